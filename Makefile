@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+# On a fresh Debian 12 machine, as root:
+#   make demo    sets everything up and runs the main job for real
+#   make test    sets everything up and passes the tests
+.PHONY: help setup demo test check lint bpf proto bench lab-clean clean
+PY := .venv/bin
+POLICIES := stagger,static,cubic,reno,bbr
+
+help:           ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+
+setup:          ## packages by apt, .venv, BPF programs; quick when nothing changed
+	@scripts/setup.sh
+
+demo: setup     ## ps-incast and two-equal for real: tables and figures against cubic, reno, bbr, static
+	@mkdir -p results
+	@for s in ps-incast two-equal; do \
+	  $(PY)/flowslot lab run lab/scenarios/$$s.toml --policy $(POLICIES) --repeat 2 --iterations 40 \
+	    --figure results/$$s.png || exit 1; \
+	done
+
+test: setup     ## all tests, kernel tests included (root)
+	@$(PY)/python -m pytest
+
+check: setup lint   ## before every commit: linters, types, import rules, tests without root
+	@$(PY)/python -m pytest -m "not root"
+
+lint: setup
+	@$(PY)/ruff check .
+	@$(PY)/ruff format --check .
+	@$(PY)/mypy
+	@$(PY)/lint-imports
+
+bpf:            ## the BPF programs
+	@$(MAKE) --no-print-directory -C bpf
+
+proto: setup    ## regenerate the protobuf code that is checked in
+	@scripts/gen_proto.sh
+
+bench: setup    ## benchmarks against their recorded bounds
+	@$(PY)/python -m bench.run
+
+lab-clean:      ## remove what a killed lab run left behind
+	@$(PY)/flowslot lab clean
+
+clean:
+	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis results build
+	@$(MAKE) --no-print-directory -s -C bpf clean

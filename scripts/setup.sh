@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# Brings a fresh Debian 12 machine to where `make demo` and `make test` run:
+# packages by apt, a virtual environment in .venv, the BPF object in bpf/.
+# Quick when nothing changed: a stamp holds the checksum of all its inputs.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+packages=(
+  python3 python3-venv          # 3.11 in Debian 12
+  gcc g++ make libc6-dev        # tests of the C header
+  clang llvm bpftool            # the BPF programs (CO-RE)
+  libbpf1 libbpf-dev libelf1    # their loader
+  iproute2 ethtool procps       # the lab's networks
+  systemd                       # systemd-analyze verify
+)
+
+stamp=.venv/.setup-stamp
+want=$(cat pyproject.toml scripts/setup.sh bpf/*.c bpf/*.h bpf/Makefile /proc/version 2>/dev/null | grep -v vmlinux | sha256sum)
+if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ] && ls bpf/*.bpf.o >/dev/null 2>&1; then
+  exit 0
+fi
+
+if [ "$(id -u)" != 0 ]; then
+  echo "make setup: needs root (it installs Debian packages and the lab makes network namespaces): run it as root or with sudo" >&2
+  exit 1
+fi
+
+missing=()
+for package in "${packages[@]}"; do
+  dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
+done
+if [ ${#missing[@]} -gt 0 ]; then
+  echo "setup: apt packages: ${missing[*]}"
+  export DEBIAN_FRONTEND=noninteractive
+  apt-get update -qq
+  apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+fi
+
+# Any Python 3.11 to 3.13 that can make a virtual environment serves; Debian's always can.
+python=/usr/bin/python3
+if ! "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then
+  python=$(command -v python3.13 || command -v python3.12 || command -v python3.11) || {
+    echo "make setup: needs Python 3.11, 3.12 or 3.13; none was found" >&2
+    exit 1
+  }
+fi
+if ! .venv/bin/python -c '' 2>/dev/null; then
+  echo "setup: virtual environment in .venv ($("$python" --version))"
+  rm -rf .venv
+  "$python" -m venv .venv
+fi
+echo "setup: Python packages"
+.venv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[lab,dev]'
+
+echo "setup: BPF programs"
+make --no-print-directory -s -C bpf
+
+echo "$want" >"$stamp"
+echo "setup: done"

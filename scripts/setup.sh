@@ -10,6 +10,7 @@ packages=(
   gcc g++ make libc6-dev        # tests of the C header
   clang llvm bpftool            # the BPF programs (CO-RE)
   libbpf1 libbpf-dev libelf1    # their loader
+  libatomic1                    # fences for the progress record
   iproute2 ethtool procps       # the lab's networks
   systemd                       # systemd-analyze verify
 )

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads a job's progress record. The job is another user's process: nothing in it is trusted.
+
+Everything is copied out before it is looked at, so that a job cannot change a value between the
+check and the use, and the seals guarantee that a mapped page cannot disappear (SIGBUS).
+"""
+
+import fcntl
+import mmap
+import os
+from contextlib import suppress
+from enum import IntFlag
+from socket import AF_INET, AF_INET6
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flowslot_shm.layout import (
+    HEADER,
+    MAGIC,
+    MAX_SLOTS,
+    SLOT,
+    VERSION,
+    Role,
+    State,
+    Transport,
+    fence,
+    offset,
+    record_bytes,
+)
+
+MAX_BYTES = 1 << 50  # of one flow in one iteration; 4096 of them still add up in 64 bits
+MAX_COUNT = 1 << 62  # iterations and times
+_RETRIES = 8
+_SEALS = {
+    "F_SEAL_SHRINK": fcntl.F_SEAL_SHRINK,
+    "F_SEAL_GROW": fcntl.F_SEAL_GROW,
+    "F_SEAL_SEAL": fcntl.F_SEAL_SEAL,
+}
+_WORDS = SLOT.itemsize // 8
+_JOB = slice(offset("job"), offset("rank"))  # bytes of a slot; the others are 64-bit words
+_IDENTITY = slice(offset("family") // 8, offset("iteration") // 8)
+_COUNTS = slice(offset("ready") // 8, offset("iteration_total") // 8)
+_NUMBERS = slice(offset("iteration") // 8, offset("reserved") // 8)
+_BOUNDS = np.array([MAX_COUNT, *[MAX_BYTES] * 4, MAX_COUNT, MAX_COUNT], np.uint64)
+
+
+class RecordError(ValueError):
+    """A record that cannot be used: `field` is what is wrong, `problem` what would be right."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"field `{field}`: {problem}")
+        self.field = field
+        self.problem = problem
+
+
+class Fault(IntFlag):
+    """What had to be repaired in a slot."""
+
+    STATE = 1  # unknown state, role, address family or transport
+    RANGE = 2  # a number beyond its bound
+    ORDER = 4  # not done <= posted <= ready <= iteration_total, or updated before it began
+    BACKWARD = 8  # a counter fell, or the iteration did
+    TEXT = 16  # a job name with other than visible ASCII characters
+
+
+class RecordReader:
+    """A read-only view of one record.
+
+    `torn`, uint32[slots]: consecutive snapshots that could not read the slot (forever odd: its
+    writer died in the middle). `faults`, uint32[slots]: Fault bits seen so far. `fault_count`,
+    uint64[slots]: snapshots in which something was repaired.
+    """
+
+    def __init__(self, fd: int, max_slots: int = MAX_SLOTS) -> None:
+        """Validate and map the record; `fd` stays the caller's. Raises RecordError."""
+        self.slots = _check(fd, max_slots)
+        try:
+            self._map = mmap.mmap(fd, record_bytes(self.slots), mmap.MAP_SHARED, mmap.PROT_READ)
+        except OSError as error:
+            raise RecordError("record", f"must be mappable: {error.strerror}") from None
+        header = np.frombuffer(self._map, HEADER, 1)[0]
+        self.pid = int(header["pid"])
+        self.start_ns = int(header["start_ns"])
+        self._live = np.frombuffer(self._map, np.uint64, offset=HEADER.itemsize).reshape(-1, _WORDS)
+        self._live_seq = self._live.view(np.uint32)[:, 0]
+        self._bytes = memoryview(self._map)
+        self._fresh = np.zeros_like(self._live)
+        self._good = np.zeros_like(self._live)
+        self._seen = np.zeros(self.slots, np.uint32)  # sequence numbers of `_good`
+        self.torn = np.zeros(self.slots, np.uint32)
+        self.faults = np.zeros(self.slots, np.uint32)
+        self.fault_count = np.zeros(self.slots, np.uint64)
+
+    def snapshot(self) -> NDArray[np.void]:
+        """A copy of all slots as SLOT[slots], each consistent and within bounds; never raises.
+
+        A slot that is being written keeps its last good value (FREE, all zero, before the first),
+        and one whose content was wrong is repaired: see `torn`, `faults` and `fault_count`.
+        """
+        before = self._live_seq.copy()
+        fence()
+        np.copyto(self._fresh, self._live)
+        fence()
+        moved = before != self._live_seq
+        moved |= (before & 1).astype(np.bool_)
+        if moved.any():
+            for i in np.flatnonzero(moved):
+                moved[i] = not self._read_again(int(i), before)
+        self.torn += moved
+        self.torn[~moved] = 0
+        changed = np.flatnonzero(~moved & (before != self._seen))
+        if changed.size:
+            fresh = self._fresh[changed]
+            bits = _repair(fresh, self._good[changed])
+            self.faults[changed] |= bits
+            self.fault_count[changed] += bits != 0
+            self._good[changed] = fresh
+            self._seen[changed] = before[changed]
+        return self._good.copy().view(SLOT)[:, 0]
+
+    def close(self) -> None:
+        """Unmap the record; later snapshots show all slots free."""
+        self._bytes.release()
+        self._live = np.zeros_like(self._live)
+        self._live_seq = self._live.view(np.uint32)[:, 0]
+        self._seen[:] = 0
+        self._good[:] = 0
+        with suppress(BufferError):  # still in use by a snapshot: unmapped with its last user
+            self._map.close()
+
+    def _read_again(self, slot: int, seqs: NDArray[np.uint32]) -> bool:
+        """Retry one slot alone, whose short window a busy writer hits less often."""
+        start = HEADER.itemsize + slot * SLOT.itemsize
+        for _ in range(_RETRIES):
+            seq = self._live_seq[slot]
+            if seq & 1:
+                continue
+            fence()
+            copy = bytes(self._bytes[start : start + SLOT.itemsize])
+            fence()
+            if seq == self._live_seq[slot]:
+                self._fresh[slot] = np.frombuffer(copy, np.uint64)
+                seqs[slot] = seq
+                return True
+        return False
+
+
+def _check(fd: int, max_slots: int) -> int:
+    """Number of slots of a sound record; RecordError names the first field that is not."""
+    try:
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError:
+        raise RecordError("record", "must be a memfd, got another kind of file") from None
+    missing = [name for name, bit in _SEALS.items() if not seals & bit]
+    if missing:
+        raise RecordError(
+            "seals", f"must include {', '.join(_SEALS)}; missing {', '.join(missing)}"
+        )
+    # From here on neither the size nor the seals can change.
+    size = os.fstat(fd).st_size
+    if size < HEADER.itemsize:
+        raise RecordError("size", f"must be at least {HEADER.itemsize} bytes, got {size}")
+    try:
+        raw = os.pread(fd, HEADER.itemsize, 0)
+    except OSError as error:
+        raise RecordError("record", f"must be readable: {error.strerror}") from None
+    header = np.frombuffer(raw, HEADER, 1)[0]
+    if header["magic"] != MAGIC:
+        raise RecordError("magic", f"must be {MAGIC!r}, got {bytes(header['magic'])!r}")
+    if header["version"] != VERSION:
+        raise RecordError("version", f"must be {VERSION}, got {header['version']}")
+    slots = int(header["slots"])
+    if not 1 <= slots <= max_slots:
+        raise RecordError("slots", f"must be 1 to {max_slots}, got {slots}")
+    # Exactly: this also keeps huge-page memfds out, whose faults can fail even when sealed.
+    if size != record_bytes(slots):
+        wanted = f"must be {record_bytes(slots)} bytes for {slots} slots"
+        raise RecordError("size", f"{wanted}, got {size}")
+    return slots
+
+
+def _repair(words: NDArray[np.uint64], last: NDArray[np.uint64]) -> NDArray[np.uint32]:
+    """Force `words` (n slots x 32 words, in place) into bounds; returns n Fault sets.
+
+    `last` holds the last good value of the same slots.
+    """
+    new, old = words.view(SLOT)[:, 0], last.view(SLOT)[:, 0]
+    bits = np.zeros(len(words), np.uint32)
+    _force(new, "state", np.where(new["state"] > max(State), 0, new["state"]), bits, Fault.STATE)
+
+    changed = (words[:, _IDENTITY] != last[:, _IDENTITY]).any(axis=1) | (new["role"] != old["role"])
+    rows = np.flatnonzero(changed)
+    if rows.size:  # seldom: when a flow opens
+        picked = words[rows]
+        bits[rows] |= _repair_identity(picked)
+        words[rows] = picked
+
+    numbers = words[:, _NUMBERS]
+    over = (numbers > _BOUNDS).any(axis=1)
+    if over.any():
+        np.minimum(numbers, _BOUNDS, out=numbers)
+        bits[over] |= np.uint32(Fault.RANGE)
+    # The same socket, that is: a slot without a cookie may have a new flow since we last looked.
+    same = (new["sock_cookie"] == old["sock_cookie"]) & (new["sock_cookie"] != 0)
+    bits[same & (new["iteration"] < old["iteration"])] |= np.uint32(Fault.BACKWARD)
+    same &= new["iteration"] == old["iteration"]
+    fell = same & (words[:, _COUNTS] < last[:, _COUNTS]).any(axis=1)
+    if fell.any():
+        words[fell, _COUNTS] = np.maximum(words[fell, _COUNTS], last[fell, _COUNTS])
+        bits[fell] |= np.uint32(Fault.BACKWARD)
+    _force(new, "ready", np.maximum(new["ready"], new["posted"]), bits, Fault.ORDER)
+    _force(new, "done", np.minimum(new["done"], new["posted"]), bits, Fault.ORDER)
+    total = np.maximum(new["iteration_total"], new["ready"]) * (new["iteration_total"] != 0)
+    _force(new, "iteration_total", total, bits, Fault.ORDER)
+    start = np.minimum(new["t_iteration_start_ns"], new["t_update_ns"])
+    _force(new, "t_iteration_start_ns", start, bits, Fault.ORDER)
+    # What a closed flow left behind is nobody's business.
+    free = new["state"] == State.FREE
+    words[free] = 0
+    bits[free] &= np.uint32(Fault.STATE)
+    return bits
+
+
+def _force(
+    slots: NDArray[np.void], name: str, right: NDArray[Any], bits: NDArray[np.uint32], fault: Fault
+) -> None:
+    """Set a field to what is right, and `fault` in the bits of the slots where it was not."""
+    wrong = slots[name] != right
+    if wrong.any():
+        slots[name] = right
+        bits[wrong] |= np.uint32(fault)
+
+
+def _repair_identity(words: NDArray[np.uint64]) -> NDArray[np.uint32]:
+    """The part of `_repair` that concerns what does not change while a flow is open."""
+    slots = words.view(SLOT)[:, 0]
+    bits = np.zeros(len(words), np.uint32)
+    for name, top in (("role", max(Role)), ("transport", max(Transport))):
+        known = np.where(slots[name] > top, 0, slots[name])
+        _force(slots, name, known, bits, Fault.STATE)
+    family = np.where(np.isin(slots["family"], (AF_INET, AF_INET6)), slots["family"], 0)
+    _force(slots, "family", family, bits, Fault.STATE)
+    _force(slots, "fd", np.maximum(slots["fd"], -1), bits, Fault.RANGE)
+    # The job's name: ended after 31 characters, '_' for what is not visible ASCII.
+    text = words.view(np.uint8)[:, _JOB]
+    unended = text[:, -1] != 0
+    text[:, -1] = 0
+    ended = np.logical_or.accumulate(text == 0, axis=1)
+    strange = ~ended & ((text < 0x21) | (text > 0x7E))
+    text[ended] = 0
+    text[strange] = ord("_")
+    bits[strange.any(axis=1) | unended] |= np.uint32(Fault.TEXT)
+    return bits

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The same job twice, in C (flowslot_shm.h) and in Python, and the daemon's real server."""
+
+import asyncio
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from flowslot_shm.client import JobClient
+from flowslot_shm.layout import Message, Role
+from flowslot_shm.writer import FlowWriter
+from flowslotd.registration import Limits, Record, RegistrationServer
+
+SHM = Path(__file__).parents[2] / "shm"
+TCP_CONGESTION = 13
+
+
+class Daemon:
+    """The registration server on a thread of its own."""
+
+    def __init__(self, path: str, cc: str = "", limits: Limits | None = None) -> None:
+        self.bells: list[tuple[Message, int]] = []
+        self.left: list[Record] = []
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self.server = RegistrationServer(
+            path,
+            cc,
+            lambda record: None,
+            lambda record, slot, kind: self.bells.append((kind, slot)),
+            self.left.append,
+            limits=limits,
+        )
+        self.call(self.server.start)
+
+    def call(self, function: Callable[..., object], *args: object) -> None:
+        async def run() -> None:
+            result = function(*args)
+            if asyncio.iscoroutine(result):
+                await result
+
+        asyncio.run_coroutine_threadsafe(run(), self._loop).result(20)
+
+    @property
+    def record(self) -> Record:
+        (record,) = self.server.records.values()
+        return record
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self.call(self.server.close)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+
+class PythonJob:
+    """Drives JobClient with the commands of driver.c."""
+
+    def __init__(self, path: str, slots: int) -> None:
+        self.client = JobClient(path, "resnet50", rank=3, slots=slots)
+        self.flows: dict[int, FlowWriter] = {}
+        self.sockets: dict[int, socket.socket] = {}
+
+    def __call__(self, command: str) -> str:
+        word, *args = command.split()
+        if word in ("poll", "reason", "leave"):
+            client = self.client
+            actions = {"poll": client.poll, "reason": lambda: client.reason, "leave": client.close}
+            result = actions[word]()
+            return str(int(result)) if isinstance(result, bool) else str(result or "")
+        if word == "flow":
+            return self._flow(*args)
+        f = int(args[0])
+        if word == "cc":
+            raw = self.sockets[f].getsockopt(socket.IPPROTO_TCP, TCP_CONGESTION, 16)
+            return raw.split(b"\0")[0].decode()
+        if word == "flip":
+            for _ in range(int(args[1])):
+                self.flows[f].ready(1)
+                self.flows[f].done(1)
+        else:
+            getattr(self.flows[f], word)(*map(int, args[1:]))
+        return ""
+
+    def _flow(self, number: str, host: str, port: str, role: str, cc: str) -> str:
+        f, sock = int(number), None
+        if int(port):
+            sock = self.sockets[f] = socket.socket()
+            if cc != "-":
+                sock.setsockopt(socket.IPPROTO_TCP, TCP_CONGESTION, cc.encode())
+            sock.connect((host, int(port)))
+        self.flows[f] = self.client.flow(sock, f + 100, f, Role(int(role)))
+        return "0" if self.flows[f].index >= 0 else "-1"
+
+    def close(self) -> None:
+        self.client.close()
+        for sock in self.sockets.values():
+            sock.close()
+
+
+class CJob:
+    """The process of driver.c, perhaps within `wrapper` (unshare ...)."""
+
+    def __init__(self, program: Path, path: str, slots: int, wrapper: tuple[str, ...] = ()) -> None:
+        command = [*wrapper, str(program), path, "resnet50", "3", str(slots)]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def __call__(self, command: str) -> str:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(command + "\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        assert answer.endswith("\n"), f"the C job died on {command!r}"
+        assert "!" not in answer and "?" not in answer, answer
+        return answer.rstrip("\n")
+
+    def close(self) -> None:
+        self.process.communicate(timeout=30)
+
+
+Job = PythonJob | CJob
+StartJob = Callable[..., Job]
+
+
+@pytest.fixture(scope="session")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    program = tmp_path_factory.mktemp("driver") / "driver"
+    source = Path(__file__).with_name("driver.c")
+    flags = ["-std=c99", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-pedantic"]
+    subprocess.run(["gcc", *flags, f"-I{SHM}", source, "-o", program], check=True)
+    return program
+
+
+@pytest.fixture(params=["c", "python"])
+def start_job(request: pytest.FixtureRequest, driver: Path, tmp_path: Path) -> Iterator[StartJob]:
+    jobs: list[Job] = []
+
+    def start(path: str | None = None, slots: int = 8) -> Job:
+        path = path or str(tmp_path / "register.sock")
+        job = CJob(driver, path, slots) if request.param == "c" else PythonJob(path, slots)
+        jobs.append(job)
+        return job
+
+    yield start
+    for job in jobs:
+        job.close()
+
+
+@pytest.fixture
+def c_job(driver: Path) -> Iterator[Callable[..., CJob]]:
+    """A C job within a wrapper command; its program lies where every user may run it."""
+    jobs: list[CJob] = []
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        program = Path(shutil.copy(driver, folder))
+
+        def start(path: str, wrapper: tuple[str, ...]) -> CJob:
+            jobs.append(CJob(program, path, 8, wrapper))
+            return jobs[-1]
+
+        yield start
+        for job in jobs:
+            job.close()
+
+
+@pytest.fixture
+def start_daemon(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
+    daemons: list[Daemon] = []
+
+    def start(cc: str = "", limits: Limits | None = None, path: str | None = None) -> Daemon:
+        daemons.append(Daemon(path or str(tmp_path / "register.sock"), cc, limits))
+        return daemons[-1]
+
+    yield start
+    for daemon in daemons:
+        daemon.close()
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A TCP port on 127.0.0.1 that takes connections."""
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as server:
+        yield server.getsockname()[1]

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of an arbiter."""
+
+from dataclasses import dataclass
+
+from flowslot.units import MILLISECOND, Nanos
+
+_SLOT = Nanos(60 * MILLISECOND)
+_LEASE = Nanos(2 * _SLOT)
+_GUARD = MILLISECOND
+_ACK_TIMEOUT = Nanos(4 * _LEASE)
+_ORIGIN = Nanos(0)
+
+
+@dataclass(frozen=True, slots=True)
+class ArbiterConfig:
+    """Times in ns. Daemons must use the same `lease_ns`, or a shorter one.
+
+    `target`: share of each link's goodput that may be given out. `guard_ns` is added to the lease
+    here, against clocks that do not run equally fast. `min_change_link`, `min_change_rate`: a
+    change of a flow's goal is ignored when it is smaller than both this part of the link and this
+    part of the goal (rule 7). `ack_timeout_ns`: a session that does not acknowledge a lower for
+    this long loses its lease. `recovery`: False only where no daemon can hold grants of a
+    predecessor of this process, that is, for an arbiter inside the daemon.
+    `slot_origin_ns`: a time at which a slot begins, on the clock that `now` is taken from.
+    """
+
+    target: float = 0.96
+    lease_ns: Nanos = _LEASE
+    guard_ns: Nanos = _GUARD
+    slot_ns: Nanos = _SLOT
+    slot_origin_ns: Nanos = _ORIGIN
+    horizon: int = 10
+    min_change_link: float = 0.005
+    min_change_rate: float = 0.1
+    ack_timeout_ns: Nanos = _ACK_TIMEOUT
+    recovery: bool = True
+    max_sessions: int = 1024
+    max_flows_per_session: int = 2048
+    max_hops: int = 16
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.target <= 1.0:
+            raise ValueError("target must be greater than 0 and at most 1")
+        if min(self.lease_ns, self.slot_ns, self.horizon, self.max_hops) <= 0:
+            raise ValueError("lease_ns, slot_ns, horizon and max_hops must be greater than 0")

@@ -1,0 +1,315 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arbiter: takes in what daemons say, and decides which grants to send.
+
+Its inputs only change tables; `step` does all the deciding. `now` is monotonic nanoseconds and
+never goes back. The rules are those of the negotiation protocol: lower first and raise only from
+capacity that no commitment holds (4 to 6), leases (9), recovery from amnesia (10).
+"""
+
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from flowslot.arbiter.config import ArbiterConfig
+from flowslot.arbiter.flows import FlowTable
+from flowslot.arbiter.issue import Issuer
+from flowslot.arbiter.sessions import Session, Sessions, SessionState
+from flowslot.arbiter.validate import check_hello, clamp_demand, refuse_demand
+from flowslot.errors import ScheduleRefused
+from flowslot.loadtable import LoadTable
+from flowslot.messages import Ack, Demand, Done, Grant, Hello, Refusal
+from flowslot.policy.base import Allocator, Bools, Floats, Rows
+from flowslot.units import Nanos
+
+
+class Arbiter:
+    """Arbiter of one contention domain. Needs no lock: one caller at a time."""
+
+    def __init__(self, capacity: ArrayLike, config: ArbiterConfig, allocator: Allocator) -> None:
+        """`capacity`: goodput of each link, payload bytes/s, float64[L]."""
+        goodput = np.array(capacity, dtype=np.float64)
+        if goodput.ndim != 1 or not goodput.size or not np.all(np.isfinite(goodput)):
+            raise ValueError("capacity must be a list of finite numbers")
+        if np.any(goodput <= 0):
+            raise ValueError("capacity must be greater than 0")
+        self.config = config
+        self.granted = 0
+        """Raises sent."""
+        self.refused = 0
+        """Demands and explicit schedules that were not accepted."""
+        self.preempted = 0
+        """Lowers sent to flows that were active."""
+        self.expired = 0
+        """Sessions whose lease ended."""
+        self._allocator = allocator
+        self._limit: Floats = config.target * goodput
+        self._table = LoadTable(len(goodput), config.horizon, self._limit)
+        self._flows = FlowTable(len(goodput))
+        self._issuer = Issuer(self._flows, goodput, config)
+        self._sessions = Sessions(config)
+        self._seq = 0
+        self._recovered_at: Nanos | None = None if config.recovery else Nanos(0)
+        self._next_change: Nanos | None = None
+
+    # --- what daemons say
+
+    def hello(self, now: Nanos, hello: Hello) -> None:
+        """A daemon's stream has begun; what it holds replaces all that was known of it.
+
+        Repeated and outdated Hellos have no effect. Raises ProtocolError when it makes no sense;
+        nothing changes then, and the stream should be closed.
+        """
+        self._begin(now)
+        check_hello(hello, self.config)
+        opened = self._sessions.open(now, hello)
+        if opened is None:
+            return
+        session, replaced = opened
+        flows = self._flows
+        before = set() if replaced is None else set(flows.of_session(replaced))
+        most = float(self._limit.max()) / self.config.target
+        for held in hello.held:
+            if held.flow in before:
+                before.discard(held.flow)
+                row = flows.rows[replaced or 0, held.flow]
+                flows.move(row, session.id)
+            else:
+                row = flows.add(session.id, held.flow, held.inc)
+            # The daemon drops whatever is still on its way in its older streams, so this is all
+            # that it can be sending at.
+            flows.restate(now, row, held.inc, min(held.rate, most))
+        session.flows = len(hello.held)
+        for flow in sorted(before):
+            flows.remove(replaced or 0, flow)
+
+    def demand(self, now: Nanos, session: int, demands: Sequence[Demand]) -> list[Refusal]:
+        """Flows of a session report their state; returns the demands that are not accepted."""
+        self._begin(now)
+        owner = self._sessions.live(session)
+        if owner is None:
+            return []
+        self._flows.progress(now)
+        refusals: list[Refusal] = []
+        accepted: dict[int, Demand] = {}
+        for demand in demands:
+            reason = refuse_demand(demand, self._flows.n_links, self.config)
+            row = None if reason else self._row_for(owner, demand)
+            if isinstance(row, int):
+                earlier = accepted.get(row)
+                if earlier is None or demand.inc >= earlier.inc:
+                    accepted[row] = clamp_demand(demand)
+            elif reason or row:
+                refusals.append(Refusal(demand.flow, demand.inc, reason or row or ""))
+        if accepted:
+            self._flows.report(now, list(accepted), list(accepted.values()))
+        self.refused += len(refusals)
+        return refusals
+
+    def _row_for(self, owner: Session, demand: Demand) -> int | str | None:
+        """Row of the flow, new if need be; why it is refused; or None: the demand is outdated."""
+        flows = self._flows
+        row = flows.rows.get((owner.id, demand.flow))
+        if row is None:
+            if demand.inc <= owner.ended.get(demand.flow, -1):
+                return None
+            if owner.flows >= self.config.max_flows_per_session:
+                return f"the session already has {owner.flows} flows"
+            row = flows.add(owner.id, demand.flow, demand.inc)
+            owner.flows += 1
+        elif demand.inc < flows.inc[row]:
+            return None
+        known = flows.path(row)
+        if not known:
+            flows.set_path(row, demand.links)
+        elif known != demand.links:
+            return "a flow's path cannot change; send Done, then a higher incarnation"
+        flows.set_job(row, demand.job)
+        return row
+
+    def done(self, now: Nanos, session: int, dones: Sequence[Done]) -> None:
+        """Flows have ended: their commitments end with them."""
+        self._begin(now)
+        owner = self._sessions.live(session)
+        if owner is None:
+            return
+        for done in dones:
+            row = self._flows.rows.get((session, done.flow))
+            if row is not None and done.inc >= self._flows.inc[row]:
+                self._flows.remove(session, done.flow)
+                owner.flows -= 1
+                owner.end(done.flow, done.inc)
+
+    def ack(self, now: Nanos, session: int, acks: Sequence[Ack]) -> None:
+        """Grants have been applied: the commitments that they lowered end."""
+        self._begin(now)
+        if self._sessions.live(session) is None:
+            return
+        newest: dict[int, int] = {}
+        for ack in acks:
+            row = self._flows.rows.get((session, ack.flow))
+            if row is not None:
+                newest[row] = max(ack.seq, newest.get(row, 0))
+        if newest:
+            self._flows.acknowledge(now, newest)
+
+    def heartbeat(self, now: Nanos, session: int) -> bool:
+        """A heartbeat came: the session's lease starts anew. Echo it only when this is True.
+
+        False: the session is not honoured any more; close its stream, its daemon must start a
+        new one. An echo would make it enforce grants that nothing is committed for.
+        """
+        self._begin(now)
+        owner = self._sessions.live(session)
+        if owner is None:
+            return False
+        owner.heard = now
+        return True
+
+    def goodbye(self, now: Nanos, session: int) -> None:
+        """A stream has closed. What its daemon holds stays committed until the lease ends."""
+        self._begin(now)
+        owner = self._sessions.live(session)
+        if owner is not None:
+            owner.closed = True
+
+    def state(self, session: int) -> SessionState:
+        """What the session is at present."""
+        return self._sessions.state(session)
+
+    # --- what the arbiter answers
+
+    def step(self, now: Nanos) -> dict[int, list[Grant]]:
+        """Decide: returns the grants to send, by session, each list in order."""
+        self._begin(now)
+        self._table.advance(self._slot(now))
+        flows = self._flows
+        if not flows.n:
+            self._next_change = None
+            return {}
+        flows.progress(now)
+        for session in sorted(flows.overdue(now - self.config.ack_timeout_ns)):
+            self.goodbye(now, session)
+        self._plan(now)
+        mute = self._mute()
+        grants = self._lower(now, mute)
+        if self.recovered(now):
+            self._raise(mute, grants)
+        return {session: grants[session] for session in sorted(grants)}
+
+    def next_wakeup(self, now: Nanos) -> Nanos:
+        """When to call `step` next, if nothing is received before."""
+        slot = self.config.slot_ns
+        times = [now + slot - (now - self.config.slot_origin_ns) % slot]
+        for other in (self._sessions.next_expiry(), self._next_change, self._recovered_at):
+            if other is not None and other > now:
+                times.append(other)
+        return Nanos(min(times))
+
+    def recovered(self, now: Nanos) -> bool:
+        """A full lease has passed: nobody holds a grant that Hello did not tell of (rule 10).
+
+        It cannot end earlier: there is no telling how many daemons held grants of a predecessor.
+        """
+        return self._recovered_at is not None and now >= self._recovered_at
+
+    def commitments(self) -> Floats:
+        """What may be sent on each link by flows that hold grants, float64[L]."""
+        return self._flows.on_links(self._flows.commitment())
+
+    def waits_for_demands(self) -> bool:
+        """Some flow is only known from Hello, so that what it holds counts on every link."""
+        return bool(self._flows.unplaced().any())
+
+    def load_table(self, now: Nanos) -> Floats:
+        """Load in the next K slots, explicit schedules and commitments, float64[L, K].
+
+        Grants have no end, so commitments count in every slot.
+        """
+        self._table.advance(self._slot(now))
+        return self._table.load(range(self._flows.n_links)) + self.commitments()[:, None]
+
+    def update_schedule(
+        self,
+        now: Nanos,
+        flow: Hashable,
+        links: Sequence[int],
+        rates: Sequence[float],
+        offset: int = 0,
+    ) -> None:
+        """Reserve rates for the slots from `offset` (0: the current one) on, or none if all zero.
+
+        Raises ScheduleRefused when it does not fit beside all commitments, in any slot; those
+        are never taken back for it, nor are raises made into what it has reserved.
+        """
+        self._begin(now)
+        self._table.advance(self._slot(now))
+        try:
+            if not self.recovered(now):
+                raise ScheduleRefused("the switch process has just started; try again in a lease")
+            self._table.update(flow, links, rates, offset, self.commitments())
+        except ScheduleRefused:
+            self.refused += 1
+            raise
+
+    # --- how
+
+    def _begin(self, now: Nanos) -> None:
+        """Common to all events: the recovery clock starts, and leases end in time."""
+        if self._recovered_at is None:
+            self._recovered_at = Nanos(now + self.config.lease_ns + self.config.guard_ns)
+        for session in self._sessions.expire(now):
+            self.expired += 1
+            for flow in self._flows.of_session(session.id):
+                self._flows.remove(session.id, flow)
+
+    def _slot(self, now: Nanos) -> int:
+        return (now - self.config.slot_origin_ns) // self.config.slot_ns
+
+    def _plan(self, now: Nanos) -> None:
+        """Set every flow's goal."""
+        capacity = np.maximum(self._limit - self._table.peak(), 0.0)
+        state = self._flows.state(now, capacity)
+        target = self._allocator.allocate(state, now)
+        self._next_change = self._allocator.next_change(state, now)
+        target = self._flows.keep_unplaced(target, now - self.config.lease_ns)
+        self._issuer.settle(target, capacity)
+
+    def _mute(self) -> Bools:
+        """Rows of sessions that cannot be talked to."""
+        closed = [session.id for session in self._sessions if session.closed]
+        return np.isin(self._flows.session[: self._flows.n], closed)
+
+    def _lower(self, now: Nanos, mute: Bools) -> dict[int, list[Grant]]:
+        flows = self._flows
+        rows, rates = self._issuer.lowers(mute)
+        rows = flows.lower(now, rows, rates, self._seq + 1)
+        self._seq += len(rows)
+        self.preempted += int((flows.remaining[rows] > 0).sum())
+        grants: dict[int, list[Grant]] = {}
+        self._write(rows, True, grants)
+        return grants
+
+    def _raise(self, mute: Bools, grants: dict[int, list[Grant]]) -> None:
+        flows = self._flows
+        free = self._limit - self._table.peak() - self.commitments()
+        raises = self._issuer.raises(mute, free)
+        flows.grant[raises.rows] = raises.rates
+        flows.seq[raises.rows] = self._seq + 1 + np.arange(len(raises.rows))
+        self._seq += len(raises.rows)
+        self.granted += len(raises.rows)
+        self._write(raises.rows, False, grants)
+
+    def _write(self, rows: Rows, must_ack: bool, grants: dict[int, list[Grant]]) -> None:
+        flows = self._flows
+        for session, flow, inc, seq, rate, ceiling in zip(
+            flows.session[rows].tolist(),
+            flows.flow[rows].tolist(),
+            flows.inc[rows].tolist(),
+            flows.seq[rows].tolist(),
+            flows.grant[rows].tolist(),
+            self._issuer.ceilings(rows).tolist(),
+            strict=True,
+        ):
+            grant = Grant(flow, inc, seq, rate, ceiling, must_ack)
+            grants.setdefault(session, []).append(grant)

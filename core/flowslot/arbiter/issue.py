@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From target rates to messages: which changes are worth a message, and which are safe now."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from flowslot.arbiter.config import ArbiterConfig
+from flowslot.arbiter.flows import FlowTable
+from flowslot.policy.base import Bools, Floats, Rows
+
+_ROUNDING = 1e-9
+
+
+@dataclass(slots=True)
+class Raises:
+    """Rates that may go up now: `rates[i]` for row `rows[i]`."""
+
+    rows: Rows
+    rates: Floats
+
+
+class Issuer:
+    """Rules 4 to 7, vectorised over the flow table. `goodput`: float64[L]."""
+
+    def __init__(self, flows: FlowTable, goodput: Floats, config: ArbiterConfig) -> None:
+        self._flows = flows
+        self._goodput = np.append(goodput, np.inf)
+        self._config = config
+
+    def ceilings(self, rows: Rows) -> Floats:
+        """Goodput of the tightest link on each row's path (0 when the path is not known)."""
+        ceiling: Floats = self._goodput[self._flows.paths[rows]].min(axis=1)
+        return np.where(np.isfinite(ceiling), ceiling, 0.0)
+
+    def settle(self, target: Floats, capacity: Floats) -> None:
+        """Turn targets into goals (rule 7): small changes are ignored, except to zero.
+
+        Ignored lowers add up, so on a link whose goals exceed `capacity` none is ignored.
+        """
+        n, config = self._flows.n, self._config
+        goal = self._flows.goal[:n]
+        link = self._goodput[self._flows.paths[:n]].min(axis=1)
+        worth = np.minimum(
+            config.min_change_link * link, config.min_change_rate * np.maximum(goal, target)
+        )
+        settled = np.where((np.abs(target - goal) < worth) & (target > 0), goal, target)
+        full = self._flows.on_links(settled) > capacity * (1 + _ROUNDING)
+        if full.any():
+            crosses = np.append(full, False)[self._flows.paths[:n]].any(axis=1)
+            settled = np.where(crosses, np.minimum(settled, target), settled)
+        self._flows.goal[:n] = settled
+
+    def lowers(self, mute: Bools) -> tuple[Rows, Floats]:
+        """Rows that hold more than their goal, and the goals."""
+        n = self._flows.n
+        rows = np.flatnonzero((self._flows.goal[:n] < self._flows.grant[:n]) & ~mute)
+        return rows, self._flows.goal[rows]
+
+    def raises(self, mute: Bools, free: Floats) -> Raises:
+        """Raises that fit into `free` float64[L], capacity minus all commitments (rules 4 to 6).
+
+        When they do not all fit, each gets the same part of its wish on its tightest link; a
+        part that is too small to be worth a message waits.
+        """
+        flows, n = self._flows, self._flows.n
+        grant, goal = flows.grant[:n], flows.goal[:n]
+        rows = np.flatnonzero((goal > grant) & ~mute & ~flows.unplaced())
+        if not rows.size:
+            return Raises(rows, goal[rows])
+        grant, goal, paths = grant[rows], goal[rows], flows.paths[rows]
+        # Up to the commitment a raise costs nothing: the flow may still be sending that much.
+        base = np.minimum(np.maximum(flows.commitment()[rows], grant), goal)
+        wish = np.zeros(n)
+        wish[rows] = goal - base
+        wished = np.append(flows.on_links(wish), 0.0)
+        # Goals that fit but for a rounding error must not wait for room for ever.
+        room = np.append(np.maximum(free + 2 * _ROUNDING * self._goodput[:-1], 0.0), np.inf)
+        part = np.ones(len(wished))
+        np.divide(room, wished, out=part, where=wished > room)
+        share = part[paths].min(axis=1)
+        rates = np.where(share >= 1.0, goal, base + (goal - base) * share)
+        worth = np.maximum(
+            self._config.min_change_link * self._goodput[paths].min(axis=1),
+            self._config.min_change_rate * goal,
+        )
+        send = (rates >= goal) | (rates - grant >= worth)
+        return Raises(rows[send], rates[send])

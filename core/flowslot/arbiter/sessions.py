@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sessions: one per stream of a daemon, and how long its grants are honoured."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+
+from flowslot.arbiter.config import ArbiterConfig
+from flowslot.errors import ProtocolError
+from flowslot.messages import Hello
+from flowslot.units import Nanos
+
+_MAX_DROPPED = 4096  # ended flows remembered per session, against demands still on their way
+_NAMES_PER_SESSION = 4  # names of daemons remembered, against Hellos still on their way
+
+
+class SessionState(Enum):
+    """UNSYNCED: no such session. SYNCED: its grants are honoured. EXPIRED: its lease runs out."""
+
+    UNSYNCED = "unsynced"
+    SYNCED = "synced"
+    EXPIRED = "expired"
+
+
+@dataclass(slots=True)
+class Session:
+    """A synced session. `closed`: its stream has ended, or it broke a rule: its lease runs out."""
+
+    id: int
+    daemon: str
+    heard: Nanos
+    closed: bool = False
+    flows: int = 0
+    ended: dict[int, int] = field(default_factory=dict)
+    """flow -> incarnation of flows that are done"""
+
+    def end(self, flow: int, inc: int) -> None:
+        """Remember that the flow is done."""
+        self.ended.pop(flow, None)
+        self.ended[flow] = inc
+        if len(self.ended) > _MAX_DROPPED:
+            del self.ended[next(iter(self.ended))]
+
+
+class Sessions:
+    """All sessions that may still enforce something, by id."""
+
+    def __init__(self, config: ArbiterConfig) -> None:
+        self._config = config
+        self._lease = config.lease_ns + config.guard_ns
+        self._synced: dict[int, Session] = {}
+        self._latest: dict[str, int] = {}
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(self._synced.values())
+
+    def __len__(self) -> int:
+        return len(self._synced)
+
+    def open(self, now: Nanos, hello: Hello) -> tuple[Session, int | None] | None:
+        """Sync a new session; also returns the id of the daemon's older one that it replaces.
+
+        None: this Hello was already seen, or is older than the daemon's present session.
+        Raises ProtocolError when the id belongs to another daemon, or there are too many.
+        """
+        latest = self._latest.get(hello.daemon, -1)
+        if hello.session <= latest:
+            return None
+        if hello.session in self._synced:
+            raise ProtocolError(f"session {hello.session} belongs to another daemon")
+        if len(self._synced) >= self._config.max_sessions and latest not in self._synced:
+            raise ProtocolError(f"there are already {len(self._synced)} sessions")
+        replaced = self._synced.pop(latest, None)
+        session = Session(hello.session, hello.daemon, now)
+        self._synced[hello.session] = session
+        self._latest.pop(hello.daemon, None)
+        self._latest[hello.daemon] = hello.session
+        if len(self._latest) > _NAMES_PER_SESSION * self._config.max_sessions:
+            del self._latest[next(iter(self._latest))]
+        return session, replaced.id if replaced else None
+
+    def live(self, session: int) -> Session | None:
+        """The session, when its stream is open and its grants are honoured."""
+        found = self._synced.get(session)
+        return None if found is None or found.closed else found
+
+    def state(self, session: int) -> SessionState:
+        """What a session is; one that has ended is UNSYNCED: its daemon must say Hello again."""
+        found = self._synced.get(session)
+        if found is None:
+            return SessionState.UNSYNCED
+        return SessionState.EXPIRED if found.closed else SessionState.SYNCED
+
+    def expire(self, now: Nanos) -> list[Session]:
+        """Remove and return the sessions whose lease has ended."""
+        over = [s for s in self._synced.values() if now >= s.heard + self._lease]
+        for session in over:
+            del self._synced[session.id]
+        return over
+
+    def next_expiry(self) -> Nanos | None:
+        """When the next lease ends unless a heartbeat comes; None: there is no session."""
+        if not self._synced:
+            return None
+        return Nanos(min(s.heard for s in self._synced.values()) + self._lease)

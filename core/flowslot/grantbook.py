@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The daemon's side of the negotiation: what it may send, and for how long.
+
+Rules of the protocol kept here: an acknowledgement is made only together with the change that the
+caller applies before sending it (4); messages of other sessions, of earlier lives of a flow, and
+repeated ones have no effect (8); the lease counts from the moment at which the last *echoed*
+heartbeat was *sent* (9), so it ends here before it ends at the arbiter, whatever the delay.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from flowslot.messages import Ack, Done, Grant, Held, Hello
+from flowslot.units import Nanos
+
+_MAX_PENDING = 64  # heartbeats remembered while their echo is awaited
+_MAX_DROPPED = 4096  # flows remembered after their end, against grants still on their way
+
+
+@dataclass(slots=True)
+class Changes:
+    """What a batch of grants changes. Apply `lowered` first, then `raised`, then send `acks`."""
+
+    lowered: list[tuple[int, float, float]] = field(default_factory=list)
+    """(flow, rate, ceiling), payload bytes/s"""
+    raised: list[tuple[int, float, float]] = field(default_factory=list)
+    acks: list[Ack] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Entry:
+    inc: int
+    seq: int
+    rate: float
+    ceiling: float
+
+
+class GrantBook:
+    """Grants of one daemon from one arbiter. Pure; `now` is monotonic nanoseconds.
+
+    Once the lease has ended, all grants are void and nothing is accepted until the next
+    `connect`: the arbiter may have given the capacity away.
+    """
+
+    def __init__(self, daemon: str, lease_ns: Nanos) -> None:
+        self._daemon = daemon
+        self._lease_ns = lease_ns
+        self._session: int | None = None
+        self._last_session = -1
+        self._entries: dict[int, _Entry] = {}
+        self._dropped: dict[int, int] = {}
+        self._hello_at = Nanos(0)
+        self._sent: dict[int, Nanos] = {}
+        self._lease_end: Nanos | None = None
+
+    @property
+    def session(self) -> int | None:
+        """The session of the present stream; None: there is none, `connect` is needed."""
+        return self._session
+
+    @property
+    def lease_end(self) -> Nanos | None:
+        """Until when the grants may be enforced; None: no lease, and no grants."""
+        return self._lease_end
+
+    def connect(self, now: Nanos, session: int) -> Hello:
+        """Begin a new stream and return its first message; send all demands right after it.
+
+        Grants still under lease are kept, and listed; what arrives later from an older stream is
+        ignored. Raises ValueError unless `session` is greater than all earlier ones.
+        """
+        if session <= self._last_session:
+            raise ValueError(f"session {session} is not greater than {self._last_session}")
+        self.expired(now)
+        self._session = self._last_session = session
+        self._dropped.clear()
+        self._sent.clear()
+        self._hello_at = now
+        if self._lease_end is None:
+            # Nothing is held: a grant made in this session is what the lease is for.
+            self._lease_end = Nanos(now + self._lease_ns)
+        for entry in self._entries.values():
+            entry.seq = 0
+        held = tuple(Held(flow, e.inc, e.rate) for flow, e in self._entries.items())
+        return Hello(self._daemon, session, held)
+
+    def receive(self, now: Nanos, session: int, grants: Iterable[Grant]) -> Changes:
+        """Take grants in. The caller applies the changes to the kernel FIRST, then sends the acks.
+
+        Grants of another session, of a flow that was dropped, and repeated ones change nothing.
+        """
+        changes = Changes()
+        if self.expired(now) or session != self._session or self._lease_end is None:
+            return changes
+        # A grant proves that Hello arrived, which counts as the first heartbeat.
+        self._lease_end = Nanos(max(self._lease_end, self._hello_at + self._lease_ns))
+        for grant in grants:
+            self._take(grant, changes)
+        return changes
+
+    def _take(self, grant: Grant, changes: Changes) -> None:
+        entry = self._entries.get(grant.flow)
+        if entry is None:
+            if grant.inc <= self._dropped.get(grant.flow, -1):
+                return
+            entry = self._entries[grant.flow] = _Entry(grant.inc, 0, 0.0, 0.0)
+        if grant.seq <= entry.seq:
+            return
+        rate = grant.rate if 0.0 <= grant.rate < math.inf else 0.0
+        change = (grant.flow, rate, grant.ceiling)
+        if rate < entry.rate:
+            changes.lowered.append(change)
+        elif rate > entry.rate or grant.ceiling != entry.ceiling:
+            changes.raised.append(change)
+        entry.inc = max(entry.inc, grant.inc)
+        entry.seq, entry.rate, entry.ceiling = grant.seq, rate, grant.ceiling
+        if grant.must_ack:
+            changes.acks.append(Ack(grant.flow, grant.inc, grant.seq))
+
+    def sent_heartbeat(self, now: Nanos, n: int) -> None:
+        """Heartbeat `n` is being sent; numbers are never used twice in the daemon's life."""
+        self._sent[n] = now
+        if len(self._sent) > _MAX_PENDING:
+            del self._sent[next(iter(self._sent))]
+
+    def echoed(self, now: Nanos, n: int) -> None:
+        """The echo of heartbeat `n` came: the lease runs from when it was sent."""
+        if self.expired(now) or n not in self._sent or self._lease_end is None:
+            return
+        sent = self._sent[n]
+        self._sent = {m: at for m, at in self._sent.items() if at > sent}
+        self._lease_end = Nanos(max(self._lease_end, sent + self._lease_ns))
+
+    def expired(self, now: Nanos) -> bool:
+        """No grant may be enforced: the lease has ended, or there never was a stream.
+
+        True until the next `connect`; all grants are forgotten at once.
+        """
+        if self._lease_end is not None and now >= self._lease_end:
+            self.reset()
+        return self._lease_end is None
+
+    def grant(self, flow: int) -> tuple[float, float]:
+        """(rate, ceiling) of a flow in payload bytes/s; (0, 0) when it has none."""
+        entry = self._entries.get(flow)
+        return (entry.rate, entry.ceiling) if entry else (0.0, 0.0)
+
+    def __contains__(self, flow: int) -> bool:
+        return flow in self._entries
+
+    def drop(self, flow: int, inc: int) -> Done:
+        """The flow has ended, in incarnation `inc`: forget its grant, and return what to send.
+
+        A later flow of the same identifier must start with a higher incarnation.
+        """
+        entry = self._entries.pop(flow, None)
+        inc = max(inc, entry.inc) if entry else inc
+        self._dropped.pop(flow, None)
+        self._dropped[flow] = inc
+        if len(self._dropped) > _MAX_DROPPED:
+            del self._dropped[next(iter(self._dropped))]
+        return Done(flow, inc)
+
+    def reset(self) -> None:
+        """Forget all grants and the stream; nothing is enforced any more."""
+        self._session = None
+        self._lease_end = None
+        self._entries.clear()
+        self._dropped.clear()
+        self._sent.clear()

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages between a daemon and the arbiter of a contention domain.
+
+Rates are payload bytes/s. Times are durations, never points in time: no clock is shared. `links`
+are indices into the list of link names that both sides agreed on at Hello. `inc` is the flow's
+incarnation: the iteration it is in; it never decreases, and a flow identifier that is used again
+after Done starts with a higher one.
+"""
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A grant that the daemon enforces at the moment it says Hello.
+
+    An arbiter that does not know the flow counts the rate on every link until its Demand arrives:
+    send the demands of all flows right after Hello.
+    """
+
+    flow: int
+    inc: int
+    rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First message of a stream: replaces all that the arbiter believes about this daemon.
+
+    `daemon` names one process of one host: a restarted daemon takes a new name, so that what its
+    predecessor may still enforce stays committed until the predecessor's lease ends. `session`
+    is unique among all daemons and increases with each stream of the same daemon.
+    """
+
+    daemon: str
+    session: int
+    held: tuple[Held, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """State of one flow. `remaining` > 0: it has bytes to send; 0: it is idle but registered.
+
+    `cap`: most it can use (dependencies); inf = no bound. `wait_ns`: time since it became ready.
+    `period_ns`: iteration time of its job, 0 = unknown. `next_in_ns`, `next_bytes`: what is
+    expected once it is idle; `next_bytes` = 0: nothing known, no standing grant.
+    """
+
+    flow: int
+    inc: int
+    job: str
+    links: tuple[int, ...]
+    remaining: int
+    cap: float = math.inf
+    wait_ns: int = 0
+    period_ns: int = 0
+    next_in_ns: int = 0
+    next_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The flow is gone (its socket closed)."""
+
+    flow: int
+    inc: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """The daemon enforces grant `seq` or a later one of this flow."""
+
+    flow: int
+    inc: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """`n` counts up in the life of the daemon; `wall_ns`: the sender's wall clock, for display."""
+
+    n: int
+    wall_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatEcho:
+    """Answer to heartbeat `n`; sent only while the arbiter honours the session's grants."""
+
+    n: int
+    wall_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Send `flow` at `rate`; with top-up up to `ceiling`. `must_ack`: it lowers the rate."""
+
+    flow: int
+    inc: int
+    seq: int
+    rate: float
+    ceiling: float
+    must_ack: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A demand that the arbiter does not accept, and why (one sentence for a human)."""
+
+    flow: int
+    inc: int
+    reason: str

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The two kinds of policy objects, and what they see.
+
+Shapes: F flows, L links, H the longest path, K slots. Paths are int32[F, H], padded with the
+index L; arrays over links that are indexed by a path have L + 1 entries, the last one without
+bound. Rates are payload bytes/s, float64.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flowslot.decision import Decision
+from flowslot.units import Nanos
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Rows = NDArray[np.intp]
+Bools = NDArray[np.bool_]
+Paths = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AllocationState:
+    """What an allocator sees: all flows of a contention domain, packed. Read only.
+
+    A flow with `remaining` > 0 is active. An idle one is expected to become active with
+    `next_bytes` in `due_ns` (negative: overdue), and was last active `idle_ns` ago.
+    """
+
+    paths: Paths  # int32[F, H], padded with L
+    capacity: Floats  # [L + 1]: what may be given out; last inf
+    job: Ints  # [F]: index into job_names
+    job_names: Sequence[str]
+    flow: NDArray[np.uint64]  # [F]: identifier, for ties
+    remaining: Floats  # [F] bytes, estimated for now
+    cap: Floats  # [F] most the flow can use; inf = no bound
+    wait_ns: Floats  # [F] since it became ready (0 when idle)
+    period_ns: Floats  # [F] iteration time of its job, 0 = unknown
+    due_ns: Floats  # [F]
+    next_bytes: Floats  # [F], 0 = unknown
+    idle_ns: Floats  # [F] (inf: never active; 0 when active)
+    goal: Floats  # [F]: what the flow was to have after the last allocation
+
+
+class Allocator(Protocol):
+    """Runs in the arbiter: shares the links out among all flows of the domain."""
+
+    def allocate(self, state: AllocationState, now: Nanos) -> Floats:
+        """Target rate of each flow, float64[F]; their sum on each link is within its capacity."""
+        ...
+
+    def next_change(self, state: AllocationState, now: Nanos) -> Nanos | None:
+        """Time at which the targets may change although nothing is reported; None: never."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class View:
+    """What a host policy sees: the flows that start at this host, packed. Read only."""
+
+    slot: int
+    horizon: int
+    capacity: Floats  # [L] goodput of each link
+    flow: NDArray[np.uint64]  # [F] identifier (socket cookie)
+    paths: Paths  # int32[F, H], padded with L; a row of only L: not mapped
+    job: Ints  # [F]: index into job_names
+    job_names: Sequence[str]
+    remaining: Floats  # [F] bytes; > 0: active
+    cap: Floats  # [F] most the flow can use; inf = no bound
+    guaranteed: Bools  # [F] a live arbiter holds every link of the path
+    load: Floats | None = None  # [L, K] load table, for policies that ask for feedback
+
+
+class HostPolicy(Protocol):
+    """Runs in the daemon: turns grants (and what it sees itself) into decisions."""
+
+    def decide(
+        self, now: Nanos, view: View, grants: Floats, ceilings: Floats
+    ) -> Sequence[Decision]:
+        """Decide for the slot `view.slot`.
+
+        `grants`, `ceilings`: float64[F], as in GrantBook; NaN where no arbiter has a say, so that
+        the flow is left to its own congestion control. Flows without a decision are not paced.
+        """
+        ...

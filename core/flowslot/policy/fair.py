@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Max-min fair sharing: what the network does by itself in the ideal. The baseline."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from flowslot.decision import Decision
+from flowslot.policy.base import AllocationState, Floats, View
+from flowslot.policy.fill import max_min
+from flowslot.units import Nanos
+
+
+class FairAllocator:
+    """Max-min fair rates of the active flows, within their caps; idle flows get nothing."""
+
+    def allocate(self, state: AllocationState, now: Nanos) -> Floats:
+        """See Allocator."""
+        return max_min(state.paths, state.capacity, np.where(state.remaining > 0, state.cap, 0.0))
+
+    def next_change(self, state: AllocationState, now: Nanos) -> Nanos | None:
+        """Never: only reports change it."""
+        return None
+
+
+class FairPolicy:
+    """Decides nothing: every flow is left to its own congestion control."""
+
+    def decide(
+        self, now: Nanos, view: View, grants: Floats, ceilings: Floats
+    ) -> Sequence[Decision]:
+        """See HostPolicy."""
+        return ()

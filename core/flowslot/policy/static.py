@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Equal fixed shares without any negotiation: shows what scheduling adds to mere pacing."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from flowslot.decision import Decision, Pace
+from flowslot.policy.base import Floats, View
+from flowslot.schedule import constant
+from flowslot.units import Nanos, Rate
+
+
+class StaticPolicy:
+    """Every mapped flow is capped at goodput / number of flows, on the tightest link of its path.
+
+    `flows_on_link`: how many flows can use a link, by index; where it is not given, those that
+    this host knows of are counted.
+    """
+
+    def __init__(self, flows_on_link: Mapping[int, int] | None = None) -> None:
+        self._flows_on_link = dict(flows_on_link or {})
+
+    def decide(
+        self, now: Nanos, view: View, grants: Floats, ceilings: Floats
+    ) -> Sequence[Decision]:
+        """See HostPolicy."""
+        n_links = len(view.capacity)
+        users = np.maximum(np.bincount(view.paths.ravel(), minlength=n_links + 1), 1)
+        for link, flows in self._flows_on_link.items():
+            users[link] = flows
+        share = np.append(view.capacity, np.inf) / users
+        rates = share[view.paths].min(axis=1, initial=np.inf)
+        return [
+            Pace(flow, constant(view.slot, rate), Rate(rate), False)
+            for flow, rate in zip(view.flow.tolist(), rates.tolist(), strict=True)
+            if rate != np.inf
+        ]

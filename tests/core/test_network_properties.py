@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Safety under any interleaving, and what must come about once the network behaves."""
+
+import math
+
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from network import CAPACITY, CONFIG, World
+
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ("up", "up", "up", "down", "down", "down", "step", "step", "time", "beat", "demand",
+             "demand", "old up", "old down", "again up", "again down", "end", "reconnect",
+             "crash", "amnesia", "schedule", "calm")
+        ),
+        st.integers(0, 2),
+        st.integers(0, 2**16),
+    ),
+    min_size=20,
+    max_size=120,
+)
+
+
+def apply(world: World, event: str, host: int, number: int) -> None:
+    flow = number % 4
+    match event:
+        case "up":
+            world.deliver_up(host)
+        case "down":
+            world.deliver_down(host)
+        case "step":
+            world.step()
+        case "time":
+            world.advance((0.1, 1, 5, 30, 130)[number % 5])
+        case "beat":
+            world.beat(host)
+        case "demand":
+            remaining = 1 + number * 100
+            cap = (math.inf, math.inf, 0.0, 5e6)[number // 4 % 4]
+            world.demand(host, flow, remaining, idle=number % 3 == 0, cap=cap)
+        case "old up":
+            world.deliver_up(host, which=number)
+        case "old down":
+            world.deliver_down(host, which=number)
+        case "again up":
+            world.deliver_up(host, which=number, again=number // 7)
+        case "again down":
+            world.deliver_down(host, which=number, again=number // 7)
+        case "end":
+            world.end(host, flow)
+        case "reconnect":
+            world.reconnect(host)
+        case "crash":
+            world.crash(host)
+        case "amnesia":
+            world.amnesia()
+        case "schedule":
+            world.schedule(number % 4, float(number % 11) * 1e7, number // 16 % 8)
+        case "calm":  # so that grants exist by the time something goes wrong
+            world.exchange(4 + number % 12)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(EVENTS, st.booleans())
+def test_never_over_commits_and_recovers(
+    events: list[tuple[str, int, int]], warm: bool
+) -> None:
+    world = World()
+    if warm:
+        world.exchange(3, 60)  # past the arbiter's recovery
+    for event in events:
+        apply(world, *event)
+        world.check()
+    # Whatever happened: once messages arrive again, everything is put right.
+    world.exchange(5, 60)
+    world.exchange(90)
+    assert world.exchange(60) == 0, "fixed demands must come to rest"
+    check_rest(world)
+
+
+def check_rest(world: World) -> None:
+    """After coming to rest: nothing stale is committed, and nothing is left unused."""
+    commitments = world.arbiter.commitments()
+    assert np.allclose(world.enforced(), commitments), "both sides agree"
+    free = CONFIG.target * CAPACITY - (world.arbiter.load_table(world.now).max(axis=1))
+    flows = sum(len(host.demands) for host in world.hosts)
+    slack = (0.001 + CONFIG.min_change_link * flows) * CAPACITY
+    for host in world.hosts:
+        for flow, demand in host.demands.items():
+            rate = host.book.grant(flow)[0]
+            if demand.remaining and demand.cap > 0:
+                assert rate > 0, "every active flow makes progress"
+            if demand.remaining and demand.cap == math.inf:
+                links = list(demand.links)
+                assert np.any(free[links] <= slack[links]), "unused capacity is given out"
+    for i, host in enumerate(world.hosts):
+        for flow in list(host.demands):
+            world.end(i, flow)
+    world.exchange(3)
+    assert not world.arbiter.commitments().any(), "Done leaves nothing behind"
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 200)), min_size=1, max_size=60))
+def test_the_lease_ends_at_the_daemon_first(events: list[tuple[int, int]]) -> None:
+    """Heartbeats and echoes with any delay, also lost for good."""
+    world = World(hosts=1)
+    world.exchange(3, 60)
+    world.demand(0, 0, 10**9, idle=False, cap=math.inf)
+    world.exchange(10)
+    for kind, number in events:
+        if kind == 0:
+            world.beat(0)
+        elif kind == 1:
+            world.deliver_up(0)
+            world.deliver_down(0)
+        else:
+            world.advance(number)
+        # Make the arbiter look at its leases at this very moment.
+        world.arbiter.heartbeat(world.now, -1)
+        if not world.hosts[0].book.expired(world.now):
+            rate = world.hosts[0].book.grant(0)[0]
+            assert world.arbiter.commitments()[0] >= rate > 0
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(1, 40)),
+        min_size=2,
+        max_size=10,
+        unique_by=lambda t: t[:2],
+    )
+)
+def test_finite_jobs_all_finish(work: list[tuple[int, int, int]]) -> None:
+    """Flows of 1 to 40 units of 100 kB; in the end all bytes were sent in bounded time."""
+    world = World()
+    world.exchange(3, 60)
+    left = {(i, flow): units * 1e5 for i, flow, units in work}
+    for (i, flow), size in left.items():
+        world.demand(i, flow, int(size), idle=False, cap=math.inf)
+    # Twice what the links would need one after the other, for half of the target.
+    bound_ms = 50 + 4000 * sum(left.values()) / CAPACITY.min()
+    start = world.now
+    while left:
+        assert (world.now - start) / 1e6 < bound_ms, f"not finished: {left}"
+        world.exchange(1, 2)
+        for i, flow in list(left):
+            left[i, flow] -= world.hosts[i].book.grant(flow)[0] * 2e-3
+            if left[i, flow] <= 0:
+                world.demand(i, flow, 0, idle=True, cap=math.inf)
+                del left[i, flow]

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+
+from flowslot.errors import ConfigError
+from flowslot.topology import Topology, parse_topology
+from flowslot.units import goodput, wire_bps
+
+GOOD = """
+[[switches]]
+name = "s1"
+address = "10.77.0.250:7400"
+
+[[hosts]]
+name = "h1"
+daemon = "10.77.0.1:7401"
+[[hosts.nics]]
+name = "eth0"
+addresses = ["10.78.0.1", "fd00::1"]
+up = "h1->s1"
+down = "s1->h1"
+rack = "r1"
+
+[[hosts]]
+name = "h2"
+[[hosts.nics]]
+name = "eth0"
+addresses = ["10.78.0.2"]
+up = "h2->s1"
+down = "s1->h2"
+rack = "r1"
+
+[[hosts]]
+name = "h3"
+[[hosts.nics]]
+name = "eth0"
+addresses = ["10.78.0.3"]
+up = "h3->s2"
+down = "s2->h3"
+rack = "r2"
+[[hosts.nics]]
+name = "eth1"
+addresses = ["10.79.0.3"]
+up = "h3->s3"
+down = "s3->h3"
+
+[[links]]
+name = "h1->s1"
+capacity_gbps = 0.4
+buffer_kb = 64
+switch = "s1"
+[[links]]
+name = "s1->h1"
+capacity_gbps = 0.4
+switch = "s1"
+[[links]]
+name = "h2->s1"
+capacity_gbps = 0.4
+[[links]]
+name = "s1->h2"
+capacity_gbps = 0.4
+[[links]]
+name = "h3->s2"
+capacity_gbps = 1
+[[links]]
+name = "s2->h3"
+capacity_gbps = 1
+[[links]]
+name = "r1->core"
+capacity_gbps = 0.8
+[[links]]
+name = "core->r2"
+capacity_gbps = 0.8
+[[links]]
+name = "h3->s3"
+capacity_gbps = 1
+[[links]]
+name = "s3->h3"
+capacity_gbps = 1
+
+[[routes]]
+from_rack = "r1"
+to_rack = "r2"
+links = ["r1->core", "core->r2"]
+
+[[paths]]
+src = "10.78.0.2"
+dst = "10.78.0.3"
+links = ["h2->s1", "s2->h3"]
+"""
+
+
+@pytest.fixture
+def topology() -> Topology:
+    return parse_topology(GOOD, "topology.toml")
+
+
+def names(topology: Topology, src: str, dst: str) -> list[str] | None:
+    path = topology.path(src, dst)
+    return None if path is None else [topology.links[i].name for i in path]
+
+
+def test_paths(topology: Topology) -> None:
+    assert names(topology, "10.78.0.1", "10.78.0.2") == ["h1->s1", "s1->h2"]
+    assert names(topology, "::ffff:10.78.0.1", "10.78.0.2") == ["h1->s1", "s1->h2"]
+    across = ["h1->s1", "r1->core", "core->r2", "s2->h3"]
+    assert names(topology, "fd00:0::1", "10.78.0.3") == across
+    assert names(topology, "10.78.0.2", "10.78.0.3") == ["h2->s1", "s2->h3"]
+    # No rack given: the middle of the network is taken to be free.
+    assert names(topology, "10.78.0.1", "10.79.0.3") == ["h1->s1", "s3->h3"]
+
+
+def test_unmapped(topology: Topology) -> None:
+    assert topology.path("10.78.0.3", "10.78.0.1") is None  # no route r2 -> r1
+    assert topology.path("10.78.0.1", "8.8.8.8") is None
+    assert topology.path("10.78.0.3", "10.79.0.3") is None  # same host
+    with pytest.raises(ValueError):
+        topology.path("here", "there")
+
+
+def test_index(topology: Topology) -> None:
+    assert topology.links[0].switch == "s1"
+    assert topology.links[0].buffer_bytes == 64_000
+    assert topology.capacity()[0] == pytest.approx(goodput(0.4e9))
+    assert wire_bps(goodput(0.4e9)) == pytest.approx(0.4e9)
+    assert topology.host_links("h3") == (4, 8)
+    assert topology.switch_links("s1") == (0, 1)
+    assert topology.host_of("10.79.0.3") == "h3"
+    assert topology.host_of("1.2.3.4") is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "field", "says"),
+    [
+        ("capacity_gbps = 0.4", "capacity_gbps = -1", "links[0].capacity_gbps",
+         "must be greater than 0, got -1"),
+        ("capacity_gbps = 0.4", "capacity_gbps = nan", "links[0].capacity_gbps", "finite"),
+        ("capacity_gbps = 0.4", "capacity = 4", "links[0].capacity",
+         "unknown key; did you mean `capacity_gbps`?"),
+        ('name = "h2"', 'name = "h1"', "hosts[1].name",
+         'host "h1" is already at `hosts[0].name`; name each once'),
+        ('"10.78.0.2"]', '"10.78.0.1"]', "hosts[1].nics[0].addresses[0]",
+         'address "10.78.0.1" is already at `hosts[0].nics[0].addresses[0]`'),
+        ('"10.78.0.2"]', '"10.78.0"]', "hosts[1].nics[0].addresses[0]",
+         'must be an IP address such as "10.78.0.1", got "10.78.0"'),
+        ('name = "eth1"', 'name = "eth0"', "hosts[2].nics[1].name", 'NIC of h3 "eth0" is already'),
+        ('up = "h1->s1"', 'up = "h9->s1"', "hosts[0].nics[0].up",
+         'no link is called "h9->s1"; must be one of: h1->s1,'),
+        ('down = "s1->h1"', 'down = "h1->s1"', "hosts[0].nics[0].down", "must be another link"),
+        ('switch = "s1"', 'switch = "s9"', "links[0].switch",
+         'no switch is called "s9"; must be one of: s1'),
+        ('"core->r2"]', '"core->r9"]', "routes[0].links[1]", 'no link is called "core->r9"'),
+        ('links = ["h2->s1", "s2->h3"]', 'links = ["h2->s1", "x"]', "paths[0].links[1]",
+         'no link is called "x"'),
+        ('links = ["h2->s1", "s2->h3"]', 'links = ["h2->s1", "h2->s1"]', "paths[0].links[1]",
+         'crosses "h2->s1" twice'),
+        ('to_rack = "r2"', 'to_rack = "r9"', "routes[0].to_rack", 'no rack is called "r9"'),
+        ('name = "s1->h2"', 'name = "h1->s1"', "links[3].name", "is already at `links[0].name`"),
+        ('daemon = "10.77.0.1:7401"', 'daemon = "10.77.0.1"', "hosts[0].daemon",
+         'must be "host:port" with a port from 1 to 65535, got "10.77.0.1"'),
+        ("[[routes]]", '[[switches]]\nname="s1"\naddress="a:1"\n[[routes]]', "switches[1].name",
+         'switch "s1" is already at `switches[0].name`'),
+    ],
+)
+def test_mistakes(old: str, new: str, field: str, says: str) -> None:
+    text = GOOD.replace(old, new, 1)
+    assert text != GOOD
+    with pytest.raises(ConfigError) as caught:
+        parse_topology(text, "topology.toml")
+    assert caught.value.field == field
+    assert says in caught.value.problem
+    assert str(caught.value).startswith(f"topology.toml: field `{field}`: ")

@@ -1,0 +1,362 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The only bridge between protobuf messages and core's types.
+
+Everything that comes in is checked here for its form (lengths, indices, finite numbers), so that
+what goes on is well-typed; whether it makes sense is for the arbiter to say. Errors are
+ProtocolErrors that name the field. Imports no gRPC: a daemon that needs none loads none.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from flowslot.errors import ProtocolError
+from flowslot.messages import (
+    Ack,
+    Demand,
+    Done,
+    Grant,
+    Heartbeat,
+    HeartbeatEcho,
+    Held,
+    Hello,
+    Refusal,
+)
+
+from flowslot_proto import flowslot_pb2 as pb
+
+MAX_LINKS = 65536
+MAX_NAME = 64
+_MAX_INT = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A Hello with what only the wire needs: names of links by index, and the daemon's lease."""
+
+    hello: Hello
+    links: tuple[str, ...]
+    lease_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class FromDaemon:
+    """What one DaemonMessage holds beside an Opening; taken in this order."""
+
+    session: int
+    dones: Sequence[Done] = ()
+    demands: Sequence[Demand] = ()
+    acks: Sequence[Ack] = ()
+    heartbeat: Heartbeat | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FromArbiter:
+    """What one ArbiterMessage holds; taken in this order."""
+
+    session: int
+    grants: Sequence[Grant] = ()
+    refusals: Sequence[Refusal] = ()
+    echo: HeartbeatEcho | None = None
+
+
+# --- writing
+
+
+def write_daemon(
+    message: FromDaemon, index: Mapping[int, int], opening: Opening | None = None
+) -> pb.DaemonMessage:
+    """The counterpart of `read_daemon`.
+
+    `index[link]`: what one of the writer's links is called in this stream; others are left out of
+    the paths. Raises ValueError for values that no message can hold (negative counts, say).
+    """
+    heartbeat = message.heartbeat
+    return pb.DaemonMessage(
+        session=message.session,
+        hello=_write_opening(opening) if opening else None,
+        dones=_write_dones(message.dones) if message.dones else None,
+        demands=_write_demands(message.demands, index) if message.demands else None,
+        acks=_write_acks(message.acks) if message.acks else None,
+        heartbeat=pb.Heartbeat(n=heartbeat.n, wall_ns=heartbeat.wall_ns) if heartbeat else None,
+    )
+
+
+def write_arbiter(message: FromArbiter) -> pb.ArbiterMessage:
+    """The counterpart of `read_arbiter`."""
+    echo = message.echo
+    return pb.ArbiterMessage(
+        session=message.session,
+        grants=_write_grants(message.grants) if message.grants else None,
+        refusals=[pb.Refusal(flow=r.flow, inc=r.inc, reason=r.reason) for r in message.refusals],
+        echo=pb.HeartbeatEcho(n=echo.n, wall_ns=echo.wall_ns) if echo else None,
+    )
+
+
+def _write_opening(opening: Opening) -> pb.Hello:
+    held = opening.hello.held
+    return pb.Hello(
+        daemon=opening.hello.daemon,
+        links=opening.links,
+        lease_ns=opening.lease_ns,
+        held=pb.HeldBatch(
+            flow=[h.flow for h in held],
+            inc=[h.inc for h in held],
+            rate=[h.rate for h in held],
+        ),
+    )
+
+
+def _write_demands(demands: Sequence[Demand], index: Mapping[int, int]) -> pb.DemandBatch:
+    jobs: dict[str, int] = {}
+    paths: dict[tuple[int, ...], int] = {}
+    job = [jobs.setdefault(d.job, len(jobs)) for d in demands]
+    path = [paths.setdefault(d.links, len(paths)) for d in demands]
+    mapped = [[index[link] for link in links if link in index] for links in paths]
+    return pb.DemandBatch(
+        jobs=list(jobs),
+        path_hops=list(map(len, mapped)),
+        path_links=[link for links in mapped for link in links],
+        flow=[d.flow for d in demands],
+        inc=[d.inc for d in demands],
+        job=job,
+        path=path,
+        remaining=[d.remaining for d in demands],
+        cap=[d.cap for d in demands],
+        wait_ns=[d.wait_ns for d in demands],
+        period_ns=[d.period_ns for d in demands],
+        next_in_ns=[d.next_in_ns for d in demands],
+        next_bytes=[d.next_bytes for d in demands],
+    )
+
+
+def _write_dones(dones: Sequence[Done]) -> pb.DoneBatch:
+    return pb.DoneBatch(flow=[d.flow for d in dones], inc=[d.inc for d in dones])
+
+
+def _write_acks(acks: Sequence[Ack]) -> pb.AckBatch:
+    return pb.AckBatch(
+        flow=[a.flow for a in acks], inc=[a.inc for a in acks], seq=[a.seq for a in acks]
+    )
+
+
+def _write_grants(grants: Sequence[Grant]) -> pb.GrantBatch:
+    return pb.GrantBatch(
+        flow=[g.flow for g in grants],
+        inc=[g.inc for g in grants],
+        seq=[g.seq for g in grants],
+        rate=[g.rate for g in grants],
+        ceiling=[g.ceiling for g in grants],
+        must_ack=[g.must_ack for g in grants],
+    )
+
+
+# --- reading
+
+
+def read_opening(message: pb.DaemonMessage) -> Opening:
+    """The Hello that the first message of a stream must have. Raises ProtocolError."""
+    if not message.HasField("hello"):
+        raise ProtocolError("field `hello`: the first message of a stream must have one")
+    hello = message.hello
+    links = tuple(hello.links)
+    if len(links) > MAX_LINKS:
+        raise ProtocolError(f"field `hello.links`: must have at most {MAX_LINKS} names")
+    if len(set(links)) != len(links):
+        raise ProtocolError("field `hello.links`: names a link twice")
+    held = hello.held
+    n = _same_length("hello.held", flow=held.flow, inc=held.inc, rate=held.rate)
+    rates = _rates("hello.held.rate", held.rate)
+    incs = _counts("hello.held.inc", held.inc)
+    if len(set(held.flow)) != n:
+        raise ProtocolError("field `hello.held.flow`: lists a flow twice")
+    return Opening(
+        Hello(
+            _name("hello.daemon", hello.daemon),
+            _count(message.session, "session"),
+            tuple(map(Held, held.flow, incs, rates)),
+        ),
+        links,
+        _count(hello.lease_ns, "hello.lease_ns"),
+    )
+
+
+def read_daemon(message: pb.DaemonMessage, links: Sequence[int]) -> FromDaemon:
+    """All but the Hello. `links[i]`: what index i of the stream's Hello means to the reader.
+
+    Raises ProtocolError.
+    """
+    return FromDaemon(
+        session=_count(message.session, "session"),
+        dones=_read_dones(message.dones) if message.HasField("dones") else (),
+        demands=_read_demands(message.demands, links) if message.HasField("demands") else (),
+        acks=_read_acks(message.acks) if message.HasField("acks") else (),
+        heartbeat=_read_heartbeat(message.heartbeat) if message.HasField("heartbeat") else None,
+    )
+
+
+def read_arbiter(message: pb.ArbiterMessage) -> FromArbiter:
+    """Raises ProtocolError."""
+    echo = message.echo if message.HasField("echo") else None
+    return FromArbiter(
+        session=_count(message.session, "session"),
+        grants=_read_grants(message.grants) if message.HasField("grants") else (),
+        refusals=[Refusal(r.flow, r.inc, r.reason) for r in message.refusals],
+        echo=HeartbeatEcho(_count(echo.n, "echo.n"), _count(echo.wall_ns, "echo.wall_ns"))
+        if echo is not None
+        else None,
+    )
+
+
+def _read_demands(batch: pb.DemandBatch, links: Sequence[int]) -> list[Demand]:
+    _same_length(
+        "demands",
+        flow=batch.flow,
+        inc=batch.inc,
+        job=batch.job,
+        path=batch.path,
+        remaining=batch.remaining,
+        cap=batch.cap,
+        wait_ns=batch.wait_ns,
+        period_ns=batch.period_ns,
+        next_in_ns=batch.next_in_ns,
+        next_bytes=batch.next_bytes,
+    )
+    jobs = [_name(f"demands.jobs[{i}]", job) for i, job in enumerate(batch.jobs)]
+    paths = _read_paths(batch, links)
+    _indices("demands.job", batch.job, len(jobs), "job names")
+    _indices("demands.path", batch.path, len(paths), "paths")
+    if any(map(math.isnan, batch.cap)):
+        raise ProtocolError("field `demands.cap`: must be a number, or infinity for no bound")
+    return list(
+        map(
+            Demand,
+            batch.flow,
+            _counts("demands.inc", batch.inc),
+            [jobs[i] for i in batch.job],
+            [paths[i] for i in batch.path],
+            batch.remaining,
+            batch.cap,
+            batch.wait_ns,
+            batch.period_ns,
+            batch.next_in_ns,
+            batch.next_bytes,
+        )
+    )
+
+
+def _read_paths(batch: pb.DemandBatch, links: Sequence[int]) -> list[tuple[int, ...]]:
+    _indices("demands.path_links", batch.path_links, len(links), "links in Hello")
+    flat = [links[i] for i in batch.path_links]
+    paths, start = [], 0
+    for hops in batch.path_hops:
+        paths.append(tuple(flat[start : start + hops]))
+        start += hops
+    if start != len(flat):
+        raise ProtocolError(
+            f"field `demands.path_hops`: sums up to {start}, but there are {len(flat)} path_links"
+        )
+    return paths
+
+
+def _read_dones(batch: pb.DoneBatch) -> list[Done]:
+    _same_length("dones", flow=batch.flow, inc=batch.inc)
+    return list(map(Done, batch.flow, _counts("dones.inc", batch.inc)))
+
+
+def _read_acks(batch: pb.AckBatch) -> list[Ack]:
+    _same_length("acks", flow=batch.flow, inc=batch.inc, seq=batch.seq)
+    incs, seqs = _counts("acks.inc", batch.inc), _counts("acks.seq", batch.seq)
+    return list(map(Ack, batch.flow, incs, seqs))
+
+
+def _read_heartbeat(heartbeat: pb.Heartbeat) -> Heartbeat:
+    n = _count(heartbeat.n, "heartbeat.n")
+    return Heartbeat(n, _count(heartbeat.wall_ns, "heartbeat.wall_ns"))
+
+
+def _read_grants(batch: pb.GrantBatch) -> list[Grant]:
+    _same_length(
+        "grants",
+        flow=batch.flow,
+        inc=batch.inc,
+        seq=batch.seq,
+        rate=batch.rate,
+        ceiling=batch.ceiling,
+        must_ack=batch.must_ack,
+    )
+    return list(
+        map(
+            Grant,
+            batch.flow,
+            _counts("grants.inc", batch.inc),
+            _counts("grants.seq", batch.seq),
+            _rates("grants.rate", batch.rate),
+            _rates("grants.ceiling", batch.ceiling),
+            batch.must_ack,
+        )
+    )
+
+
+# --- checking
+
+
+def read_links(names: Iterable[str], known: Mapping[str, int], field: str) -> tuple[int, ...]:
+    """Indices of named links. Raises ProtocolError for an unknown or repeated one, or for none."""
+    found: dict[str, int] = {}
+    for i, name in enumerate(names):
+        if name not in known:
+            raise ProtocolError(f'field `{field}[{i}]`: no link "{name[:MAX_NAME]}" is held here')
+        if name in found:
+            raise ProtocolError(f'field `{field}[{i}]`: link "{name}" is named twice')
+        found[name] = known[name]
+    if not found:
+        raise ProtocolError(f"field `{field}`: must name at least one link")
+    return tuple(found.values())
+
+
+def read_rates(values: Sequence[float], field: str, most: int) -> list[float]:
+    """Rates of a request. Raises ProtocolError unless they are at most `most`, finite and >= 0."""
+    if len(values) > most:
+        raise ProtocolError(f"field `{field}`: must have at most {most} rates, got {len(values)}")
+    return list(_rates(field, values))
+
+
+def _same_length(batch: str, **columns: Sequence[object]) -> int:
+    lengths = {name: len(column) for name, column in columns.items()}
+    first, n = next(iter(lengths.items()))
+    for name, length in lengths.items():
+        if length != n:
+            raise ProtocolError(
+                f"field `{batch}.{name}`: must have as many elements as {first} ({n}), got {length}"
+            )
+    return n
+
+
+def _indices(field: str, values: Sequence[int], end: int, of: str) -> None:
+    if values and max(values) >= end:
+        raise ProtocolError(f"field `{field}`: index {max(values)}, but there are {end} {of}")
+
+
+def _counts(field: str, values: Sequence[int]) -> Sequence[int]:
+    if values and max(values) > _MAX_INT:
+        raise ProtocolError(f"field `{field}`: must be at most 2^62, got {max(values)}")
+    return values
+
+
+def _count(value: int, field: str) -> int:
+    if value > _MAX_INT:
+        raise ProtocolError(f"field `{field}`: must be at most 2^62, got {value}")
+    return value
+
+
+def _rates(field: str, values: Sequence[float]) -> Sequence[float]:
+    if values and not (all(map(math.isfinite, values)) and min(values) >= 0):
+        raise ProtocolError(f"field `{field}`: rates must be finite and at least 0")
+    return values
+
+
+def _name(field: str, text: str) -> str:
+    if not 0 < len(text) <= MAX_NAME:
+        raise ProtocolError(f"field `{field}`: must have 1 to {MAX_NAME} characters")
+    return text

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Configuration of an emulated switch."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from flowslot.arbiter import ArbiterConfig
+from flowslot.errors import ConfigError
+from flowslot.settings import Settings, parse_toml
+from flowslot.topology import Link, parse_topology
+from flowslot.topology_file import Endpoint, Name
+from flowslot.units import MILLISECOND, Nanos
+from pydantic import Field, FiniteFloat
+
+
+class ArbiterSettings(Settings):
+    """How the links are given out. Daemons must have the same `slot_ms`."""
+
+    target: Annotated[FiniteFloat, Field(gt=0, le=1)] = 0.96
+    floor_share: Annotated[FiniteFloat, Field(gt=0, le=1)] = 0.125
+    lease_slots: Annotated[int, Field(ge=1, le=100)] = 2
+    slot_ms: Annotated[FiniteFloat, Field(ge=5, le=1000)] = 60.0
+    horizon: Annotated[int, Field(ge=1, le=1000)] = 10
+
+
+class SwitchSettings(Settings):
+    """`flowslot-switch --config FILE`. `listen`: the address in the topology unless given."""
+
+    name: Name
+    topology: Annotated[str, Field(min_length=1)] = "topology.toml"
+    listen: Endpoint | None = None
+    arbiter: ArbiterSettings = ArbiterSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """What the command line says instead of the file."""
+
+    name: str | None = None
+    topology: Path | None = None
+    listen: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchConfig:
+    """A configuration that was read and checked as a whole. `links`: those that we hold."""
+
+    name: str
+    listen: str
+    links: tuple[Link, ...]
+    settings: ArbiterSettings
+
+    @property
+    def slot_ns(self) -> Nanos:
+        """Length of a slot."""
+        return Nanos(round(self.settings.slot_ms * MILLISECOND))
+
+    def arbiter(self, slot_origin_ns: Nanos) -> ArbiterConfig:
+        """Settings of core's arbiter; `slot_origin_ns` on its clock."""
+        return ArbiterConfig(
+            target=self.settings.target,
+            lease_ns=Nanos(self.settings.lease_slots * self.slot_ns),
+            slot_ns=self.slot_ns,
+            slot_origin_ns=slot_origin_ns,
+            horizon=self.settings.horizon,
+        )
+
+
+def load(file: Path | None, overrides: Overrides) -> SwitchConfig:
+    """Read the configuration and its topology. Raises ConfigError (file, field, what is right).
+
+    Without a file, the overrides must give a name and a topology.
+    """
+    source = str(file) if file else "command line"
+    settings = _settings(file, overrides, source)
+    path = overrides.topology
+    if path is None:
+        path = (file.parent if file else Path()) / settings.topology
+    topology = parse_topology(_read(path), str(path))
+    if settings.name not in topology.switches:
+        known = ", ".join(topology.switches) or "(none)"
+        problem = f'no switch is called "{settings.name}" in {path}; must be one of: {known}'
+        raise ConfigError(source, "name", problem)
+    links = tuple(topology.links[i] for i in topology.switch_links(settings.name))
+    if not links:
+        raise ConfigError(str(path), "links", f'no link has switch = "{settings.name}"')
+    address = topology.switches[settings.name].address
+    return SwitchConfig(settings.name, settings.listen or address, links, settings.arbiter)
+
+
+def _settings(file: Path | None, overrides: Overrides, source: str) -> SwitchSettings:
+    if file:
+        settings = parse_toml(_read(file), source, SwitchSettings)
+    elif overrides.name and overrides.topology:
+        settings = SwitchSettings(name=overrides.name)
+    else:
+        raise ConfigError(source, "", "give --config FILE, or both --topology and --name")
+    given = {"name": overrides.name, "listen": overrides.listen}
+    changes = {key: value for key, value in given.items() if value is not None}
+    return settings.model_copy(update=changes)
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(str(file), "", f"cannot be read: {reason}") from None

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`flowslot-switch`: start, reload (SIGHUP), stop (SIGTERM)."""
+
+import argparse
+import asyncio
+import gc
+import logging
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import uvloop
+from flowslot.errors import ConfigError
+from flowslot.topology_file import Endpoint, Name
+from flowslot_proto.flowslot_pb2_grpc import add_EmulatedSwitchServicer_to_server
+from pydantic import TypeAdapter, ValidationError
+
+from flowslot_switch import limits
+from flowslot_switch.config import Overrides, SwitchConfig, load
+from flowslot_switch.engine import Engine
+from flowslot_switch.notify import notify, watchdog_s
+from flowslot_switch.service import SwitchService
+
+GRACE_S = 1.0
+log = logging.getLogger("flowslot-switch")
+
+
+class SwitchProcess:
+    """The process while it runs."""
+
+    def __init__(self, file: Path | None, overrides: Overrides, config: SwitchConfig) -> None:
+        self._file = file
+        self._overrides = overrides
+        self._config = config
+        self._stop: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def run(self) -> int:
+        """Serve until a signal or a failure; returns the exit status."""
+        loop = asyncio.get_running_loop()
+        service = SwitchService(Engine(self._config, self._failed))
+        server = grpc.aio.server(
+            maximum_concurrent_rpcs=limits.MAX_RPCS,
+            options=[
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_receive_message_length", limits.MAX_MESSAGE_BYTES),
+                ("grpc.keepalive_time_ms", 10_000),
+                ("grpc.keepalive_timeout_ms", 5_000),
+            ],
+        )
+        add_EmulatedSwitchServicer_to_server(service, server)  # type: ignore[no-untyped-call]
+        try:
+            server.add_insecure_port(self._config.listen)
+        except RuntimeError:
+            print(f"flowslot-switch: cannot listen on {self._config.listen}", file=sys.stderr)
+            return 1
+        await server.start()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._finish, 0)
+        loop.add_signal_handler(signal.SIGHUP, self._reload, service)
+        watchdog = asyncio.create_task(_feed_watchdog())
+        gc.freeze()
+        self._ready()
+        status = await self._stop
+        notify("STOPPING=1")
+        watchdog.cancel()
+        service.close()
+        await server.stop(GRACE_S)
+        return status
+
+    def _ready(self) -> None:
+        config = self._config
+        text = f"{config.name}: {len(config.links)} links, listening on {config.listen}"
+        notify("READY=1", f"STATUS={text}")
+        log.info(text)
+
+    def _finish(self, status: int) -> None:
+        if not self._stop.done():
+            self._stop.set_result(status)
+
+    def _failed(self, error: Exception) -> None:
+        """A bug: better start anew from the daemons' Hello than go on with a broken table."""
+        self._finish(1)
+
+    def _reload(self, service: SwitchService) -> None:
+        """Take a changed configuration over; a bad one changes nothing."""
+        notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        try:
+            config = load(self._file, self._overrides)
+            for name in ("name", "listen"):
+                if getattr(config, name) != getattr(self._config, name):
+                    raise ConfigError(str(self._file), name, "cannot change while running; restart")
+        except ConfigError as error:
+            log.error("not reloaded, going on as before: %s", error)
+        else:
+            if config != self._config:
+                self._config = config
+                service.replace(Engine(config, self._failed), "the configuration has changed")
+            log.info("reloaded")
+        self._ready()
+
+
+async def _feed_watchdog() -> None:
+    period = watchdog_s()
+    while period is not None:
+        notify("WATCHDOG=1")
+        await asyncio.sleep(period)
+
+
+def _checked(kind: Any) -> Callable[[str], str]:
+    """An argument that obeys the same rules as the field of the configuration file."""
+    adapter: TypeAdapter[str] = TypeAdapter(kind)
+
+    def parse(text: str) -> str:
+        try:
+            return adapter.validate_python(text)
+        except ValidationError as error:
+            problem = error.errors()[0]["msg"].removeprefix("Value error, ")
+            raise argparse.ArgumentTypeError(problem) from None
+
+    return parse
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point. Exit status: 0 stopped, 1 failure, 2 bad configuration or usage."""
+    parser = argparse.ArgumentParser(
+        prog="flowslot-switch",
+        description="Emulates the switches of one contention domain and arbitrates their links.",
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="configuration (TOML)")
+    parser.add_argument(
+        "--name", type=_checked(Name), help="which switch process of the topology this is"
+    )
+    parser.add_argument("--topology", type=Path, metavar="FILE", help="instead of the file's")
+    parser.add_argument(
+        "--listen",
+        type=_checked(Endpoint),
+        metavar="HOST:PORT",
+        help="instead of the topology's address",
+    )
+    args = parser.parse_args(argv)
+    logging.basicConfig(format="flowslot-switch: %(message)s", level=logging.INFO)
+    overrides = Overrides(args.name, args.topology, args.listen)
+    try:
+        config = load(args.config, overrides)
+    except ConfigError as error:
+        print(f"flowslot-switch: {error}", file=sys.stderr)
+        sys.exit(2)
+
+    async def serve() -> int:
+        return await SwitchProcess(args.config, overrides, config).run()
+
+    sys.exit(uvloop.run(serve()))

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gRPC service around the engine: the paper's two calls, the stream, and Describe."""
+
+import logging
+import os
+from collections.abc import Sequence
+from typing import NoReturn
+
+import numpy as np
+from flowslot.errors import ProtocolError, ScheduleRefused
+from flowslot.units import Nanos
+from flowslot_proto import flowslot_pb2 as pb
+from flowslot_proto.convert import MAX_NAME, read_links, read_rates
+from flowslot_proto.flowslot_pb2_grpc import EmulatedSwitchServicer
+
+from flowslot_switch.engine import Engine
+from flowslot_switch.stream import STATUS, Closing, Context, LimitExceeded, Stream
+
+log = logging.getLogger(__name__)
+
+
+class SwitchService(EmulatedSwitchServicer):
+    """Serves one engine, which a reload of the configuration replaces."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._started = engine.now()
+        self._streams: set[Stream] = set()
+        self._rejected = 0
+        self._messages_in = 0
+        self._messages_out = 0
+
+    def replace(self, engine: Engine, why: str) -> None:
+        """Go on with another engine: all daemons have to say Hello again."""
+        old, self.engine = self.engine, engine
+        old.close(Closing(why))
+
+    def close(self) -> None:
+        """End all streams."""
+        self.engine.close(Closing("the switch process stops"))
+
+    # --- the two calls of the paper
+
+    async def FetchFeedback(
+        self, request: pb.FetchFeedbackRequest, context: Context
+    ) -> pb.FetchFeedbackReply:
+        """Load of the next slots, link by link in the order asked, and their sum."""
+        engine = self.engine
+        now = engine.now()
+        horizon = engine.config.settings.horizon
+        try:
+            links = read_links(request.links, engine.link_index, "links")
+            if request.slots > horizon:
+                raise ProtocolError(f"field `slots`: must be at most {horizon}")
+        except ProtocolError as error:
+            await self._reject(context, error)
+        rows = self._rows(engine, now, links, request.slots or horizon)
+        path = np.sum([row.load for row in rows], axis=0).tolist()
+        slot, slot_ns = engine.slot(now), engine.config.slot_ns
+        return pb.FetchFeedbackReply(slot=slot, slot_ns=slot_ns, links=rows, path=path)
+
+    async def UpdateSchedule(
+        self, request: pb.UpdateScheduleRequest, context: Context
+    ) -> pb.UpdateScheduleReply:
+        """Reserve a flow's rates on all its links, or refuse and say why."""
+        engine = self.engine
+        now = engine.now()
+        slot = engine.slot(now)
+        try:
+            links = read_links(request.links, engine.link_index, "links")
+            rates = read_rates(request.rates, "rates", engine.config.settings.horizon)
+            if len(request.scheduler) > MAX_NAME:
+                raise ProtocolError(f"field `scheduler`: must have at most {MAX_NAME} characters")
+        except ProtocolError as error:
+            await self._reject(context, error)
+        offset = request.slot - slot if request.HasField("slot") else 0
+        reply = pb.UpdateScheduleReply(status=pb.UpdateScheduleReply.STATUS_OK, slot=slot)
+        try:
+            engine.arbiter.update_schedule(
+                now,
+                (request.scheduler, request.flow),
+                links,
+                rates[max(0, -offset) :],
+                max(0, offset),
+            )
+        except ScheduleRefused as refusal:
+            reply.status = pb.UpdateScheduleReply.STATUS_REFUSED
+            reply.reason = refusal.reason
+            if refusal.link is not None:
+                reply.link = engine.config.links[refusal.link].name
+        else:
+            engine.changed()
+        return reply
+
+    # --- the stream
+
+    async def Negotiate(self, request_iterator: object, context: Context) -> None:
+        """See Stream; whatever ends it becomes a status code with a reason."""
+        stream = Stream(self.engine, context)
+        self._streams.add(stream)
+        try:
+            await stream.run()
+        except tuple(STATUS) as error:
+            await self._reject(context, error)
+        finally:
+            self._streams.discard(stream)
+            self._messages_in += stream.messages_in
+            self._messages_out += stream.messages_out
+
+    # --- the process
+
+    async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeReply:
+        """What the process is, has done, and holds."""
+        engine, arbiter = self.engine, self.engine.arbiter
+        now = engine.now()
+        synced = [s for s in self._streams if s.session >= 0]
+        return pb.DescribeReply(
+            name=engine.config.name,
+            pid=os.getpid(),
+            uptime_ns=now - self._started,
+            slot=engine.slot(now),
+            slot_ns=engine.config.slot_ns,
+            lease_ns=arbiter.config.lease_ns,
+            recovering=not arbiter.recovered(now),
+            counters=pb.Counters(
+                granted=arbiter.granted,
+                refused=arbiter.refused,
+                preempted=arbiter.preempted,
+                expired=arbiter.expired,
+                rejected=self._rejected,
+                messages_in=self._messages_in + sum(s.messages_in for s in self._streams),
+                messages_out=self._messages_out + sum(s.messages_out for s in self._streams),
+                steps=engine.steps,
+                step_ns=engine.step_ns,
+            ),
+            sessions=[
+                pb.SessionState(
+                    session=s.session,
+                    daemon=s.daemon,
+                    peer=s.peer,
+                    messages_in=s.messages_in,
+                    messages_out=s.messages_out,
+                )
+                for s in synced
+            ],
+            links=self._rows(
+                engine, now, range(len(engine.config.links)), engine.config.settings.horizon
+            ),
+        )
+
+    def _rows(
+        self, engine: Engine, now: Nanos, links: Sequence[int], slots: int
+    ) -> list[pb.LinkLoad]:
+        load = engine.arbiter.load_table(now)
+        target = engine.arbiter.config.target
+        held = engine.config.links
+        return [
+            pb.LinkLoad(
+                link=held[i].name,
+                goodput=held[i].goodput,
+                reservable=target * held[i].goodput,
+                load=load[i, :slots].tolist(),
+            )
+            for i in links
+        ]
+
+    async def _reject(self, context: Context, error: Exception) -> NoReturn:
+        """Close with the error's status code; breaking a rule or a limit is counted."""
+        if isinstance(error, ProtocolError | LimitExceeded):
+            self._rejected += 1
+            log.warning("rejected %s: %s", context.peer(), error)
+        await context.abort(STATUS[type(error)], str(error))

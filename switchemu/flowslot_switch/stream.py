@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One Negotiate stream of a daemon."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import grpc
+from flowslot.errors import ProtocolError
+from flowslot.messages import Grant, HeartbeatEcho, Refusal
+from flowslot_proto import flowslot_pb2 as pb
+from flowslot_proto.convert import FromArbiter, read_daemon, read_opening, write_arbiter
+
+from flowslot_switch import limits
+from flowslot_switch.engine import Engine, SessionEnded
+
+Context = grpc.aio.ServicerContext[pb.DaemonMessage, pb.ArbiterMessage]
+
+
+class LimitExceeded(Exception):
+    """The daemon asks for more than a limit allows."""
+
+
+class Closing(Exception):
+    """The process stops, or starts anew with another configuration."""
+
+
+STATUS = {
+    ProtocolError: grpc.StatusCode.INVALID_ARGUMENT,
+    SessionEnded: grpc.StatusCode.FAILED_PRECONDITION,
+    LimitExceeded: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Closing: grpc.StatusCode.UNAVAILABLE,
+}
+
+
+class Stream:
+    """Reads what a daemon says into the engine, and writes out what is posted for it.
+
+    What waits to be written is bounded: per flow only the newest grant is kept.
+    """
+
+    def __init__(self, engine: Engine, context: Context) -> None:
+        self.session = -1
+        self.daemon = ""
+        self.peer = str(context.peer())
+        self.messages_in = 0
+        self.messages_out = 0
+        self._engine = engine
+        self._context = context
+        self._messages = limits.TokenBucket(limits.MESSAGES_PER_S, limits.MESSAGE_BURST)
+        self._items = limits.TokenBucket(limits.ITEMS_PER_S, limits.ITEM_BURST)
+        self._grants: dict[int, Grant] = {}
+        self._refusals: dict[int, Refusal] = {}
+        self._echo: HeartbeatEcho | None = None
+        self._wake = asyncio.Event()
+        self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def run(self) -> None:
+        """Until either side closes. Raises what the stream is to be closed with, see STATUS."""
+        tasks = {asyncio.create_task(self._read()), asyncio.create_task(self._write())}
+        try:
+            done, _ = await asyncio.wait({*tasks, self._end}, return_when=asyncio.FIRST_COMPLETED)
+            for future in done:
+                future.result()
+        finally:
+            self._engine.leave(self)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    # --- Listener
+
+    def post(
+        self,
+        grants: Sequence[Grant] = (),
+        refusals: Sequence[Refusal] = (),
+        echo: HeartbeatEcho | None = None,
+    ) -> None:
+        """See Listener."""
+        for grant in grants:
+            waiting = self._grants.get(grant.flow)
+            if waiting is not None and waiting.must_ack:
+                # The acknowledgement of a later grant covers the lower that was never sent.
+                self._grants[grant.flow] = replace(grant, must_ack=True)
+            else:
+                self._grants[grant.flow] = grant
+        for refusal in refusals:
+            self._refusals[refusal.flow] = refusal
+        if len(self._refusals) > self._engine.arbiter.config.max_flows_per_session:
+            self.end(LimitExceeded("too many demands that were refused"))
+        self._echo = echo or self._echo
+        self._wake.set()
+
+    def end(self, error: Exception) -> None:
+        """See Listener."""
+        if not self._end.done():
+            self._end.set_exception(error)
+
+    # --- both directions
+
+    async def _read(self) -> None:
+        try:
+            async with asyncio.timeout(limits.HELLO_TIMEOUT_S):
+                raw = await self._next()
+        except TimeoutError:
+            raise LimitExceeded(f"no Hello within {limits.HELLO_TIMEOUT_S:g} s") from None
+        if raw is None:
+            return
+        opening = read_opening(raw)
+        links = self._engine.join(self, opening)
+        self.session, self.daemon = opening.hello.session, opening.hello.daemon
+        self._engine.take(self, read_daemon(raw, links))
+        while (raw := await self._next()) is not None:
+            if raw.session != self.session:
+                raise ProtocolError(f"field `session`: is {raw.session}, not {self.session}")
+            if raw.HasField("hello"):
+                raise ProtocolError("field `hello`: only the first message of a stream has one")
+            self._engine.take(self, read_daemon(raw, links))
+
+    async def _next(self) -> pb.DaemonMessage | None:
+        raw = await self._context.read()
+        if not isinstance(raw, pb.DaemonMessage):
+            return None  # end of stream
+        now = time.monotonic_ns()
+        items = len(raw.demands.flow) + len(raw.acks.flow) + len(raw.dones.flow)
+        if not (self._messages.take(now) and self._items.take(now, items)):
+            raise LimitExceeded(
+                f"more than {limits.MESSAGES_PER_S:.0f} messages or {limits.ITEMS_PER_S:.0f} "
+                "demands and acknowledgements per second"
+            )
+        self.messages_in += 1
+        return raw
+
+    async def _write(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            grants, self._grants = self._grants, {}
+            refusals, self._refusals = self._refusals, {}
+            echo, self._echo = self._echo, None
+            message = FromArbiter(
+                self.session, list(grants.values()), list(refusals.values()), echo
+            )
+            await self._context.write(write_arbiter(message))
+            self.messages_out += 1

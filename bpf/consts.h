@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
+/* Measured reasons for these numbers: README.md. */
+#ifndef FLOWSLOT_CONSTS_H
+#define FLOWSLOT_CONSTS_H
+
+#define AF_INET 2
+#define AF_INET6 10
+#define TCP_CONG_NON_RESTRICTED 1 /* jobs without privileges may select it */
+#define TCP_INFINITE_SSTHRESH 0x7fffffff
+#define FS_UNPACED (~0ULL)
+
+#define FS_MS 1000000ULL
+#define FS_SECOND (1000 * FS_MS)
+#define FS_IDLE_NS (5 * FS_MS)
+
+/* A flow notices a raised rate after one segment at the old one: below this rate (a held flow)
+ * that would be more than 6 ms. */
+#define FS_MIN_RATE 256000ULL
+
+/* Window rule: cwnd = max(3, 2 * rate * max(srtt, 250 us) / mss). */
+#define FS_MIN_CWND 3
+#define FS_MIN_RTT_US 250ULL
+
+/* Top-up: given up when the RTT is this share of the buffer above its minimum... */
+#define FS_QUEUE_PERCENT 30
+/* ... when the flow was idle this long, and it begins after so long a backlog. */
+#define FS_GAP_NS (1 * FS_MS)
+#define FS_SETTLE_NS (1 * FS_MS)
+/* Acknowledgements further apart than this count as this. */
+#define FS_GROW_NS (2 * FS_MS)
+
+/* Catching up: so much of the past counts, is repaid within so long, by at most one part in so
+ * many of the rate. Bytes ahead of the rate count up to FS_AHEAD. */
+#define FS_OWED_NS (2 * FS_MS)
+#define FS_REPAY_NS (4 * FS_MS)
+#define FS_REPAY_SHARE 4
+#define FS_AHEAD (1 << 17)
+
+#endif

@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
+/*
+ * The tables that the kernel program and the daemon share (flowslotd/pacing/layout.py mirrors
+ * them; tests/bpf/test_layout.py compares). Usable from C and from BPF, fixed-size types only.
+ */
+#ifndef FLOWSLOT_H
+#define FLOWSLOT_H
+
+#ifndef __VMLINUX_H__
+#include <linux/types.h>
+#endif
+
+enum fs_mode {
+	FS_OPEN = 0,     /* no entry, or its deadline has passed: ordinary TCP */
+	FS_CAPPED = 1,   /* ordinary TCP, paced at the reserved rate as a ceiling */
+	FS_RESERVED = 2, /* paced at reserved + top-up, whatever is lost */
+};
+
+enum fs_kind {
+	FS_NEW = 1,     /* a socket selected this congestion control */
+	FS_CLOSED = 2,  /* it closed, or selected another */
+	FS_START = 3,   /* it sends after having been idle for FS_IDLE_NS */
+	FS_DRAINED = 4, /* its acknowledged bytes reached drain_at */
+};
+
+#define FS_GUARANTEED 1u /* fs_ctl.flags: a live arbiter holds every link of the path */
+
+/* What the daemon wants of the flow in this slot; written through its mapping. Slot 0 is unused. */
+struct fs_ctl {
+	__u64 cookie;      /* whom the entry is for: a reused slot must not obey it */
+	__u64 deadline_ns; /* CLOCK_MONOTONIC; past it the flow is open */
+	__u64 reserved;    /* payload bytes/s */
+	__u64 ceiling;     /* payload bytes/s; bounds reserved + top-up */
+	__u64 drain_at;    /* report when this many bytes are acknowledged; 0: never */
+	__u32 growth;      /* top-up: payload bytes/s per ms; 0: none */
+	__u32 queue_us;    /* time that the smallest buffer of the path holds at its link's rate */
+	__u32 base_rtt_us; /* smallest RTT known for the path; 0: only the flow's own counts */
+	__u32 flags;
+	__u64 pad;
+};
+
+/* What the kernel knows of the flow in this slot. Slot 0 holds `high` and nothing else. */
+struct fs_stat {
+	__u64 cookie; /* 0: free. Written last when a flow arrives, cleared first when it leaves */
+	__u64 acked;  /* bytes, as tcp_info's tcpi_bytes_acked (SYN and FIN count one each) */
+	__u64 rate;   /* pacing rate now, payload bytes/s; all ones: unpaced */
+	__u64 extra;  /* top-up within it */
+	__u64 active_ns; /* last acknowledgement or transmission seen */
+	__u32 unsent; /* bytes that the application wrote and TCP has not sent yet */
+	__u32 srtt_us;
+	__u32 min_rtt_us;
+	__u32 rtt_us; /* latest sample */
+	__u32 retrans; /* segments */
+	__u32 cwnd;    /* segments */
+	__u32 mode;    /* enum fs_mode */
+	__u32 high;    /* slot 0: the highest slot ever used */
+	__u16 family;  /* AF_INET (address in the first 4 bytes) or AF_INET6 */
+	__u16 sport, dport;
+	__u16 pad0;
+	__u8 src[16], dst[16];
+	__u64 pad1[2];
+};
+
+struct fs_event {
+	__u64 cookie;
+	__u64 acked;
+	__u64 at_ns;
+	__u32 kind; /* enum fs_kind */
+	__u32 slot;
+	__u16 family, sport, dport, pad;
+	__u8 src[16], dst[16];
+};
+
+#endif

@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
+#ifndef FLOWSLOT_MAPS_H
+#define FLOWSLOT_MAPS_H
+
+/* The loader may set another size for all three before it loads. */
+#define FS_SLOTS 16384
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, FS_SLOTS);
+	__type(key, __u32);
+	__type(value, struct fs_ctl);
+} fs_ctl SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, FS_SLOTS);
+	__type(key, __u32);
+	__type(value, struct fs_stat);
+} fs_stat SEC(".maps");
+
+/* Free slots, filled by the loader, lowest on top: slots in use stay dense at the front. */
+struct {
+	__uint(type, BPF_MAP_TYPE_STACK);
+	__uint(max_entries, FS_SLOTS);
+	__type(value, __u32);
+} fs_free SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 20);
+} fs_events SEC(".maps");
+
+#endif

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asks the daemon of this host over its control socket."""
+
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+DEFAULT_RUNTIME_DIR = "/run/flowslot"
+RUNTIME_DIR_VARIABLE = "FLOWSLOT_RUNTIME_DIR"
+
+OK, FAILURE, BAD_INPUT, NO_DAEMON = 0, 1, 2, 3
+
+
+class CommandError(Exception):
+    """One sentence for the user, and the exit status."""
+
+    def __init__(self, text: str, status: int) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+def socket_path(given: Path | None, runtime_dir: Path | None) -> Path:
+    """The control socket: as given, else in the runtime directory given, of the environment, or
+    of the system."""
+    if given is not None:
+        return given
+    directory = runtime_dir or os.environ.get(RUNTIME_DIR_VARIABLE) or DEFAULT_RUNTIME_DIR
+    return Path(directory) / "control.sock"
+
+
+def ask(path: Path, command: str, timeout_s: float = 5.0) -> dict[str, Any]:
+    """The daemon's answer. Raises CommandError."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+            peer.settimeout(timeout_s)
+            peer.connect(os.fspath(path))
+            peer.sendall(json.dumps({"cmd": command}).encode() + b"\n")
+            with peer.makefile("rb") as stream:
+                line = stream.readline()
+        if not line:
+            raise OSError("it closed the connection without an answer")
+        answer = json.loads(line)
+    except (OSError, ValueError) as error:
+        raise CommandError(_unreachable(path, error), NO_DAEMON) from None
+    if answer["ok"]:
+        result: dict[str, Any] = answer["result"]
+        return result
+    status = BAD_INPUT if answer["kind"] == "config" else FAILURE
+    raise CommandError(answer["error"], status)
+
+
+def _unreachable(path: Path, error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        why = (
+            "there is no such socket: the daemon is not running, or uses another runtime directory"
+        )
+    elif isinstance(error, ConnectionRefusedError):
+        why = "nobody listens there any more: the daemon has ended"
+    elif isinstance(error, TimeoutError):
+        why = "it did not answer in time"
+    else:
+        why = getattr(error, "strerror", None) or str(error)
+    return (
+        f"no daemon at {path}: {why}. "
+        "Try `systemctl status flowslotd`, `flowslot doctor`, or --runtime-dir DIR."
+    )

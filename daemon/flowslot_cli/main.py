@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line `flowslot`.
+
+Exit status: 0 fine, 1 failure, 2 bad input or usage, 3 the daemon cannot be reached. Other
+packages add commands through the entry-point group `flowslot.commands`; they are imported only
+when they are called or listed, which keeps the start of every other command quick.
+"""
+
+import sys
+import time
+from enum import StrEnum
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from flowslot_cli.client import BAD_INPUT, CommandError, ask, socket_path
+
+PLUGINS = "flowslot.commands"
+
+
+class Output(StrEnum):
+    """How to print."""
+
+    TABLE = "table"
+    JSON = "json"
+    YAML = "yaml"
+
+
+def _plugins() -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=PLUGINS)}
+
+
+def _load(entry: EntryPoint) -> Any:
+    """A plug-in's command: from a typer app, or from a function that typer can wrap."""
+    try:
+        loaded = entry.load()
+    except Exception as error:
+        problem = f"command `{entry.name}` is not available: {type(error).__name__}: {error}"
+
+        def broken() -> None:
+            raise CommandError(problem, 1)
+
+        broken.__doc__ = f"(not available: {type(error).__name__})"
+        loaded = broken
+    if not isinstance(loaded, typer.Typer):
+        app = typer.Typer(add_completion=False, rich_markup_mode=None)
+        app.command(entry.name)(loaded)
+        loaded = app
+    command = typer.main.get_command(loaded)
+    command.name = entry.name
+    return command
+
+
+class Commands(TyperGroup):
+    """The built-in commands, and those of plug-ins."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """All names, built-in ones first."""
+        own = list(super().list_commands(ctx))
+        return own + sorted(set(_plugins()) - set(own))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """A command by its name; None: unknown."""
+        own = super().get_command(ctx, cmd_name)
+        if own is not None:
+            return own
+        entry = _plugins().get(cmd_name)
+        return _load(entry) if entry else None
+
+
+app = typer.Typer(
+    cls=Commands,
+    help="Staggers the flows of training jobs that share a network, slot by slot.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+OutputOption = Annotated[Output, typer.Option("-o", "--output", help="table, json or yaml")]
+SocketOption = Annotated[Path | None, typer.Option("--socket", help="the daemon's control socket")]
+RuntimeDirOption = Annotated[
+    Path | None, typer.Option("--runtime-dir", help="the daemon's runtime directory")
+]
+WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="refresh every second")]
+
+
+def _show(
+    command: str, output: Output, control: Path | None, runtime_dir: Path | None, watch: bool
+) -> None:
+    path = socket_path(control, runtime_dir)
+    if watch and output is not Output.TABLE:
+        raise CommandError("--watch goes with `-o table` only", BAD_INPUT)
+    answer = ask(path, command)
+    from flowslot_cli import render  # noqa: PLC0415  (heavy, and not needed for an error)
+
+    if not watch:
+        render.show(command, answer, output.value)
+        return
+    with render.live() as update:
+        while True:
+            update(command, answer)
+            time.sleep(1.0)
+            answer = ask(path, command)
+
+
+@app.command()
+def status(
+    output: OutputOption = Output.TABLE,
+    control: SocketOption = None,
+    runtime_dir: RuntimeDirOption = None,
+    watch: WatchOption = False,
+) -> None:
+    """The daemon: mode, policy, arbiter, lateness, counters, errors."""
+    _show("status", output, control, runtime_dir, watch)
+
+
+@app.command()
+def jobs(
+    output: OutputOption = Output.TABLE,
+    control: SocketOption = None,
+    runtime_dir: RuntimeDirOption = None,
+    watch: WatchOption = False,
+) -> None:
+    """Jobs with flows on this host: iteration, period, bytes, rate."""
+    _show("jobs", output, control, runtime_dir, watch)
+
+
+@app.command()
+def flows(
+    output: OutputOption = Output.TABLE,
+    control: SocketOption = None,
+    runtime_dir: RuntimeDirOption = None,
+    watch: WatchOption = False,
+) -> None:
+    """Flows that start at this host: path, remaining bytes, rate, and why."""
+    _show("flows", output, control, runtime_dir, watch)
+
+
+@app.command()
+def schedule(
+    output: OutputOption = Output.TABLE,
+    control: SocketOption = None,
+    runtime_dir: RuntimeDirOption = None,
+    watch: WatchOption = False,
+) -> None:
+    """The rate of each flow in the next slots."""
+    _show("schedule", output, control, runtime_dir, watch)
+
+
+@app.command()
+def links(
+    output: OutputOption = Output.TABLE,
+    control: SocketOption = None,
+    runtime_dir: RuntimeDirOption = None,
+    watch: WatchOption = False,
+) -> None:
+    """The load table: what is reserved on each link in the next slots."""
+    _show("links", output, control, runtime_dir, watch)
+
+
+@app.command()
+def reload(
+    output: OutputOption = Output.TABLE,
+    control: SocketOption = None,
+    runtime_dir: RuntimeDirOption = None,
+) -> None:
+    """Make the daemon read its configuration and topology again."""
+    _show("reload", output, control, runtime_dir, watch=False)
+
+
+@app.command()
+def version() -> None:
+    """The installed version."""
+    from importlib.metadata import version as installed  # noqa: PLC0415
+
+    typer.echo(f"flowslot {installed('flowslot')}")
+
+
+def main() -> None:
+    """Entry point of `flowslot`."""
+    try:
+        app(prog_name="flowslot")
+    except CommandError as error:
+        typer.echo(f"flowslot: {error}", err=True)
+        sys.exit(error.status)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(1)

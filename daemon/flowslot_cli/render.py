@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The daemon's answers as tables, JSON or YAML. Rates are shown in Mbit/s on the wire."""
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import yaml
+from flowslot.units import wire_bps
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+
+Data = dict[str, Any]
+NONE = "-"
+
+
+def show(command: str, data: Data, output: str) -> None:
+    """Print an answer in the chosen form."""
+    if output == "json":
+        print(json.dumps(data, indent=2))
+    elif output == "yaml":
+        yaml.safe_dump(data, sys.stdout, sort_keys=False, default_flow_style=None)
+    else:
+        console().print(TABLES[command](data))
+
+
+@contextmanager
+def live() -> Iterator[Callable[[str, Data], None]]:
+    """A view that is redrawn in place; call the result with each new answer."""
+    with Live(console=console(), auto_refresh=False, screen=sys.stdout.isatty()) as view:
+        yield lambda command, data: view.update(TABLES[command](data), refresh=True)
+
+
+def console() -> Console:
+    """As wide as the terminal; wide enough for every table when the output is no terminal."""
+    return Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+
+
+def mbps(rate: float | None) -> str:
+    """Payload bytes/s as Mbit/s on the wire."""
+    if rate is None or not math.isfinite(rate):
+        return NONE
+    value = wire_bps(rate) / 1e6
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def size(count: float | None) -> str:
+    """Bytes with a decimal unit."""
+    if count is None:
+        return NONE
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def seconds(value: float | None) -> str:
+    """Seconds with three digits."""
+    return NONE if value is None else f"{value:.3g} s"
+
+
+def _grid(rows: list[tuple[str, str]]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for name, text in rows:
+        table.add_row(f"[bold]{name}[/bold]", text)
+    return table
+
+
+def _percentiles(summary: Data) -> str:
+    if not summary["count"]:
+        return NONE
+    return (
+        f"p50 {summary['p50_us'] / 1e3:.2f}  p90 {summary['p90_us'] / 1e3:.2f}  "
+        f"p99 {summary['p99_us'] / 1e3:.2f}  max {summary['max_us'] / 1e3:.2f} ms "
+        f"({summary['count']})"
+    )
+
+
+def _counts(counts: Data) -> str:
+    return "  ".join(f"{name} {value}" for name, value in counts.items()) or NONE
+
+
+def status(data: Data) -> RenderableType:
+    """`flowslot status`."""
+    domain, slot, config = data["domain"], data["slot"], data["config"]
+    arbiter = domain["state"]
+    if domain.get("switch"):
+        arbiter += f" {domain['switch']}"
+    if domain.get("switch_pid"):
+        arbiter += f" (pid {domain['switch_pid']})"
+    offset = data["clock_offset_us"]
+    rows = [
+        ("daemon", f"{data['host']} (pid {data['pid']}), up {data['uptime_s']:.0f} s"),
+        ("mode", data["mode"]),
+        ("policy", data["policy"]),
+        ("pacing", f"{data['backend']}  {data['congestion_control'] or ''}".strip()),
+        ("arbiter", arbiter),
+        ("reservations", _counts(data["reservations"])),
+        ("slot", f"{slot['number']} of {slot['slot_ms']:g} ms, {slot['missed']} missed"),
+        ("lateness", _percentiles(slot["lateness"])),
+        ("decision time", _percentiles(data["decision"])),
+        ("negotiation", _percentiles(data["negotiation"])),
+        ("clock offset", NONE if offset is None else f"{offset / 1e3:.3f} ms"),
+        ("flows", _counts(data["flows"])),
+        ("records", _counts(data["records"])),
+        ("rate writes", f"{data['rate_writes']}  holds {data['holds']}"),
+        ("errors", _counts(data["errors"])),
+    ]
+    if data["last_error"]:
+        rows.append(("last error", data["last_error"]))
+    rows.append(("configuration", config["file"]))
+    if config["error"]:
+        rows.append(("", f"[red]not reloaded: {config['error']}[/red]"))
+    return _grid(rows)
+
+
+def jobs(data: Data) -> RenderableType:
+    """`flowslot jobs`."""
+    table = _table(
+        "job", "flows", "active", "iteration", "period", "per iteration", "left", "Mbit/s"
+    )
+    for job in data["jobs"]:
+        table.add_row(
+            job["job"],
+            str(job["flows"]),
+            str(job["active"]),
+            str(job["iteration"]),
+            seconds(job["period_s"]),
+            size(job["iteration_bytes"]),
+            size(job["remaining_bytes"]),
+            mbps(job["rate"]),
+        )
+    return _or_none(table, "no job has registered on this host")
+
+
+def flows(data: Data) -> RenderableType:
+    """`flowslot flows`."""
+    table = _table(
+        "job", "source", "destination", "state", "path", "left", "Mbit/s", "ceiling", "mode", "note"
+    )
+    for flow in data["flows"]:
+        table.add_row(
+            flow["job"],
+            f"{flow['src']}:{flow['sport']}",
+            f"{flow['dst']}:{flow['dport']}",
+            flow["state"],
+            " ".join(flow["path"]) or NONE,
+            size(flow["remaining_bytes"]),
+            mbps(flow["rate"]),
+            mbps(flow["ceiling"]),
+            flow["mode"],
+            flow["note"],
+        )
+    return _or_none(table, "no flow has been reported on this host")
+
+
+def schedule(data: Data) -> RenderableType:
+    """`flowslot schedule`."""
+    table = _table("job", "cookie", *(f"+{k}" for k in range(data["horizon"])))
+    for flow in data["flows"]:
+        table.add_row(flow["job"], f"{flow['cookie']:x}", *map(mbps, flow["rates"]))
+    head = f"slot {data['slot']}, Mbit/s in each of the next slots of {data['slot_ms']:g} ms"
+    return Group(head, _or_none(table, "no flow is paced"))
+
+
+def links(data: Data) -> RenderableType:
+    """`flowslot links`."""
+    table = _table("link", "switch", "Mbit/s", *(f"+{k}" for k in range(data["horizon"])))
+    for link in data["links"]:
+        load = link["load"] or [None] * data["horizon"]
+        table.add_row(
+            link["name"], link["switch"] or NONE, mbps(link["goodput"]), *(mbps(x) for x in load)
+        )
+    head = (
+        f"slot {data['slot']}, Mbit/s reserved in each of the next slots of {data['slot_ms']:g} ms"
+    )
+    return Group(head, _or_none(table, "the topology names no link"))
+
+
+def reload(data: Data) -> RenderableType:
+    """`flowslot reload`."""
+    return f"reloaded {data['file']}: {data['changed'] or 'nothing changed'}"
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in columns:
+        table.add_column(name, no_wrap=True)
+    return table
+
+
+def _or_none(table: Table, text: str) -> RenderableType:
+    return table if table.row_count else text
+
+
+TABLES: dict[str, Callable[[Data], RenderableType]] = {
+    "status": status,
+    "jobs": jobs,
+    "flows": flows,
+    "schedule": schedule,
+    "links": links,
+    "reload": reload,
+}

@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The clocks of a real host. Everything else is handed `now`."""
+
+import time
+
+from flowslot.slot import SlotClock, Tick
+from flowslot.units import Nanos
+
+
+def monotonic() -> Nanos:
+    """CLOCK_MONOTONIC in ns: what deadlines, durations and the BPF programs count in."""
+    return Nanos(time.monotonic_ns())
+
+
+def wall() -> int:
+    """CLOCK_REALTIME in ns: only aligns slots across hosts, and is shown."""
+    return time.time_ns()
+
+
+def read_slot(clock: SlotClock) -> tuple[Nanos, Tick]:
+    """Both clocks read together, and the slot they are in."""
+    now = monotonic()
+    return now, clock.observe(now, wall())

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The daemon's configuration file, and what it refers to."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from flowslot.errors import ConfigError, FlowslotError
+from flowslot.policy import registry
+from flowslot.settings import Settings, parse_toml
+from flowslot.slot import SlotGrid
+from flowslot.topology import Topology, parse_topology
+from flowslot.units import MILLISECOND, Nanos
+from pydantic import Field, FiniteFloat
+
+Name = Annotated[str, Field(min_length=1, max_length=64)]
+
+
+class PacingSettings(Settings):
+    """How flows are paced. `hard`: no top-up beyond the reserved rate."""
+
+    backend: Literal["auto", "bpf", "socket", "none"] = "auto"
+    hard: bool = False
+
+
+class StaticSettings(Settings):
+    """For policy `static`: how many flows can use each link (by its name)."""
+
+    flows_on_link: dict[Name, Annotated[int, Field(gt=0)]] = Field(default_factory=dict)
+
+
+class ArbiterSettings(Settings):
+    """The daemon's own arbiter, used when no switch process holds its links."""
+
+    target: Annotated[FiniteFloat, Field(gt=0, le=1)] = 0.96
+    floor_share: Annotated[FiniteFloat, Field(gt=0, le=1)] = 0.125
+
+
+class DaemonSettings(Settings):
+    """`flowslotd --config FILE`."""
+
+    host: Name
+    instance: Name | None = None
+    mode: Literal["observe", "enforce"] = "observe"
+    policy: Name = "stagger"
+    topology: Name = "topology.toml"
+    runtime_dir: str = Field(default="/run/flowslot", min_length=1, max_length=90)
+    slot_ms: Annotated[FiniteFloat, Field(ge=5, le=1000)] = 60.0
+    horizon: Annotated[int, Field(ge=1, le=1000)] = 10
+    use_switch: bool = True
+    pacing: PacingSettings = PacingSettings()
+    static: StaticSettings = StaticSettings()
+    arbiter: ArbiterSettings = ArbiterSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """A configuration that was read and checked as a whole."""
+
+    file: Path
+    topology_file: Path
+    settings: DaemonSettings
+    topology: Topology
+
+    @property
+    def instance(self) -> str:
+        """Tells this daemon from others on the same kernel."""
+        return self.settings.instance or self.settings.host
+
+    @property
+    def grid(self) -> SlotGrid:
+        """The slots."""
+        slot_ns = Nanos(round(self.settings.slot_ms * MILLISECOND))
+        return SlotGrid(slot_ns, self.settings.horizon)
+
+    @property
+    def runtime_dir(self) -> Path:
+        """Where the sockets are."""
+        return Path(self.settings.runtime_dir)
+
+
+FIXED = ("instance", "runtime_dir", "slot_ms", "horizon", "pacing")
+"""What only a restart changes: sockets, slots and programs in the kernel depend on it."""
+
+
+def load(file: Path) -> Config:
+    """Read the configuration and its topology. Raises ConfigError (file, field, what is right)."""
+    settings = parse_toml(read(file), str(file), DaemonSettings)
+    topology_file = file.parent / settings.topology
+    try:
+        text = topology_file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        problem = f"cannot read {topology_file}: {_reason(error)}"
+        raise ConfigError(str(file), "topology", problem) from None
+    topology = parse_topology(text, str(topology_file))
+    _check(settings, topology, str(file))
+    return Config(file, topology_file, settings, topology)
+
+
+def read(file: Path) -> str:
+    """The text of a file. Raises ConfigError."""
+    try:
+        return file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(str(file), "", f"cannot be read: {_reason(error)}") from None
+
+
+def changed(old: Config, new: Config) -> list[str]:
+    """Names of what a reload changes. Raises ConfigError for what needs a restart."""
+    names = [
+        name
+        for name in DaemonSettings.model_fields
+        if getattr(old.settings, name) != getattr(new.settings, name)
+    ]
+    for name in names:
+        if name in FIXED:
+            raise ConfigError(str(new.file), name, "cannot change while running; restart flowslotd")
+    if old.topology.settings != new.topology.settings:
+        names.append("topology links")
+    return names
+
+
+def _check(settings: DaemonSettings, topology: Topology, source: str) -> None:
+    if settings.host not in topology.hosts:
+        known = ", ".join(list(topology.hosts)[:8])
+        problem = (
+            f'no host is called "{settings.host}" in {settings.topology}; must be one of: {known}'
+        )
+        raise ConfigError(source, "host", problem)
+    try:
+        registry.get(settings.policy)
+    except FlowslotError as error:
+        raise ConfigError(source, "policy", str(error)) from None
+    for link in settings.static.flows_on_link:
+        if link not in topology.link_index:
+            problem = f'no link is called "{link}" in {settings.topology}'
+            raise ConfigError(source, f"static.flows_on_link.{link}", problem)
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)

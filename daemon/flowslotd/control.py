@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The control socket: one JSON line in, one JSON line out, over a unix stream socket.
+
+`{"cmd": "status"}` -> `{"ok": true, "result": ...}` or `{"ok": false, "kind": ..., "error": ...}`,
+where `kind` is `request`, `permission`, `config` or `internal`. Anyone on the host may read; what
+changes the daemon is for root and for the daemon's own user or group (SO_PEERCRED).
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import struct
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+
+from flowslot.errors import ConfigError, FlowslotError
+
+Json = dict[str, object]
+Answer = Json | Awaitable[Json]
+Handler = Callable[[], Answer]
+MAX_CLIENTS = 64
+MAX_REQUEST_BYTES = 4096
+IDLE_S = 30.0
+
+
+class AlreadyRunning(FlowslotError):
+    """Another daemon answers on the socket that we were told to use."""
+
+
+class Control:
+    """Serves `readers` to everyone and `writers` to those who may change the daemon."""
+
+    def __init__(
+        self,
+        path: Path,
+        readers: Mapping[str, Handler],
+        writers: Mapping[str, Handler],
+        on_bug: Callable[[str, BaseException], None],
+    ) -> None:
+        self._path = path
+        self._readers = readers
+        self._writers = writers
+        self._on_bug = on_bug
+        self._server: asyncio.Server | None = None
+        self._inode = 0
+        self._clients: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Listen. Raises AlreadyRunning, or OSError when the directory cannot be written."""
+        claim(self._path)
+        self._server = await asyncio.start_unix_server(
+            self._serve, path=self._path, limit=MAX_REQUEST_BYTES
+        )
+        self._path.chmod(0o666)
+        self._inode = self._path.stat().st_ino
+
+    async def stop(self) -> None:
+        """Close the socket, and remove it if it is still ours (a successor may have come)."""
+        if self._server is not None:
+            self._server.close()
+        for task in self._clients:
+            task.cancel()
+        with contextlib.suppress(OSError):
+            if self._path.stat().st_ino == self._inode:
+                self._path.unlink()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        if len(self._clients) >= MAX_CLIENTS:
+            writer.close()
+            return
+        self._clients.add(task)
+        try:
+            peer = writer.get_extra_info("socket")
+            while line := await asyncio.wait_for(reader.readline(), IDLE_S):
+                answer = await self._answer(line, may_change=_may_change(peer))
+                writer.write(json.dumps(answer, allow_nan=False).encode() + b"\n")
+                await writer.drain()
+        except (OSError, ValueError, TimeoutError, asyncio.CancelledError):
+            pass  # gone, silent, or a line beyond the limit: all this client's own affair
+        finally:
+            self._clients.discard(task)
+            writer.close()
+
+    async def _answer(self, line: bytes, may_change: bool) -> Json:
+        try:
+            request = json.loads(line)
+            command = str(request["cmd"])
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return _refuse("request", 'must be a JSON line such as {"cmd": "status"}')
+        handler = self._readers.get(command)
+        if handler is None and command in self._writers:
+            if not may_change:
+                return _refuse("permission", f"`{command}` is for root and the daemon's own user")
+            handler = self._writers[command]
+        if handler is None:
+            known = ", ".join([*self._readers, *self._writers])
+            return _refuse("request", f"unknown command {command[:40]!r}; known: {known}")
+        try:
+            result = handler()
+            return {"ok": True, "result": result if isinstance(result, dict) else await result}
+        except ConfigError as error:
+            return _refuse("config", str(error))
+        except Exception as error:  # a bug in a report must not end the daemon
+            self._on_bug(f"control command {command}", error)
+            return _refuse("internal", f"{type(error).__name__}: {error}")
+
+
+def claim(path: Path) -> None:
+    """Remove the socket of a dead predecessor. Raises AlreadyRunning when one answers there."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(os.fspath(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+        else:
+            raise AlreadyRunning(
+                f"another flowslotd answers on {path}; stop it, or give this one its own "
+                "`runtime_dir`"
+            )
+
+
+def _may_change(peer: socket.socket) -> bool:
+    raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    _pid, uid, gid = struct.unpack("3i", raw)
+    return uid in (0, os.getuid()) or gid == os.getgid()
+
+
+def _refuse(kind: str, error: str) -> Json:
+    return {"ok": False, "kind": kind, "error": error}

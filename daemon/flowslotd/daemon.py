@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The running daemon: sockets, timers and signals around the slot loop.
+
+The only place where clocks are read. A bug in one pass is counted and logged, flows are let go,
+and the daemon goes on: training never stops because of us.
+"""
+
+import asyncio
+import gc
+import logging
+import signal
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import ParamSpec
+
+from flowslot.errors import ConfigError, FlowslotError
+from flowslot.slot import SlotClock
+from flowslot.units import MILLISECOND, SECOND, Nanos
+from flowslot_shm.layout import Message
+
+from flowslotd import report
+from flowslotd.clock import monotonic, read_slot
+from flowslotd.config import Config, changed, load
+from flowslotd.control import Control, Json, claim
+from flowslotd.engine import Engine
+from flowslotd.flowtable import FlowTable
+from flowslotd.metrics import Metrics
+from flowslotd.ownership import holds_socket
+from flowslotd.registration import Record, RegistrationServer
+from flowslotd.sdnotify import Notifier
+
+_log = logging.getLogger(__name__)
+P = ParamSpec("P")
+
+GATHER_NS = MILLISECOND // 2
+"""Events this close together share a pass: a job's sockets start one right after the other."""
+BUSY = 3
+"""After a pass at events at least so many times its duration passes before the next one."""
+LOG_EVERY_NS = 10 * SECOND
+
+
+class Daemon:
+    """One daemon of one host."""
+
+    def __init__(self, config: Config) -> None:
+        """Touches nothing outside this process."""
+        self.config = config
+        self.config_error = ""
+        self.metrics = Metrics()
+        self.table = FlowTable(config.topology, config.settings.host, holds_socket)
+        self.started_ns = monotonic()
+        self.slot = 0
+        self.registration = RegistrationServer(
+            str(config.runtime_dir / "register.sock"), "", self._joined, self._rang, self._left
+        )
+        self.engine: Engine
+        self._clock = SlotClock(config.grid)
+        self._notifier = Notifier()
+        self._touched: dict[int, Record] = {}
+        self._gathering: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._logged_ns: dict[str, Nanos] = {}
+        self._reloading: asyncio.Task[None] | None = None
+        self._stop = asyncio.Event()
+
+    async def run(self) -> None:
+        """Serve until SIGTERM or SIGINT; everything is restored then.
+
+        Raises OSError or FlowslotError when the daemon cannot start.
+        """
+        directory = self.config.runtime_dir
+        directory.mkdir(parents=True, exist_ok=True)
+        claim(directory / "control.sock")
+        self._loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._stop.set)
+        control = Control(
+            directory / "control.sock",
+            {name: partial(show, self) for name, show in report.COMMANDS.items()},
+            {"reload": self.reload},
+            self.bug,
+        )
+        self.engine = self._build(self.config)
+        try:
+            await self._begin()
+            await self.registration.start()
+            await control.start()
+            self._loop.add_signal_handler(signal.SIGHUP, self._hang_up)
+            # What lives now lives on: keeps the collector's pauses out of the slots.
+            gc.collect()
+            gc.freeze()
+            self._next_slot()
+            self._notifier.ready(self._describe())
+            _log.info("ready: %s", self._describe())
+            await self._stop.wait()
+        finally:
+            self._notifier.stopping()
+            for timer in (self._timer, self._gathering):
+                if timer is not None:
+                    timer.cancel()
+            await self._end()
+            await self.registration.close()
+            await control.stop()
+
+    def bug(self, kind: str, error: BaseException) -> None:
+        """Count an error that should not be; log each kind now and then."""
+        self.metrics.error(kind, f"{type(error).__name__}: {error}")
+        now = monotonic()
+        if now - self._logged_ns.get(kind, -LOG_EVERY_NS) >= LOG_EVERY_NS:
+            self._logged_ns[kind] = now
+            count = self.metrics.errors[kind]
+            _log.error("%s failed (%d times so far)", kind, count, exc_info=error)
+
+    # -- slots and events -------------------------------------------------------------------
+
+    def _next_slot(self) -> None:
+        """Set the timer: the middle of this slot (entries are refreshed there), then its end."""
+        now, tick = read_slot(self._clock)
+        self.slot = tick.slot
+        half = tick.boundary_ns - self._clock.grid.slot_ns // 2
+        if now < half:
+            self._timer = self._loop.call_at(half / SECOND, self._at_half, tick.boundary_ns)
+        else:
+            self._at_half(tick.boundary_ns)
+
+    def _at_half(self, boundary_ns: Nanos) -> None:
+        self._guard("refresh", self.engine.loop.refresh, monotonic())
+        self._timer = self._loop.call_at(boundary_ns / SECOND, self._at_slot, boundary_ns)
+
+    def _at_slot(self, boundary_ns: Nanos) -> None:
+        now, tick = read_slot(self._clock)
+        if now < boundary_ns:  # timers are floating-point seconds
+            self._timer = self._loop.call_later(1e-5, self._at_slot, boundary_ns)
+            return
+        metrics = self.metrics
+        metrics.lateness.add(now - boundary_ns)
+        metrics.slots += 1
+        metrics.slots_missed += max(tick.slot - self.slot - 1, 0)
+        self._guard("slot", self.engine.loop.on_slot, now, tick.slot)
+        metrics.decision.add(monotonic() - now)
+        self._notifier.watchdog()
+        self._next_slot()
+
+    def _soon(self) -> None:
+        """Run a pass for what was touched, together with what is touched until then."""
+        if self._gathering is None:
+            wait = max(GATHER_NS, BUSY * self.metrics.replan.last_ns)
+            self._gathering = self._loop.call_later(wait / SECOND, self._at_events)
+
+    def _at_events(self) -> None:
+        self._gathering = None
+        touched, self._touched = self._touched, {}
+        now = monotonic()
+        self._guard("events", self.engine.loop.on_events, now, touched.values())
+        self.metrics.replan.add(monotonic() - now)
+
+    def _guard(self, kind: str, work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        """A bug ends neither the daemon nor a job: let the flows go, and go on."""
+        try:
+            work(*args, **kwargs)
+        except Exception as error:
+            self.bug(kind, error)
+            try:
+                self.engine.loop.release()
+            except Exception as again:  # the entries lapse by themselves
+                self.bug("release", again)
+
+    def _on_grants(self, now: Nanos, grants: Sequence[tuple[int, float, float]]) -> None:
+        self._guard("grants", self.engine.loop.on_grants, now, grants)
+
+    def _on_kernel(self) -> None:
+        assert self.engine.pacer is not None
+        for event in self.engine.pacer.events():
+            row = self.table.find(event.cookie)
+            if event.kind == "closed":
+                self.table.closed(event.cookie)
+                continue
+            if event.kind == "new":
+                self.engine.loop.on_new(event.cookie)
+            if row is not None:
+                record = self.registration.records.get(self.table.infos[row].source)
+                if record is not None:
+                    self._touched[record.id] = record
+        self._soon()
+
+    def _joined(self, record: Record) -> None:
+        self._touched[record.id] = record
+        self._soon()
+
+    def _rang(self, record: Record, slot: int, message: Message) -> None:
+        self._touched[record.id] = record
+        self._soon()
+
+    def _left(self, record: Record) -> None:
+        self._touched.pop(record.id, None)
+        self.table.forget(record.id)
+        self._soon()
+
+    # -- engines ----------------------------------------------------------------------------
+
+    def _build(self, config: Config, old: Engine | None = None) -> Engine:
+        return Engine(
+            config,
+            table=self.table,
+            records=self.registration.records.values,
+            on_grants=self._on_grants,
+            pacer=old.pacer if old else None,
+        )
+
+    async def _begin(self) -> None:
+        engine = self.engine
+        await engine.start()
+        self.registration.set_congestion_control(engine.congestion_control)
+        fd = engine.pacer.event_fd() if engine.pacer else None
+        if fd is not None:
+            self._loop.add_reader(fd, self._guard, "kernel events", self._on_kernel)
+
+    async def _end(self, keep_pacer: bool = False) -> None:
+        engine = self.engine
+        fd = engine.pacer.event_fd() if engine.pacer else None
+        if fd is not None:
+            self._loop.remove_reader(fd)
+        await engine.stop(keep_pacer)
+
+    def _hang_up(self) -> None:
+        """SIGHUP."""
+        if self._reloading is None or self._reloading.done():
+            self._reloading = self._loop.create_task(self._reload_quietly())
+
+    async def _reload_quietly(self) -> None:
+        try:
+            await self.reload()
+        except FlowslotError as error:
+            _log.error("not reloaded: %s", error)
+        except Exception as error:
+            self.bug("reload", error)
+
+    async def reload(self) -> Json:
+        """Read the configuration again; a bad one changes nothing. Raises ConfigError."""
+        self._notifier.reloading(monotonic())
+        try:
+            config = load(self.config.file)
+            names = changed(self.config, config)
+            if names:
+                await self._replace(config)
+        except FlowslotError as error:
+            self.config_error = str(error)
+            raise
+        finally:
+            self._notifier.ready(self._describe())
+        self.config_error = ""
+        _log.info("reloaded: %s", ", ".join(names) or "nothing changed")
+        return {"file": str(config.file), "changed": ", ".join(names)}
+
+    async def _replace(self, config: Config) -> None:
+        try:
+            engine = self._build(config, self.engine)
+        except FlowslotError as error:
+            raise ConfigError(str(config.file), "", str(error)) from None
+        await self._end(keep_pacer=engine.pacer is self.engine.pacer)
+        self.table.remap(config.topology, config.settings.host)
+        self.table.take_gone()  # the old arbiter was told by the end of its engine
+        self.config, self.engine = config, engine
+        await self._begin()
+
+    def _describe(self) -> str:
+        settings, engine = self.config.settings, self.engine
+        name = f" as {engine.congestion_control}" if engine.congestion_control else ""
+        return f"{settings.host}: {settings.mode}, {settings.policy}, pacing {engine.backend}{name}"

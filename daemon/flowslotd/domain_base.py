@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the rest of the daemon knows of those that negotiate for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from flowslot.grantbook import Changes
+from flowslot.messages import Demand, Done
+from flowslot.policy.base import Floats
+from flowslot.units import Nanos
+
+from flowslotd.metrics import Durations, Summary
+
+Grants = list[tuple[int, float, float]]
+"""(flow, rate, ceiling), payload bytes/s; NaN: nobody has a say, leave the flow alone."""
+OnGrants = Callable[[Nanos, Sequence[tuple[int, float, float]]], None]
+"""Called in the loop's thread; the grants must be in force when it returns."""
+
+
+@dataclass(slots=True)
+class DomainStats:
+    """What negotiation has brought, over the life of a domain."""
+
+    granted: int = 0
+    refused: int = 0
+    preempted: int = 0
+    expired: int = 0
+    messages_out: int = 0
+    messages_in: int = 0
+    last_error: str = ""
+    negotiation: Durations = field(default_factory=Durations)
+    """From the demand of a flow that has nothing to its first grant."""
+    round_trip: Durations = field(default_factory=Durations)
+    """From a heartbeat to its echo."""
+
+    def count(self, changes: Changes) -> None:
+        """Take changes of grants into account."""
+        self.granted += len(changes.raised)
+        self.preempted += len(changes.lowered)
+
+    def reservations(self) -> dict[str, int]:
+        """Raises, refusals, lowers and lost leases, as this daemon saw them."""
+        return {
+            "granted": self.granted,
+            "refused": self.refused,
+            "preempted": self.preempted,
+            "expired": self.expired,
+        }
+
+
+class Domain(Protocol):
+    """A contention domain as the daemon sees it. Answers through OnGrants, now or later."""
+
+    @property
+    def lease_end(self) -> Nanos | None:
+        """Until when the present grants may be enforced (monotonic); None: no end."""
+        ...
+
+    @property
+    def grpc_connections(self) -> int:
+        """Open connections to switch processes."""
+        ...
+
+    def demand(self, now: Nanos, demands: Sequence[Demand]) -> None:
+        """These flows are new or have changed. `links` are indices into the topology."""
+        ...
+
+    def done(self, now: Nanos, dones: Sequence[Done]) -> None:
+        """These flows are gone."""
+        ...
+
+    def grant(self, flow: int) -> tuple[float, float]:
+        """Present (rate, ceiling) of a flow; NaN: nobody has a say (yet)."""
+        ...
+
+    def covers(self, links: tuple[int, ...]) -> bool:
+        """A live arbiter holds every one of these links."""
+        ...
+
+    def describe(self) -> dict[str, object]:
+        """For `flowslot status`."""
+        ...
+
+    def reservations(self) -> dict[str, int]:
+        """For `flowslot status` and as evidence of a run."""
+        ...
+
+    def negotiation(self) -> Summary:
+        """For `flowslot status`."""
+        ...
+
+    def clock_offset_us(self) -> float | None:
+        """Wall clock of the switch minus ours; None: unknown."""
+        ...
+
+    async def load_table(self, now: Nanos) -> Floats | None:
+        """Reserved rates, float64[L, K] over the topology's links; NaN: not known."""
+        ...
+
+    async def start(self) -> None:
+        """Begin to negotiate."""
+        ...
+
+    async def close(self) -> None:
+        """End it; nothing is called back any more."""
+        ...

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every way of pacing flows offers to the daemon."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+UNPACED = 2**64 - 1
+"""A rate in `FlowCounters.rate`: no limit."""
+
+Kind = Literal["new", "closed", "start", "drained"]
+
+
+class PacingError(Exception):
+    """A back end cannot work on this host; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class PaceEntry:
+    """What one flow shall do. Rates in payload bytes/s."""
+
+    cookie: int
+    reserved: float
+    ceiling: float
+    """Bounds the reserved rate plus its top-up."""
+    guaranteed: bool
+    """A live arbiter holds every link of the path: losses need not lower the rate."""
+    growth: float
+    """Bytes/s of top-up per ms while the path's queue is short; 0: no top-up."""
+    queue_us: int = 1000
+    """How long the smallest buffer of the path lasts at its link's rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelEvent:
+    """Something that happened to a socket that uses our congestion control."""
+
+    kind: Kind
+    cookie: int
+    src: str
+    sport: int
+    dst: str
+    dport: int
+    acked: int = 0
+    """Acknowledged bytes at that moment."""
+    at_ns: int = 0
+    """CLOCK_MONOTONIC."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlowCounters:
+    """Counters of all live flows: arrays of one length, unordered."""
+
+    cookie: NDArray[np.uint64]
+    acked: NDArray[np.uint64]
+    """Acknowledged bytes, retransmissions counted once (SYN and FIN count one byte each)."""
+    srtt_us: NDArray[np.uint32]
+    min_rtt_us: NDArray[np.uint32]
+    """All ones: not measured yet."""
+    retrans: NDArray[np.uint32]
+    """Segments."""
+    rate: NDArray[np.uint64]
+    """Pacing rate, payload bytes/s, or UNPACED."""
+    unsent: NDArray[np.uint32]
+    """Bytes that the application has written and TCP has not sent yet."""
+
+    @staticmethod
+    def none() -> "FlowCounters":
+        """Counters of no flow."""
+        big, small = np.zeros(0, np.uint64), np.zeros(0, np.uint32)
+        return FlowCounters(big, big, small, small, small, big, small)
+
+
+class Pacer(Protocol):
+    """A way of pacing flows. Not thread-safe: one caller at a time."""
+
+    @property
+    def name(self) -> str:
+        """`bpf`, `socket` or `none`."""
+        ...
+
+    @property
+    def congestion_control(self) -> str:
+        """What jobs select with TCP_CONGESTION; empty: nothing."""
+        ...
+
+    def open(self) -> None:
+        """Take what is needed from the kernel. Raises PacingError."""
+        ...
+
+    def close(self) -> None:
+        """Free all flows and leave nothing behind. Harmless when not open."""
+        ...
+
+    def attach(self, cookie: int, pid: int, fd: int) -> None:
+        """Descriptor `fd` of process `pid` is this flow's socket (only `socket` needs it)."""
+        ...
+
+    def apply(self, entries: Sequence[PaceEntry], deadline_ns: int) -> int:
+        """Set the entries of these flows; valid until `deadline_ns` (CLOCK_MONOTONIC).
+
+        Unknown flows are passed over. Returns how many entries really changed.
+        """
+        ...
+
+    def refresh(self, deadline_ns: int) -> None:
+        """Extend all entries that are set."""
+        ...
+
+    def release(self, cookie: int) -> None:
+        """Let go of one flow: from now on it is ordinary TCP."""
+        ...
+
+    def counters(self) -> FlowCounters:
+        """What the kernel knows of the flows."""
+        ...
+
+    def event_fd(self) -> int | None:
+        """Readable when `events()` has something; None: never."""
+        ...
+
+    def events(self) -> list[KernelEvent]:
+        """What has happened since the last call."""
+        ...
+
+    def watch(self, cookie: int, acked_target: int) -> None:
+        """Ask for one `drained` event when the flow's acknowledged bytes reach the target."""
+        ...

@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pacing by our own congestion control in the kernel (bpf/flowslot.bpf.c).
+
+The rate table is shared memory: setting the rates of all flows takes no system call. Nothing is
+pinned; the registration hangs on a link, so that the kernel removes the name when this process
+dies, and the flows become ordinary TCP when their deadlines pass. Before Linux 6.4, which has no
+such link, a guardian process removes the name.
+"""
+
+import errno
+import mmap
+import os
+import re
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flowslotd.pacing.base import FlowCounters, KernelEvent, Kind, PaceEntry, PacingError
+from flowslotd.pacing.guard import Guard
+from flowslotd.pacing.layout import CTL, EVENT, GUARANTEED, SLOTS, STAT, EventKind, address
+from flowslotd.pacing.libbpf import F_LINK, Map, Object, RingBuffer
+
+PLACEHOLDER = b"fs_placeholder_\0"
+OBJECT = "flowslot.bpf.o"
+PLACES = (
+    Path(__file__).parent / OBJECT,
+    Path(__file__).parents[3] / "bpf" / OBJECT,
+    Path("/usr/lib/flowslot") / OBJECT,
+)
+KINDS: dict[int, Kind] = {
+    EventKind.NEW: "new",
+    EventKind.CLOSED: "closed",
+    EventKind.START: "start",
+    EventKind.DRAINED: "drained",
+}
+_SET = ("reserved", "ceiling", "growth", "queue_us", "flags")
+
+Slots = NDArray[np.intp]
+
+
+def object_file() -> Path | None:
+    """The compiled program, if there is one."""
+    return next((place for place in PLACES if place.is_file()), None)
+
+
+def unique_name(instance: str) -> str:
+    """A name for this process's congestion control: at most 15 characters, as the kernel wants."""
+    return f"fs_{re.sub(r'[^A-Za-z0-9-]', '-', instance)[:7]}_{secrets.token_hex(2)}"
+
+
+class BpfPacer:
+    """See `Pacer`."""
+
+    name = "bpf"
+
+    def __init__(self, instance: str, slots: int = SLOTS) -> None:
+        self.congestion_control = unique_name(instance)
+        self._slots = -(-slots // 64) * 64  # whole pages
+        self._object: Object | None = None
+        self._ring: RingBuffer | None = None
+        self._link: int | None = None
+        self._guard: Guard | None = None
+        self._stat = np.zeros(1, STAT)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._ctl = np.zeros(1, CTL)
+        self._index: dict[int, int] = {}
+        self._live: Slots = np.zeros(0, np.intp)
+        self._watched: dict[int, int] = {}
+        self._pending: list[bytes] = []
+
+    # -- life ---------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Load, register, map. Raises PacingError."""
+        file = object_file()
+        if file is None:
+            raise PacingError(f"{OBJECT} is missing: build it with `make -C bpf`")
+        elf = file.read_bytes()
+        if elf.count(PLACEHOLDER) != 1:
+            raise PacingError(f"{file} is not the program that this version expects: rebuild it")
+        elf = elf.replace(PLACEHOLDER, self.congestion_control.encode().ljust(16, b"\0"))
+        try:
+            try:
+                self._load(elf, link=True)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                self.close()
+                self._load(elf, link=False)
+        except OSError as error:
+            self.close()
+            raise PacingError(f"the kernel refuses {file.name}: {error}") from error
+
+    def _load(self, elf: bytes, *, link: bool) -> None:
+        obj = self._object = Object(elf)
+        ops = obj.map("fs_ops")
+        if link:
+            ops.set_flags(F_LINK)
+        for name in ("fs_ctl", "fs_stat", "fs_free"):
+            obj.map(name).set_max_entries(self._slots)
+        obj.load()
+        free = obj.map("fs_free")
+        for slot in range(self._slots - 1, 0, -1):
+            free.push(slot)
+        self._ctl = self._map(obj.map("fs_ctl"), CTL, writable=True)
+        self._stat = self._map(obj.map("fs_stat"), STAT, writable=False)
+        self._ring = RingBuffer(obj.map("fs_events").fd, self._pending.append)
+        self._link = ops.attach_struct_ops(link=link)
+        if not link:
+            self._guard = Guard(struct_ops=ops.fd)
+
+    def _map(self, table: Map, dtype: np.dtype[Any], *, writable: bool) -> NDArray[np.void]:
+        access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        shared = mmap.mmap(table.fd, self._slots * dtype.itemsize, mmap.MAP_SHARED, access)
+        return np.frombuffer(shared, dtype)
+
+    def close(self) -> None:
+        """Make all flows ordinary TCP and unregister."""
+        self._ctl["deadline_ns"] = 0
+        if self._ring is not None:
+            self._ring.close()
+            self._ring = None
+        if self._link is not None:
+            os.close(self._link)
+            self._link = None
+        if self._guard is not None:
+            self._guard.close()
+            self._guard = None
+        if self._object is not None:
+            self._object.close()
+            self._object = None
+        self._stat = np.zeros(1, STAT)
+        self._forget()
+
+    # -- the table ----------------------------------------------------------------------------
+
+    def attach(self, cookie: int, pid: int, fd: int) -> None:
+        """Nothing to do: the flow comes to us by selecting our congestion control."""
+
+    def apply(self, entries: Sequence[PaceEntry], deadline_ns: int) -> int:
+        """See `Pacer`. No system call."""
+        slots, entries = self._find(entries)
+        if not entries:
+            return 0
+        want = np.array(
+            [
+                (e.cookie, 0, e.reserved, e.ceiling, 0, e.growth, e.queue_us, 0, e.guaranteed, 0)
+                for e in entries
+            ],
+            CTL,
+        )
+        want["flags"] *= GUARANTEED
+        ctl = self._ctl
+        strange = ctl["cookie"][slots] != want["cookie"]
+        self._claim(slots[strange], want["cookie"][strange])
+        have = ctl[slots]
+        changed = strange | (have["deadline_ns"] == 0)
+        for field in _SET:
+            changed |= have[field] != want[field]
+        at = slots[changed]
+        for field in _SET:
+            ctl[field][at] = want[field][changed]
+        ctl["deadline_ns"][slots] = deadline_ns
+        self._live = np.union1d(self._live, slots)
+        return int(np.count_nonzero(changed))
+
+    def refresh(self, deadline_ns: int) -> None:
+        """See `Pacer`. Also tells flows of one path the smallest RTT that any of them has seen:
+        one that began behind a standing queue takes that queue for the path's length."""
+        live = self._live = self._live[self._owned(self._live)]
+        self._ctl["deadline_ns"][live] = deadline_ns
+        if not live.size:
+            return
+        stat = self._stat[live]
+        _, path = np.unique(
+            np.concatenate([stat["src"], stat["dst"]], axis=1), axis=0, return_inverse=True
+        )
+        base = np.full(path.max() + 1, 2**32 - 1, np.uint32)
+        np.minimum.at(base, path, stat["min_rtt_us"])
+        self._ctl["base_rtt_us"][live] = base[path]
+
+    def release(self, cookie: int) -> None:
+        """See `Pacer`."""
+        slot = self._slot(cookie)
+        if slot and self._ctl["cookie"][slot] == cookie:
+            self._ctl["deadline_ns"][slot] = 0
+            self._ctl["drain_at"][slot] = 0
+            self._live = self._live[self._live != slot]
+        self._watched.pop(cookie, None)
+
+    def _find(self, entries: Sequence[PaceEntry]) -> tuple[Slots, list[PaceEntry]]:
+        """The slots of the entries that have one, and these entries; the last of a cookie wins."""
+        found: list[PaceEntry] = []
+        slots: list[int] = []
+        for entry in {e.cookie: e for e in entries}.values():
+            slot = self._slot(entry.cookie)
+            if slot:
+                found.append(entry)
+                slots.append(slot)
+        return np.array(slots, np.intp), found
+
+    def _slot(self, cookie: int) -> int:
+        """The flow's slot; 0: it has none."""
+        slot = self._index.get(cookie, 0)
+        if cookie and self._stat["cookie"][slot] != cookie:
+            self._scan()
+            slot = self._index.get(cookie, 0)
+        return slot
+
+    def _scan(self) -> NDArray[np.void]:
+        """A copy of the table's used part, and from it, who is where."""
+        rows = self._stat[: int(self._stat["high"][0]) + 1].copy()
+        rows["cookie"][0] = 0
+        # A slot that changed hands while it was copied counts as free this time.
+        rows["cookie"][self._stat["cookie"][: len(rows)] != rows["cookie"]] = 0
+        used = np.flatnonzero(rows["cookie"])
+        self._index = dict(zip(rows["cookie"][used].tolist(), used.tolist(), strict=True))
+        return rows[used]
+
+    def _owned(self, slots: Slots) -> NDArray[np.bool_]:
+        owned: NDArray[np.bool_] = self._ctl["cookie"][slots] == self._stat["cookie"][slots]
+        return owned
+
+    def _claim(self, slots: Slots, cookies: NDArray[np.uint64]) -> None:
+        """Make entries of slots that another flow had before ours."""
+        self._ctl["deadline_ns"][slots] = 0
+        self._ctl["drain_at"][slots] = 0
+        self._ctl["base_rtt_us"][slots] = 0
+        self._ctl["cookie"][slots] = cookies
+
+    # -- what the kernel tells ------------------------------------------------------------------
+
+    def counters(self) -> FlowCounters:
+        """See `Pacer`. No system call."""
+        rows = self._scan()
+        return FlowCounters(
+            *(
+                np.ascontiguousarray(rows[field])
+                for field in ("cookie", "acked", "srtt_us", "min_rtt_us", "retrans", "rate")
+            ),
+            unsent=np.ascontiguousarray(rows["unsent"]),
+        )
+
+    def stat(self, cookie: int) -> NDArray[np.void] | None:
+        """All that the kernel tells of one flow (`STAT`, a copy), or None."""
+        slot = self._slot(cookie)
+        return self._stat[slot : slot + 1].copy() if slot else None
+
+    def event_fd(self) -> int | None:
+        """See `Pacer`."""
+        return self._ring.fd if self._ring is not None else None
+
+    def events(self) -> list[KernelEvent]:
+        """See `Pacer`."""
+        if self._ring is None:
+            return []
+        self._ring.consume()
+        raw, self._pending[:] = self._pending[:], []
+        out = []
+        for record in raw:
+            event = self._event(np.frombuffer(record, EVENT, 1)[0])
+            if event.kind == "drained" and self._watched.pop(event.cookie, None) is None:
+                continue  # was told already, or is not wanted any more
+            if event.kind == "closed":
+                self._watched.pop(event.cookie, None)
+            out.append(event)
+        return out + self._missed()
+
+    def watch(self, cookie: int, acked_target: int) -> None:
+        """See `Pacer`."""
+        slot = self._slot(cookie)
+        if not slot:
+            return
+        if self._ctl["cookie"][slot] != cookie:
+            self._claim(np.array([slot], np.intp), np.array([cookie], np.uint64))
+        self._ctl["drain_at"][slot] = acked_target
+        self._watched[cookie] = acked_target
+
+    def _missed(self) -> list[KernelEvent]:
+        """Targets that were reached before the kernel knew of them."""
+        out = []
+        for cookie, target in list(self._watched.items()):
+            slot = self._slot(cookie)
+            row = self._stat[slot]
+            if slot and row["acked"] >= target:
+                del self._watched[cookie]
+                ends = self._ends(row)
+                out.append(KernelEvent("drained", cookie, *ends, acked=int(row["acked"])))
+        return out
+
+    def _event(self, row: Any) -> KernelEvent:
+        return KernelEvent(
+            KINDS[int(row["kind"])],
+            int(row["cookie"]),
+            *self._ends(row),
+            acked=int(row["acked"]),
+            at_ns=int(row["at_ns"]),
+        )
+
+    @staticmethod
+    def _ends(row: Any) -> tuple[str, int, str, int]:
+        family = int(row["family"])
+        src, dst = (address(family, row[side].tobytes()) for side in ("src", "dst"))
+        return src, int(row["sport"]), dst, int(row["dport"])

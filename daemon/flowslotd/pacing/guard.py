@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The daemon's side of its guardian (guardian.py)."""
+
+import os
+import subprocess
+import sys
+
+from flowslotd.pacing import guardian
+
+
+class Guard:
+    """A guardian process and the pipe whose end tells it that we are gone."""
+
+    def __init__(self, table: int = -1, struct_ops: int = -1) -> None:
+        reading, self._pipe = os.pipe()
+        files = (reading, table, struct_ops)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", guardian.__file__, *map(str, files)],
+                pass_fds=[fd for fd in files if fd >= 0],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        finally:
+            os.close(reading)
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    def alive(self) -> bool:
+        """Whether it still guards."""
+        return self._process.poll() is None
+
+    def close(self) -> None:
+        """Let it clean up and leave."""
+        os.close(self._pipe)
+        self._process.wait()

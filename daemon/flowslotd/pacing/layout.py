@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of bpf/flowslot.h as NumPy types."""
+
+import ipaddress
+from enum import IntEnum
+from socket import AF_INET
+
+import numpy as np
+
+SLOTS = 16384
+GUARANTEED = 1
+
+
+class Mode(IntEnum):
+    """What a flow does at the moment."""
+
+    OPEN = 0
+    CAPPED = 1
+    RESERVED = 2
+
+
+class EventKind(IntEnum):
+    """Kinds of `EVENT`."""
+
+    NEW = 1
+    CLOSED = 2
+    START = 3
+    DRAINED = 4
+
+
+CTL = np.dtype(
+    [
+        ("cookie", "u8"),
+        ("deadline_ns", "u8"),
+        ("reserved", "u8"),
+        ("ceiling", "u8"),
+        ("drain_at", "u8"),
+        ("growth", "u4"),
+        ("queue_us", "u4"),
+        ("base_rtt_us", "u4"),
+        ("flags", "u4"),
+        ("pad", "u8"),
+    ]
+)
+
+STAT = np.dtype(
+    [
+        ("cookie", "u8"),
+        ("acked", "u8"),
+        ("rate", "u8"),
+        ("extra", "u8"),
+        ("active_ns", "u8"),
+        ("unsent", "u4"),
+        ("srtt_us", "u4"),
+        ("min_rtt_us", "u4"),
+        ("rtt_us", "u4"),
+        ("retrans", "u4"),
+        ("cwnd", "u4"),
+        ("mode", "u4"),
+        ("high", "u4"),
+        ("family", "u2"),
+        ("sport", "u2"),
+        ("dport", "u2"),
+        ("pad0", "u2"),
+        ("src", "u1", 16),
+        ("dst", "u1", 16),
+        ("pad1", "u8", 2),
+    ]
+)
+
+EVENT = np.dtype(
+    [
+        ("cookie", "u8"),
+        ("acked", "u8"),
+        ("at_ns", "u8"),
+        ("kind", "u4"),
+        ("slot", "u4"),
+        ("family", "u2"),
+        ("sport", "u2"),
+        ("dport", "u2"),
+        ("pad", "u2"),
+        ("src", "u1", 16),
+        ("dst", "u1", 16),
+    ]
+)
+
+
+def address(family: int, raw: bytes) -> str:
+    """Text of an address field; IPv4 mapped into IPv6 is shown as IPv4."""
+    if family == AF_INET:
+        return str(ipaddress.IPv4Address(raw[:4]))
+    v6 = ipaddress.IPv6Address(raw)
+    return str(v6.ipv4_mapped or v6)

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The few functions of libbpf.so.1 that are needed, through ctypes."""
+
+import ctypes
+import os
+from collections.abc import Callable
+from ctypes import c_char_p, c_int, c_size_t, c_uint32, c_uint64, c_void_p
+from functools import cache
+
+F_LINK = 1 << 13
+"""BPF_F_LINK: a struct_ops map that is attached by a link (Linux 6.4)."""
+STRUCT_OPS = 44
+"""BPF_STRUCT_OPS, the attach type."""
+
+_PRINT = ctypes.CFUNCTYPE(c_int, c_int, c_char_p, c_void_p)
+_SAMPLE = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, c_size_t)
+_SILENT = _PRINT(lambda level, text, arguments: 0)
+
+_SIGNATURES: dict[str, tuple[object, list[object]]] = {
+    "bpf_object__open_mem": (c_void_p, [c_void_p, c_size_t, c_void_p]),
+    "bpf_object__load": (c_int, [c_void_p]),
+    "bpf_object__close": (None, [c_void_p]),
+    "bpf_object__find_map_by_name": (c_void_p, [c_void_p, c_char_p]),
+    "bpf_map__fd": (c_int, [c_void_p]),
+    "bpf_map__set_map_flags": (c_int, [c_void_p, c_uint32]),
+    "bpf_map__set_max_entries": (c_int, [c_void_p, c_uint32]),
+    "bpf_map__attach_struct_ops": (c_void_p, [c_void_p]),
+    "bpf_map_update_elem": (c_int, [c_int, c_void_p, c_void_p, c_uint64]),
+    "bpf_link_create": (c_int, [c_int, c_int, c_int, c_void_p]),
+    "ring_buffer__new": (c_void_p, [c_int, _SAMPLE, c_void_p, c_void_p]),
+    "ring_buffer__consume": (c_int, [c_void_p]),
+    "ring_buffer__epoll_fd": (c_int, [c_void_p]),
+    "ring_buffer__free": (None, [c_void_p]),
+    "libbpf_set_print": (c_void_p, [c_void_p]),
+}
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """libbpf.so.1. Raises OSError when it is not installed."""
+    lib = ctypes.CDLL("libbpf.so.1", use_errno=True)
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(lib, name)
+        function.restype, function.argtypes = result, arguments
+    lib.libbpf_set_print(ctypes.cast(_SILENT, c_void_p))
+    return lib
+
+
+def _failed(what: str) -> OSError:
+    code = ctypes.get_errno()
+    return OSError(code, f"{what}: {os.strerror(code)}")
+
+
+class Map:
+    """A map of an object."""
+
+    def __init__(self, pointer: int) -> None:
+        self._pointer = pointer
+
+    @property
+    def fd(self) -> int:
+        """Descriptor; valid once the object is loaded, and as long as it is."""
+        return int(library().bpf_map__fd(self._pointer))
+
+    def set_flags(self, flags: int) -> None:
+        """Before loading."""
+        if library().bpf_map__set_map_flags(self._pointer, flags):
+            raise _failed("bpf_map__set_map_flags")
+
+    def set_max_entries(self, entries: int) -> None:
+        """Before loading."""
+        if library().bpf_map__set_max_entries(self._pointer, entries):
+            raise _failed("bpf_map__set_max_entries")
+
+    def push(self, value: int) -> None:
+        """Add a u32 to a stack or queue."""
+        if library().bpf_map_update_elem(self.fd, None, ctypes.byref(c_uint32(value)), 0):
+            raise _failed("bpf_map_update_elem")
+
+    def attach_struct_ops(self, *, link: bool) -> int | None:
+        """Register the struct_ops. Returns the descriptor of its link, which ends with it."""
+        lib = library()
+        # libbpf's own link object is not freed: its clean-up would be for registration without
+        # a link, and it owns nothing.
+        if not lib.bpf_map__attach_struct_ops(self._pointer):
+            raise _failed("register struct_ops")
+        if not link:
+            return None
+        fd = int(lib.bpf_link_create(self.fd, 0, STRUCT_OPS, None))
+        if fd < 0:
+            raise _failed("link struct_ops")
+        return fd
+
+
+class Object:
+    """A BPF object from the bytes of an ELF file."""
+
+    def __init__(self, elf: bytes) -> None:
+        self._elf = ctypes.create_string_buffer(elf, len(elf))
+        pointer = library().bpf_object__open_mem(self._elf, len(elf), None)
+        if not pointer:
+            raise _failed("open BPF object")
+        self._pointer: int | None = pointer
+
+    def map(self, name: str) -> Map:
+        """A map by name. Raises KeyError."""
+        pointer = library().bpf_object__find_map_by_name(self._pointer, name.encode())
+        if not pointer:
+            raise KeyError(name)
+        return Map(pointer)
+
+    def load(self) -> None:
+        """Create the maps and load the programs."""
+        if library().bpf_object__load(self._pointer):
+            raise _failed("load BPF object")
+
+    def close(self) -> None:
+        """Close all its descriptors."""
+        if self._pointer:
+            library().bpf_object__close(self._pointer)
+            self._pointer = None
+
+
+class RingBuffer:
+    """Reads a ring buffer map; `sink` gets a copy of each record."""
+
+    def __init__(self, fd: int, sink: Callable[[bytes], None]) -> None:
+        def sample(context: int, data: int, size: int) -> int:
+            sink(ctypes.string_at(data, size))
+            return 0
+
+        self._callback = _SAMPLE(sample)  # kept: C holds no reference
+        pointer = library().ring_buffer__new(fd, self._callback, None, None)
+        if not pointer:
+            raise _failed("ring_buffer__new")
+        self._pointer: int | None = pointer
+
+    @property
+    def fd(self) -> int:
+        """Readable when there is something to consume."""
+        return int(library().ring_buffer__epoll_fd(self._pointer))
+
+    def consume(self) -> int:
+        """Hand over all records without waiting; returns their number."""
+        return int(library().ring_buffer__consume(self._pointer))
+
+    def close(self) -> None:
+        """Unmap."""
+        if self._pointer:
+            library().ring_buffer__free(self._pointer)
+            self._pointer = None

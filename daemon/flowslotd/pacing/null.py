@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""No pacing: mode `observe`, and hosts that offer nothing else."""
+
+from collections.abc import Sequence
+
+from flowslotd.pacing.base import FlowCounters, KernelEvent, PaceEntry
+
+
+class NullPacer:
+    """See `Pacer`. Changes nothing, knows nothing."""
+
+    name = "none"
+    congestion_control = ""
+
+    def open(self) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+    def attach(self, cookie: int, pid: int, fd: int) -> None:
+        """Nothing."""
+
+    def apply(self, entries: Sequence[PaceEntry], deadline_ns: int) -> int:
+        """Nothing is written."""
+        return 0
+
+    def refresh(self, deadline_ns: int) -> None:
+        """Nothing."""
+
+    def release(self, cookie: int) -> None:
+        """Nothing."""
+
+    def counters(self) -> FlowCounters:
+        """Of no flow."""
+        return FlowCounters.none()
+
+    def event_fd(self) -> int | None:
+        """No events."""
+        return None
+
+    def events(self) -> list[KernelEvent]:
+        """No events."""
+        return []
+
+    def watch(self, cookie: int, acked_target: int) -> None:
+        """Nothing."""

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of each flow, and how one look at records and kernel counters advances it.
+
+Pure array code over the columns of `ROW`: F flows at once.
+"""
+
+from typing import Protocol
+
+import numpy as np
+from flowslot.units import Nanos
+from flowslot_shm.layout import State
+from numpy.typing import NDArray
+
+Records = NDArray[np.void]
+Ints = NDArray[np.int64]
+
+SMOOTHING = 0.25
+"""Weight of the latest iteration in learnt periods and volumes."""
+
+ROW = np.dtype(
+    [
+        ("cookie", "u8"),
+        ("job", "i4"),  # index into jobs
+        ("path", "i4"),  # index into paths; 0: not mapped
+        ("seen", "?"),  # a record was taken in
+        ("looked", "i8"),  # when (monotonic)
+        ("active", "?"),
+        ("kernel", "?"),  # the kernel's counter is available
+        ("iteration", "u8"),
+        ("inc", "i8"),
+        ("counter", "i8"),  # the kernel's counter of acknowledged bytes,
+        ("base", "i8"),  # and what it was when the iteration began
+        ("target", "i8"),  # bytes of this iteration
+        ("remaining", "i8"),
+        ("expected", "i8"),  # bytes of an iteration, learnt; 0 unknown
+        ("onset", "i8"),  # when the communication phase began (monotonic), 0 never
+        ("onset_inc", "i8"),
+        ("onset_iteration", "i8"),
+        ("period", "i8"),  # ns, learnt; 0 unknown
+        ("told", "?"),  # the arbiter knows the flow; what it was told:
+        ("told_active", "?"),
+        ("told_inc", "i8"),
+        ("told_at", "i8"),
+        ("told_remaining", "i8"),
+        ("told_period", "i8"),
+        ("told_expected", "i8"),
+        ("watched", "i8"),  # the kernel reports when the counter reaches this
+        ("rate", "f8"),  # granted; nan: no arbiter has a say
+        ("ceiling", "f8"),
+    ]
+)
+
+
+class Counters(Protocol):
+    """The kernel's counters: `cookie`, `acked` (payload bytes), of the same length."""
+
+    @property
+    def cookie(self) -> NDArray[np.uint64]:
+        """Socket cookies."""
+        ...
+
+    @property
+    def acked(self) -> NDArray[np.uint64]:
+        """Acknowledged payload bytes of each."""
+        ...
+
+
+def advance(now: Nanos, row: Records, record: Records, counters: Counters | None) -> None:
+    """Take one look at F flows: `row` ROW[F] (changed in place), `record` SLOT[F].
+
+    What remains is what the iteration's total says minus what the kernel saw acknowledged in it
+    (without a kernel counter: minus what the record calls done).
+    """
+    counter, kernel = _join(row["cookie"], counters)
+    done, posted, ready, total = (
+        record[name].astype(np.int64) for name in ("done", "posted", "ready", "iteration_total")
+    )
+    working = record["state"] == State.ACTIVE
+
+    began = ~row["seen"] | (record["iteration"] != row["iteration"])
+    learn = began & (row["target"] > 0)
+    row["expected"] = np.where(learn, _smooth(row["expected"], row["target"]), row["expected"])
+    row["inc"] += began
+    # An iteration that was complete ended at the counter's last value: libraries send some
+    # bytes that they do not report (headers), and these must not add up.
+    end = np.where(row["remaining"] == 0, row["counter"], row["base"] + row["target"])
+    base = np.where(began, np.minimum(end, counter), row["base"])
+    joined = kernel & ~(row["kernel"] & row["seen"])
+    row["base"] = np.where(joined, np.maximum(counter - done, 0), base)
+
+    # What is expected, while it works; once it is idle, what it has really handed over.
+    target = np.where(total > 0, np.maximum(total, ready), np.maximum(ready, row["expected"]))
+    target = np.where(working, target, posted)
+    acked = np.where(kernel, np.maximum(counter - row["base"], 0), done)
+    remaining = np.maximum(target - acked, 0)
+    announced = ~working & (ready == 0) & (total > 0)
+    row["expected"] = np.where(announced, total, row["expected"])
+
+    row["seen"], row["looked"] = True, now
+    row["iteration"] = record["iteration"]
+    row["kernel"], row["counter"] = kernel, counter
+    row["target"], row["remaining"], row["active"] = target, remaining, remaining > 0
+    _phase(now, row)
+
+
+def _phase(now: Nanos, row: Records) -> None:
+    """Notice that a communication phase begins, and learn the period from one to the next."""
+    starts = row["active"] & (row["onset_inc"] != row["inc"])
+    if not starts.any():
+        return
+    steps = row["iteration"].astype(np.int64) - row["onset_iteration"]
+    # Several iterations at once: notice came late, or the job skips numbers.
+    measured = starts & (row["onset"] > 0) & (steps >= 1) & (steps <= 8)
+    sample = (now - row["onset"]) // np.clip(steps, 1, 8)
+    row["period"] = np.where(measured, _smooth(row["period"], sample), row["period"])
+    row["onset"] = np.where(starts, now, row["onset"])
+    row["onset_inc"] = np.where(starts, row["inc"], row["onset_inc"])
+    row["onset_iteration"] = np.where(starts, row["iteration"], row["onset_iteration"])
+
+
+def _smooth(old: Ints, new: Ints) -> Ints:
+    """Exponentially weighted mean; the first sample counts alone."""
+    smoothed: Ints = np.where(old > 0, old + ((new - old) * SMOOTHING).astype(np.int64), new)
+    return smoothed
+
+
+def _join(cookies: NDArray[np.uint64], counters: Counters | None) -> tuple[Ints, NDArray[np.bool_]]:
+    """The kernel's count of acknowledged bytes for each cookie, and whether it has one."""
+    if counters is None or not len(counters.cookie):
+        return np.zeros(len(cookies), np.int64), np.zeros(len(cookies), np.bool_)
+    order = np.argsort(counters.cookie)
+    known = counters.cookie[order]
+    at = np.minimum(np.searchsorted(known, cookies), len(known) - 1)
+    found = known[at] == cookies
+    return np.where(found, counters.acked[order[at]].astype(np.int64), 0), found

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the daemon answers on its control socket. Rates are payload bytes/s."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from flowslotd.clock import monotonic
+from flowslotd.control import Answer, Json
+from flowslotd.enforcer import Paced
+from flowslotd.flowinfo import FlowInfo
+from flowslotd.metrics import Durations
+from flowslotd.progress import Records
+
+if TYPE_CHECKING:
+    from flowslotd.daemon import Daemon
+
+NO_RESERVATIONS = {"granted": 0, "refused": 0, "preempted": 0, "expired": 0}
+
+
+def status(daemon: Daemon) -> Json:
+    """Mode, policy, arbiter, counters, lateness, errors: the evidence of a run."""
+    settings, engine, metrics = daemon.config.settings, daemon.engine, daemon.metrics
+    domain, enforcer, table = engine.domain, engine.enforcer, daemon.table
+    records = daemon.registration.records
+    return {
+        "version": version("flowslot"),
+        "pid": os.getpid(),
+        "host": settings.host,
+        "instance": daemon.config.instance,
+        "uptime_s": (monotonic() - daemon.started_ns) / 1e9,
+        "mode": settings.mode,
+        "policy": settings.policy,
+        "backend": engine.backend,
+        "congestion_control": engine.congestion_control,
+        "domain": domain.describe() if domain else {"state": "none"},
+        "reservations": domain.reservations() if domain else NO_RESERVATIONS,
+        "grpc_connections": domain.grpc_connections if domain else 0,
+        "clock_offset_us": domain.clock_offset_us() if domain else None,
+        "slot": {
+            "number": daemon.slot,
+            "slot_ms": settings.slot_ms,
+            "count": metrics.slots,
+            "missed": metrics.slots_missed,
+            "lateness": metrics.lateness.summary(),
+        },
+        "decision": metrics.decision.summary(),
+        "replan": metrics.replan.summary(),
+        "negotiation": domain.negotiation() if domain else Durations().summary(),
+        "rate_writes": enforcer.rate_writes if enforcer else 0,
+        "holds": enforcer.holds if enforcer else 0,
+        "flows": {
+            "total": len(table),
+            "active": int(table.rows["active"].sum()),
+            "paced": len(enforcer.paced) if enforcer else 0,
+            "unmapped": int((table.rows["path"] == 0).sum()),
+            "refused": len(table.refused()),
+        },
+        "records": {
+            "registered": len(records),
+            "refused": daemon.registration.refused,
+            "faulty_slots": sum(int((r.reader.faults != 0).sum()) for r in records.values()),
+            "torn_slots": sum(int((r.reader.torn != 0).sum()) for r in records.values()),
+        },
+        "errors": dict(metrics.errors),
+        "last_error": metrics.last_error,
+        "config": {
+            "file": str(daemon.config.file),
+            "topology": str(daemon.config.topology_file),
+            "error": daemon.config_error,
+        },
+    }
+
+
+def jobs(daemon: Daemon) -> Json:
+    """Jobs with flows that start at this host."""
+    table = daemon.table
+    paced = _paced(daemon)
+    listed = []
+    for number, name in enumerate(table.jobs):
+        rows = table.rows[table.rows["job"] == number]
+        rates = [paced[c].reserved for c in rows["cookie"].tolist() if c in paced]
+        listed.append(
+            {
+                "job": name,
+                "flows": len(rows),
+                "active": int(rows["active"].sum()),
+                "iteration": int(rows["iteration"].max()),
+                "period_s": float(rows["period"].max()) / 1e9 or None,
+                "iteration_bytes": int(rows["expected"].sum()),
+                "remaining_bytes": int(rows["remaining"].sum()),
+                "rate": sum(rates) if rates else None,
+            }
+        )
+    return {"jobs": listed}
+
+
+def flows(daemon: Daemon) -> Json:
+    """Every flow in a record, also those that are left alone, and why they are."""
+    table, paced = daemon.table, _paced(daemon)
+    rows = [
+        _flow(daemon, info, row, paced.get(info.cookie))
+        for info, row in zip(table.infos, table.rows, strict=True)
+    ]
+    return {"flows": rows + [_flow(daemon, info, None, None) for info in table.refused()]}
+
+
+def _flow(daemon: Daemon, info: FlowInfo, row: Records | None, paced: Paced | None) -> Json:
+    note = info.note
+    if row is not None and not info.path:
+        note = "not in the topology: observed, never paced"
+    elif row is not None and paced is None:
+        note = "not paced: " + _why_unpaced(daemon)
+    return {
+        "job": info.job,
+        "cookie": info.cookie,
+        "pid": info.pid,
+        "rank": info.rank,
+        "peer": info.peer,
+        "channel": info.channel,
+        "role": info.role.name.lower(),
+        "src": info.src,
+        "sport": info.sport,
+        "dst": info.dst,
+        "dport": info.dport,
+        "owned": info.owned,
+        "path": [daemon.config.topology.links[link].name for link in info.path],
+        "state": "refused" if row is None else "active" if row["active"] else "idle",
+        "iteration": int(row["iteration"]) if row is not None else None,
+        "iteration_bytes": int(row["target"]) if row is not None else None,
+        "remaining_bytes": int(row["remaining"]) if row is not None else None,
+        "acked_total_bytes": int(row["counter"]) if row is not None and row["kernel"] else None,
+        "period_s": float(row["period"]) / 1e9 or None if row is not None else None,
+        "rate": paced.reserved if paced else None,
+        "ceiling": paced.ceiling if paced else None,
+        "mode": ("reserved" if paced.guaranteed else "capped") if paced else "open",
+        "note": note,
+    }
+
+
+def _why_unpaced(daemon: Daemon) -> str:
+    settings, engine = daemon.config.settings, daemon.engine
+    if settings.mode == "observe":
+        return "mode is observe"
+    if engine.pacer is None:
+        return f"policy {settings.policy} and back end {settings.pacing.backend} change nothing"
+    return "no grant" if engine.domain else "the policy leaves it alone"
+
+
+def schedule(daemon: Daemon) -> Json:
+    """The rate of each paced flow in the next slots, as last decided."""
+    horizon, table, enforcer = daemon.config.grid.horizon, daemon.table, daemon.engine.enforcer
+    listed = []
+    for cookie, plan in (enforcer.schedules if enforcer else {}).items():
+        row = table.find(cookie)
+        if row is not None:
+            rates = [plan.rate_at(daemon.slot + k) for k in range(horizon)]
+            listed.append({"job": table.infos[row].job, "cookie": cookie, "rates": rates})
+    return {"slot": daemon.slot, **_grid(daemon), "flows": listed}
+
+
+async def links(daemon: Daemon) -> Json:
+    """The load table: payload bytes/s reserved on each link in the next slots; null: unknown."""
+    domain, topology = daemon.engine.domain, daemon.config.topology
+    load = await domain.load_table(monotonic()) if domain else None
+    listed = []
+    for i, link in enumerate(topology.links):
+        known = load is not None and all(math.isfinite(x) for x in load[i])
+        listed.append(
+            {
+                "name": link.name,
+                "switch": link.switch,
+                "goodput": link.goodput,
+                "load": [float(x) for x in load[i]] if load is not None and known else None,
+            }
+        )
+    return {"slot": daemon.slot, **_grid(daemon), "links": listed}
+
+
+def _grid(daemon: Daemon) -> Json:
+    return {"slot_ms": daemon.config.settings.slot_ms, "horizon": daemon.config.grid.horizon}
+
+
+def _paced(daemon: Daemon) -> dict[int, Paced]:
+    return daemon.engine.enforcer.paced if daemon.engine.enforcer else {}
+
+
+COMMANDS: dict[str, Callable[[Daemon], Answer]] = {
+    "status": status,
+    "jobs": jobs,
+    "flows": flows,
+    "schedule": schedule,
+    "links": links,
+}

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real progress records (sealed memfds) with addresses of our choice."""
+
+import ipaddress
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from flowslot.topology import Topology, parse_topology
+from flowslot_shm.layout import SLOT, Message, Role, State, Transport
+from flowslot_shm.reader import RecordReader
+from flowslot_shm.writer import FlowWriter, Record
+
+TOPOLOGY = """
+[[hosts]]
+name = "h1"
+  [[hosts.nics]]
+  name = "eth0"
+  addresses = ["10.78.0.1"]
+  up = "h1->s1"
+  down = "s1->h1"
+[[hosts]]
+name = "h2"
+  [[hosts.nics]]
+  name = "eth0"
+  addresses = ["10.78.0.2"]
+  up = "h2->s1"
+  down = "s1->h2"
+[[links]]
+name = "h1->s1"
+capacity_gbps = 0.4
+[[links]]
+name = "s1->h1"
+capacity_gbps = 0.4
+[[links]]
+name = "h2->s1"
+capacity_gbps = 0.4
+[[links]]
+name = "s1->h2"
+capacity_gbps = 0.2
+"""
+
+
+@pytest.fixture
+def topology() -> Topology:
+    return parse_topology(TOPOLOGY, "topology.toml")
+
+
+class Bells:
+    """Collects doorbells; the `Owner` of writers."""
+
+    def __init__(self) -> None:
+        self.rung: list[tuple[Message, int]] = []
+
+    def poll(self) -> bool:
+        return True
+
+    def ring(self, kind: Message, slot: int) -> None:
+        self.rung.append((kind, slot))
+
+    def release(self, slot: int) -> None:
+        pass
+
+
+@dataclass
+class Job:
+    """A job process: its record as the daemon reads it, and writers of its flows."""
+
+    id: int
+    pid: int
+    name: str
+    reader: RecordReader
+    record: Record
+
+    def flow(
+        self,
+        slot: int,
+        cookie: int,
+        *,
+        src: str = "10.78.0.1",
+        dst: str = "10.78.0.2",
+        role: Role = Role.RING,
+        transport: Transport = Transport.TCP,
+    ) -> FlowWriter:
+        content = np.zeros(1, SLOT)
+        content["state"], content["role"], content["transport"] = State.IDLE, role, transport
+        content["family"], content["job"], content["fd"] = 2, self.name.encode(), slot
+        content["sock_cookie"] = cookie
+        for end, text in (("src", src), ("dst", dst)):
+            content[end] = ipaddress.ip_address(text).packed.ljust(16, b"\0")
+        writer = FlowWriter(self.record.slot(slot), slot, Bells())
+        writer.open(content.tobytes()[4:])
+        return writer
+
+
+@pytest.fixture
+def make_job() -> Iterator[Callable[..., Job]]:
+    jobs: list[Job] = []
+
+    def make(name: str = "train", pid: int = 4242, slots: int = 8) -> Job:
+        record = Record(slots)
+        fd = os.dup(record.fd)
+        jobs.append(Job(len(jobs) + 1, pid, name, RecordReader(fd), record))
+        os.close(fd)
+        return jobs[-1]
+
+    yield make
+    for job in jobs:
+        job.reader.close()
+        job.record.close()

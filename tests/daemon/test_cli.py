@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: exit statuses and texts, with and without a daemon behind it."""
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import yaml
+
+from .conftest import TOPOLOGY
+
+PROGRAMS = Path(sys.executable).parent
+
+STATUS = {
+    "version": "0.1.0", "pid": 77, "host": "h1", "instance": "h1", "uptime_s": 12.3,
+    "mode": "enforce", "policy": "stagger", "backend": "bpf", "congestion_control": "fs_h1_1a2b",
+    "domain": {"state": "switch", "switch": "s1", "switch_pid": 99},
+    "reservations": {"granted": 4, "refused": 0, "preempted": 1, "expired": 0},
+    "grpc_connections": 1, "clock_offset_us": -120.0,
+    "slot": {"number": 5, "slot_ms": 60.0, "count": 9, "missed": 0, "lateness": {
+        "count": 9, "p50_us": 500.0, "p90_us": 800.0, "p99_us": 900.0, "max_us": 1000.0}},
+    "decision": {"count": 9, "p50_us": 300.0, "p90_us": 400.0, "p99_us": 450.0, "max_us": 500.0},
+    "replan": {"count": 0, "p50_us": 0.0, "p90_us": 0.0, "p99_us": 0.0, "max_us": 0.0},
+    "negotiation": {"count": 0, "p50_us": 0.0, "p90_us": 0.0, "p99_us": 0.0, "max_us": 0.0},
+    "rate_writes": 12, "holds": 0,
+    "flows": {"total": 2, "active": 1, "paced": 2, "unmapped": 0, "refused": 0},
+    "records": {"registered": 1, "refused": 0, "faulty_slots": 0, "torn_slots": 0},
+    "errors": {}, "last_error": "",
+    "config": {"file": "/etc/flowslot/flowslotd.toml", "topology": "t.toml", "error": "mode: x"},
+}  # fmt: skip
+STATUS_TEXT = """\
+daemon         h1 (pid 77), up 12 s
+mode           enforce
+policy         stagger
+pacing         bpf  fs_h1_1a2b
+arbiter        switch s1 (pid 99)
+reservations   granted 4  refused 0  preempted 1  expired 0
+slot           5 of 60 ms, 0 missed
+lateness       p50 0.50  p90 0.80  p99 0.90  max 1.00 ms (9)
+decision time  p50 0.30  p90 0.40  p99 0.45  max 0.50 ms (9)
+negotiation    -
+clock offset   -0.120 ms
+flows          total 2  active 1  paced 2  unmapped 0  refused 0
+records        registered 1  refused 0  faulty_slots 0  torn_slots 0
+rate writes    12  holds 0
+errors         -
+configuration  /etc/flowslot/flowslotd.toml
+               not reloaded: mode: x
+"""
+FLOW = {
+    "job": "vgg", "cookie": 4660, "pid": 1, "rank": 0, "peer": 1, "channel": 0, "role": "ring",
+    "src": "10.78.0.1", "sport": 5000, "dst": "10.78.0.2", "dport": 6000, "owned": True,
+    "path": ["h1->s1", "s1->h2"], "state": "active", "iteration": 3, "iteration_bytes": 5_000_000,
+    "remaining_bytes": 1_250_000, "acked_total_bytes": 9, "period_s": 0.25,
+    "rate": 47_820_343.46, "ceiling": 47_820_343.46, "mode": "reserved", "note": "",
+}  # fmt: skip
+ANSWERS = {
+    "status": STATUS,
+    "flows": {"flows": [FLOW]},
+    "jobs": {"jobs": []},
+    "schedule": {
+        "slot": 5, "slot_ms": 60.0, "horizon": 2,
+        "flows": [{"job": "vgg", "cookie": 4660, "rates": [1_195_508.5866, 0.0]}],
+    },
+    "links": {
+        "slot": 5, "slot_ms": 60.0, "horizon": 2,
+        "links": [
+            {"name": "h1->s1", "switch": "s1", "goodput": 47_820_343.46, "load": [0.0, 5e6]},
+            {"name": "s1->h1", "switch": None, "goodput": 47_820_343.46, "load": None},
+        ],
+    },
+}  # fmt: skip
+FLOWS_TEXT = """\
+job  source          destination     state   path           left     Mbit/s  ceiling  mode      note
+vgg  10.78.0.1:5000  10.78.0.2:6000  active  h1->s1 s1->h2  1.25 MB  400     400      reserved
+"""
+SCHEDULE_TEXT = """\
+slot 5, Mbit/s in each of the next slots of 60 ms
+job  cookie  +0    +1
+vgg  1234    10.0  0.0
+"""
+LINKS_TEXT = """\
+slot 5, Mbit/s reserved in each of the next slots of 60 ms
+link    switch  Mbit/s  +0   +1
+h1->s1  s1      400     0.0  41.8
+s1->h1  -       400     -    -
+"""
+
+
+def flowslot(*arguments, env=None):
+    return subprocess.run(
+        [str(PROGRAMS / "flowslot"), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=env,
+    )
+
+
+@pytest.fixture
+def daemon(tmp_path):
+    """Answers as a daemon does, from the table above; anything else with the line given."""
+    path = tmp_path / "control.sock"
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(str(path))
+    server.listen()
+    special = {}
+
+    def serve():
+        while True:
+            try:
+                peer, _ = server.accept()
+            except OSError:
+                return
+            with peer, peer.makefile("rwb") as stream:
+                command = json.loads(stream.readline())["cmd"]
+                answer = special.get(command) or json.dumps(
+                    {"ok": True, "result": ANSWERS[command]}
+                )
+                stream.write(answer.encode() + b"\n")
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    yield tmp_path, special
+    server.shutdown(socket.SHUT_RDWR)
+    server.close()
+    thread.join()
+
+
+def lines(text):
+    return "".join(line.rstrip() + "\n" for line in text.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        ("status", STATUS_TEXT),
+        ("flows", FLOWS_TEXT),
+        ("schedule", SCHEDULE_TEXT),
+        ("links", LINKS_TEXT),
+        ("jobs", "no job has registered on this host\n"),
+    ],
+)
+def test_tables(daemon, command, text):
+    run = flowslot(command, "--runtime-dir", daemon[0])
+    assert (run.returncode, run.stderr) == (0, "")
+    assert lines(run.stdout) == text
+
+
+@pytest.mark.parametrize("command", ["status", "flows", "schedule", "links", "jobs"])
+def test_json_and_yaml_carry_everything(daemon, command):
+    as_json = flowslot(command, "-o", "json", "--socket", daemon[0] / "control.sock")
+    as_yaml = flowslot(command, "-o", "yaml", "--socket", daemon[0] / "control.sock")
+    assert json.loads(as_json.stdout) == yaml.safe_load(as_yaml.stdout) == ANSWERS[command]
+
+
+def test_the_runtime_directory_may_come_from_the_environment(daemon):
+    env = {"FLOWSLOT_RUNTIME_DIR": str(daemon[0])}
+    assert flowslot("status", env=env).returncode == 0
+
+
+def test_refusals_of_the_daemon(daemon):
+    directory, special = daemon
+    special["reload"] = '{"ok": false, "kind": "config", "error": "a.toml: field `x`: no"}'
+    run = flowslot("reload", "--runtime-dir", directory)
+    assert (run.returncode, run.stderr) == (2, "flowslot: a.toml: field `x`: no\n")
+    special["reload"] = '{"ok": false, "kind": "permission", "error": "`reload` is for root"}'
+    run = flowslot("reload", "--runtime-dir", directory)
+    assert (run.returncode, run.stderr) == (1, "flowslot: `reload` is for root\n")
+
+
+ADVICE = "Try `systemctl status flowslotd`, `flowslot doctor`, or --runtime-dir DIR.\n"
+
+
+def test_no_daemon_is_status_3_and_says_what_was_tried(tmp_path):
+    path = tmp_path / "control.sock"
+    run = flowslot("status", "--runtime-dir", tmp_path)
+    why = "there is no such socket: the daemon is not running, or uses another runtime directory"
+    assert (run.returncode, run.stdout) == (3, "")
+    assert run.stderr == f"flowslot: no daemon at {path}: {why}. {ADVICE}"
+
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    run = flowslot("jobs", "--runtime-dir", tmp_path)
+    why = "nobody listens there any more: the daemon has ended"
+    assert run.returncode == 3
+    assert run.stderr == f"flowslot: no daemon at {path}: {why}. {ADVICE}"
+
+
+def test_garbage_from_the_socket_is_no_traceback(daemon):
+    directory, special = daemon
+    special["status"] = "}{"
+    run = flowslot("status", "--runtime-dir", directory)
+    assert run.returncode == 3
+    assert "Traceback" not in run.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["status", "--nope"], ["nonsense"], ["status", "-o", "xml"],
+     ["status", "--watch", "-o", "json"]],
+)  # fmt: skip
+def test_wrong_usage_is_status_2(daemon, arguments):
+    extra = ["--runtime-dir", daemon[0]] if arguments[0] == "status" else []
+    run = flowslot(*arguments, *extra)
+    assert run.returncode == 2
+    assert "Traceback" not in run.stderr
+
+
+def test_help_names_all_commands():
+    run = flowslot("--help")
+    assert run.returncode == 0
+    for name in ("status", "jobs", "flows", "schedule", "links", "reload", "doctor", "lab"):
+        assert f"\n  {name} " in run.stdout
+
+
+def test_a_status_loads_nothing_heavy(tmp_path):
+    code = (
+        "import sys; sys.argv = ['flowslot', 'status', '--runtime-dir', sys.argv[1]]\n"
+        "from flowslot_cli.main import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'numpy', 'grpc', 'rich', 'yaml'} & set(sys.modules)))\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert run.stdout == "[]\n"
+
+
+# -- check-config
+
+
+def test_check_config_recognises_what_a_file_is(tmp_path):
+    (tmp_path / "topology.toml").write_text(TOPOLOGY)
+    file = tmp_path / "flowslotd.toml"
+    file.write_text('host = "h1"\nslot_ms = 20')
+    run = flowslot("check-config", file)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout == f"{file}: daemon configuration, no problem found\n"
+    run = flowslot("check-config", file, "--print-effective", "-o", "json")
+    effective = json.loads(run.stdout)["effective"]
+    assert (effective["slot_ms"], effective["mode"]) == (20.0, "observe")
+    run = flowslot("check-config", tmp_path / "topology.toml")
+    assert run.stdout.endswith("topology configuration, no problem found\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "error"),
+    [
+        ("d.toml", 'host = "h1"\nmoed = "observe"',
+         "field `moed`: unknown key; did you mean `mode`?"),
+        ("t.toml", TOPOLOGY.replace("= 0.2", "= -1"),
+         "field `links[3].capacity_gbps`: must be greater than 0, got -1"),
+        ("t.toml", TOPOLOGY.replace('name = "h2"', 'name = "h1"'),
+         'field `hosts[1].name`: host "h1" is already at `hosts[0].name`; name each once'),
+        ("x.toml", "host = [", "not valid TOML: Invalid value (at end of document)"),
+        ("s.toml", '[[jobs]]\nname = "a"',
+         "field `jobs`: looks like a scenario; `flowslot lab` runs those"),
+    ],
+)  # fmt: skip
+def test_check_config_says_what_is_wrong_in_one_line(tmp_path, name, text, error):
+    (tmp_path / name).write_text(text)
+    run = flowslot("check-config", tmp_path / name)
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr == f"flowslot: {tmp_path / name}: {error}\n"
+
+
+def test_check_config_of_a_file_that_is_not_there(tmp_path):
+    run = flowslot("check-config", tmp_path / "no.toml")
+    expected = f"flowslot: {tmp_path}/no.toml: cannot be read: No such file or directory\n"
+    assert (run.returncode, run.stderr) == (2, expected)

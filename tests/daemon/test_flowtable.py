@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From progress records to rows, demands and learnt periods; hostile records included."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from flowslot.topology import parse_topology
+from flowslot.units import MILLISECOND, Nanos
+from flowslot_shm.layout import Role, Transport
+from flowslotd.flowtable import FlowTable
+from numpy.typing import NDArray
+
+from .conftest import TOPOLOGY
+
+MS = MILLISECOND
+
+
+@dataclass
+class Kernel:
+    """Counters as a pacer gives them."""
+
+    cookie: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
+    acked: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
+
+    def set(self, **acked):
+        self.cookie = np.array([int(k[1:]) for k in acked], np.uint64)
+        self.acked = np.array(list(acked.values()), np.uint64)
+
+
+@pytest.fixture
+def table(topology):
+    return FlowTable(topology, "h1", lambda pid, fd, cookie: None)
+
+
+def at(ms):
+    return Nanos(10**12 + round(ms * MS))
+
+
+def column(table, name):
+    return table.rows[name].tolist()
+
+
+def test_a_flow_appears_with_its_path_and_asks_once(table, make_job, topology):
+    job = make_job()
+    job.flow(0, cookie=7)
+    table.observe(at(0), [job], None)
+    assert [info.cookie for info in table.infos] == [7]
+    assert table.infos[0].path == topology.path("10.78.0.1", "10.78.0.2")
+    (demand,) = table.demands(at(0))
+    assert (demand.flow, demand.job, demand.remaining, demand.links) == (7, "train", 0, (0, 3))
+    assert table.demands(at(0)) == []
+
+
+def test_remaining_is_the_total_minus_what_the_kernel_saw_acknowledged(table, make_job):
+    job, kernel = make_job(), Kernel()
+    flow = job.flow(0, cookie=7)
+    kernel.set(c7=500)  # a handshake of the job's own, before the first iteration
+    table.observe(at(0), [job], kernel)
+    flow.begin(1, 1_000_000)
+    flow.ready(1_000_000)
+    flow.posted(800_000)
+    kernel.set(c7=500 + 300_000)
+    table.observe(at(10), [job], kernel)
+    assert column(table, "remaining") == [700_000]
+    assert column(table, "active") == [True]
+    assert table.take_watches() == [(7, 500 + 1_000_000)]
+    assert table.take_watches() == []
+
+
+def test_without_a_kernel_counter_the_record_is_believed(table, make_job):
+    job = make_job()
+    flow = job.flow(0, cookie=7)
+    flow.begin(1, 1000)
+    flow.ready(1000)
+    flow.done(400)
+    table.observe(at(0), [job], None)
+    assert column(table, "remaining") == [600]
+    assert table.take_watches() == []
+
+
+def test_a_phase_lasts_until_everything_is_acknowledged(table, make_job):
+    job, kernel = make_job(), Kernel()
+    flow = job.flow(0, cookie=7)
+    kernel.set(c7=0)
+    table.observe(at(0), [job], kernel)
+    flow.begin(1, 1000)
+    flow.ready(1000)
+    flow.done(1000)  # all of it is in the socket's buffer, and the job computes again
+    kernel.set(c7=900)
+    table.observe(at(1), [job], kernel)
+    assert column(table, "active") == [True]
+    kernel.set(c7=1000)
+    table.observe(at(2), [job], kernel)
+    assert column(table, "active") == [False]
+
+
+def test_bytes_that_are_not_reported_do_not_add_up(table, make_job):
+    """Libraries send headers beside the payload: 10 bytes per iteration here."""
+    job, kernel = make_job(), Kernel()
+    flow = job.flow(0, cookie=7)
+    sent = 0
+    kernel.set(c7=0)
+    table.observe(at(0), [job], kernel)
+    for i in range(1, 200):
+        flow.begin(i, 1000)
+        flow.ready(1000)
+        kernel.set(c7=sent + 100)
+        table.observe(at(100 * i), [job], kernel)
+        assert column(table, "remaining") == [900], i
+        flow.done(1000)
+        sent += 1010
+        kernel.set(c7=sent)
+        table.observe(at(100 * i + 50), [job], kernel)
+        assert column(table, "remaining") == [0]
+
+
+def test_an_iteration_may_begin_before_the_last_one_is_acknowledged(table, make_job):
+    job, kernel = make_job(), Kernel()
+    flow = job.flow(0, cookie=7)
+    kernel.set(c7=0)
+    table.observe(at(0), [job], kernel)
+    flow.begin(1, 1000)
+    flow.ready(1000)
+    kernel.set(c7=600)
+    table.observe(at(1), [job], kernel)
+    flow.done(1000)
+    flow.begin(2, 1000)
+    flow.ready(1000)
+    kernel.set(c7=900)
+    table.observe(at(2), [job], kernel)
+    assert column(table, "remaining") == [1000 + 100 - 0 - 100]  # the old 100 are not counted twice
+    kernel.set(c7=1500)
+    table.observe(at(3), [job], kernel)
+    assert 400 <= column(table, "remaining")[0] <= 600
+
+
+def test_period_volume_and_next_start_are_learnt(table, make_job):
+    job = make_job()
+    flow = job.flow(0, cookie=7)
+    for i in range(5):
+        flow.begin(i, 0)  # the job does not know its totals
+        flow.ready(1000)
+        table.observe(at(200 * i), [job], None)
+        table.demands(at(200 * i))
+        flow.done(1000)
+        table.observe(at(200 * i + 50), [job], None)
+        demands = table.demands(at(200 * i + 50))
+    assert column(table, "period") == [200 * MS]
+    (demand,) = demands
+    assert demand.remaining == 0
+    assert demand.next_bytes == 1000
+    assert demand.period_ns == 200 * MS
+    assert demand.next_in_ns == 150 * MS
+
+
+def test_skipped_iterations_count_as_several(table, make_job):
+    job = make_job()
+    flow = job.flow(0, cookie=7)
+    for i, ms in ((1, 0), (2, 100), (5, 400)):
+        flow.begin(i, 1000)
+        flow.ready(1000)
+        table.observe(at(ms), [job], None)
+        flow.done(1000)
+    assert column(table, "period") == [100 * MS]
+
+
+def test_a_demand_is_repeated_only_when_the_arbiter_cannot_work_it_out(table, make_job):
+    job = make_job()
+    flow = job.flow(0, cookie=7)
+    flow.begin(1, 1_000_000)
+    flow.ready(1_000_000)
+    table.observe(at(0), [job], None)
+    assert [d.remaining for d in table.demands(at(0))] == [1_000_000]
+    table.grant(7, 10e6, 10e6)  # 10 kB per ms
+    flow.done(495_000)
+    table.observe(at(50), [job], None)
+    assert table.demands(at(50)) == []  # as expected within 2 %
+    table.observe(at(60), [job], None)
+    (demand,) = table.demands(at(60))  # it stands still: 105 kB behind
+    assert demand.remaining == 505_000
+    assert demand.wait_ns == 60 * MS
+
+
+def test_an_event_of_one_job_sends_nothing_old_about_another(table, make_job):
+    jobs = [make_job("a"), make_job("b")]
+    for i, job in enumerate(jobs):
+        flow = job.flow(0, cookie=7 + i)
+        flow.begin(1, 1_000_000)
+        flow.ready(1_000_000)
+    table.observe(at(0), jobs, None)
+    table.demands(at(0))
+    table.grant(7, 10e6, 10e6)
+    table.observe(at(50), [jobs[1]], None)
+    assert table.demands(at(50)) == []
+
+
+def test_a_slot_that_is_freed_and_a_job_that_leaves_take_their_flows_along(table, make_job):
+    job = make_job()
+    flows = [job.flow(i, cookie=7 + i) for i in range(3)]
+    table.observe(at(0), [job], None)
+    flows[1].close()
+    table.observe(at(1), [job], None)
+    assert [info.cookie for info in table.infos] == [7, 9]
+    assert [cookie for cookie, _ in table.take_gone()] == [8]
+    flows[2].begin(3, 50)
+    flows[2].ready(50)
+    table.observe(at(2), [job], None)  # the rows still meet their slots
+    assert column(table, "remaining") == [0, 50]
+    table.forget(job.id)
+    assert len(table) == 0
+    assert table.jobs == []
+
+
+def test_a_socket_that_comes_back_has_a_higher_incarnation(table, make_job):
+    job = make_job()
+    job.flow(0, cookie=7).close()
+    flow = job.flow(0, cookie=7)
+    for i in range(20):
+        flow.begin(i, 10)
+        table.observe(at(100 + i), [job], None)
+    flow.close()
+    table.observe(at(200), [job], None)
+    ((_, ended),) = table.take_gone()
+    job.flow(1, cookie=7)
+    table.observe(at(201), [job], None)
+    assert column(table, "inc")[0] > ended
+
+
+def test_closed_sockets_stay_away_until_their_slot_changes(table, make_job):
+    job = make_job()
+    job.flow(0, cookie=7)
+    table.observe(at(0), [job], None)
+    table.closed(7)
+    table.observe(at(1), [job], None)
+    job.flow(1, cookie=8)  # makes the table look at all slots again
+    table.observe(at(2), [job], None)
+    assert [info.cookie for info in table.infos] == [8]
+    assert [info.note for info in table.refused()] == ["its socket is closed"]
+
+
+@pytest.mark.parametrize(
+    ("flow", "note"),
+    [
+        ({"src": "10.78.0.2", "dst": "10.78.0.1"}, "10.78.0.2 is not an address of this host"),
+        ({"dst": "10.78.0.1"}, "stays on this host"),
+        ({"src": "127.0.0.1", "dst": "127.0.0.1"}, "stays on this host"),
+        ({"cookie": 0}, "no socket cookie was reported"),
+        ({"role": Role.RECEIVE}, "only receives"),
+        ({"transport": Transport.RDMA}, "not TCP: its progress is seen, but it cannot be paced"),
+    ],
+)
+def test_flows_that_are_left_alone_say_why(table, make_job, flow, note):
+    job = make_job()
+    job.flow(0, **{"cookie": 7, **flow})
+    table.observe(at(0), [job], None)
+    assert len(table) == 0
+    assert [info.note for info in table.refused()] == [note]
+
+
+def test_unmapped_flows_are_observed_and_never_asked_for(table, make_job):
+    job = make_job()
+    flow = job.flow(0, cookie=7, dst="192.0.2.9")
+    flow.begin(1, 100)
+    flow.ready(100)
+    table.observe(at(0), [job], None)
+    assert column(table, "remaining") == [100]
+    assert table.demands(at(0)) == []
+    view = table.view(0, 10, [False] * len(table.links))
+    assert (view.paths == len(view.capacity)).all()
+
+
+def test_one_socket_in_two_records_stays_with_the_first(table, make_job):
+    first, second = make_job("a", pid=100), make_job("b", pid=200)
+    first.flow(0, cookie=7)
+    second.flow(0, cookie=7)
+    second.flow(1, cookie=8)
+    table.observe(at(0), [first, second], None)
+    assert {info.cookie: info.job for info in table.infos} == {7: "a", 8: "b"}
+    assert [info.note for info in table.refused()] == ["process 100 reported this socket before"]
+
+
+def test_the_process_that_holds_the_socket_gets_it(topology, make_job):
+    owners = {7: 200}
+    table = FlowTable(topology, "h1", lambda pid, fd, cookie: owners.get(cookie, pid) == pid)
+    thief, owner = make_job("thief", pid=100), make_job("owner", pid=200)
+    thief.flow(0, cookie=7)
+    table.observe(at(0), [thief], None)
+    assert [info.note for info in table.refused()] == ["the socket belongs to another process"]
+    owner.flow(0, cookie=7)
+    table.observe(at(1), [thief, owner], None)
+    assert [info.job for info in table.infos] == ["owner"]
+
+
+def test_an_owner_that_is_sure_displaces_one_that_is_not(topology, make_job):
+    sure = {100: None, 200: True}
+    table = FlowTable(topology, "h1", lambda pid, fd, cookie: sure[pid])
+    thief, owner = make_job("thief", pid=100), make_job("owner", pid=200)
+    thief.flow(0, cookie=7)
+    thief.flow(1, cookie=8)
+    table.observe(at(0), [thief], None)
+    owner.flow(0, cookie=7)
+    table.observe(at(1), [thief, owner], None)
+    assert {info.cookie: info.job for info in table.infos} == {7: "owner", 8: "thief"}
+    assert [cookie for cookie, _ in table.take_gone()] == [7]
+
+
+def test_absurd_values_neither_overflow_nor_raise(table, make_job):
+    job, kernel = make_job(), Kernel()
+    flow = job.flow(0, cookie=7)
+    rng = np.random.default_rng(5)
+    for i in range(300):
+        flow.begin(int(rng.integers(2**63)) * 2, int(rng.integers(2**63)) * 2)
+        flow.ready(int(rng.integers(2**40)))
+        flow.done(int(rng.integers(2**63)))
+        kernel.set(c7=int(rng.integers(2**62)))
+        table.observe(at(i), [job], kernel if i % 3 else None)
+        for demand in table.demands(at(i)):
+            assert 0 <= demand.remaining < 2**62
+            assert 0 <= demand.period_ns < 10**12
+            assert 0 <= demand.next_in_ns < 10**12
+    assert np.isfinite(table.view(0, 10, [False] * 2).remaining).all()
+
+
+def test_a_new_topology_maps_every_flow_again(table, make_job):
+    job = make_job()
+    job.flow(0, cookie=7)
+    table.observe(at(0), [job], None)
+    changed = TOPOLOGY.replace('addresses = ["10.78.0.2"]', 'addresses = ["10.78.0.3"]')
+    table.remap(parse_topology(changed, "t"), "h1")
+    table.observe(at(1), [job], None)
+    assert table.infos[0].path == ()
+    assert [cookie for cookie, _ in table.take_gone()] == [7]
+
+
+def test_share_divides_the_bottleneck_among_a_jobs_flows_there(table, make_job, topology):
+    a, b = make_job("a"), make_job("b")
+    for i in range(4):
+        a.flow(i, cookie=10 + i)
+    b.flow(0, cookie=20)
+    table.observe(at(0), [a, b], None)
+    bottleneck = topology.links[3].goodput  # s1->h2, 0.2 Gbit/s
+    assert table.share == pytest.approx([bottleneck / 4] * 4 + [bottleneck])

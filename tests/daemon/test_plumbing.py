@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The small parts: control socket, notification, socket ownership, metrics, configuration."""
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from flowslot.errors import ConfigError
+from flowslotd import config
+from flowslotd.control import AlreadyRunning, Control
+from flowslotd.metrics import Durations
+from flowslotd.ownership import holds_socket
+from flowslotd.sdnotify import Notifier
+
+from .conftest import TOPOLOGY
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+# -- control socket
+
+
+async def talk(path, *lines):
+    reader, writer = await asyncio.open_unix_connection(path)
+    answers = []
+    for line in lines:
+        writer.write(line)
+        await writer.drain()
+        answer = await asyncio.wait_for(reader.readline(), 5)
+        answers.append(json.loads(answer) if answer else None)
+    writer.close()
+    return answers
+
+
+def serve(path, script, **handlers):
+    """Run a control server and `script` beside it; returns its result and the bugs."""
+    bugs = []
+
+    async def run():
+        readers = {"status": lambda: {"pid": 1}, **handlers}
+        control = Control(
+            path, readers, {"reload": lambda: {"done": True}}, lambda kind, e: bugs.append(kind)
+        )
+        await control.start()
+        try:
+            return await script()
+        finally:
+            await control.stop()
+
+    return asyncio.run(run()), bugs
+
+
+def test_control_answers_and_refuses_in_one_line_each(tmp_path):
+    path = tmp_path / "control.sock"
+
+    async def late():
+        await asyncio.sleep(0)
+        return {"late": True}
+
+    def wrong():
+        raise ConfigError("f.toml", "mode", "must be x")
+
+    def broken():
+        raise ZeroDivisionError("oops")
+
+    async def script():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o666
+        names = ("status", "late", "reload", "wrong", "broken", "nonsense")
+        lines = [json.dumps({"cmd": name}).encode() + b"\n" for name in names]
+        garbage = (b"\n", b"[1]\n", b"{}\n", b"\xff\xfe\n", b"[" * 4000 + b"\n")
+        return await talk(path, *lines, *garbage)
+
+    answers, bugs = serve(path, script, late=late, wrong=wrong, broken=broken)
+    assert answers[:3] == [
+        {"ok": True, "result": {"pid": 1}},
+        {"ok": True, "result": {"late": True}},
+        {"ok": True, "result": {"done": True}},
+    ]
+    assert [a["kind"] for a in answers[3:]] == ["config", "internal"] + ["request"] * 6
+    assert answers[3]["error"] == "f.toml: field `mode`: must be x"
+    known = "status, late, wrong, broken, reload"
+    assert answers[5]["error"] == f"unknown command 'nonsense'; known: {known}"
+    assert bugs == ["control command broken"]
+    assert not path.exists()
+
+
+def test_control_survives_long_lines_and_clients_that_vanish(tmp_path):
+    path = tmp_path / "control.sock"
+
+    async def script():
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(b"x" * 100_000)
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+        writer.close()
+        for _ in range(100):
+            _, writer = await asyncio.open_unix_connection(path)
+            writer.write(b'{"cmd": "status"}\n')
+            writer.close()
+        return await talk(path, b'{"cmd": "status"}\n')
+
+    answers, bugs = serve(path, script)
+    assert answers == [{"ok": True, "result": {"pid": 1}}]
+    assert bugs == []
+
+
+def test_control_takes_over_from_the_dead_but_not_from_the_living(tmp_path):
+    path = tmp_path / "control.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+
+    async def script():
+        other = Control(path, {}, {}, lambda kind, error: None)
+        with pytest.raises(AlreadyRunning, match="another flowslotd answers on"):
+            await other.start()
+        await other.stop()
+        return path.exists()
+
+    left_alone, _ = serve(path, script)
+    assert left_alone
+
+
+@pytest.mark.root
+def test_only_root_and_the_daemons_user_may_change_it(tmp_path):
+    tmp_path.chmod(0o755)
+    for parent in tmp_path.parents:
+        if parent != Path("/"):
+            parent.chmod(parent.stat().st_mode | 0o055)
+    path = tmp_path / "control.sock"
+    code = (
+        "import os,socket,sys; os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "s=socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); f=s.makefile('rwb')\n"
+        'for c in (b\'{"cmd":"status"}\\n\', b\'{"cmd":"reload"}\\n\'):\n'
+        "  f.write(c); f.flush(); sys.stdout.write(f.readline().decode())\n"
+    )
+
+    async def script():
+        run = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", code, str(path), stdout=subprocess.PIPE
+        )
+        out, _ = await run.communicate()
+        return [json.loads(line) for line in out.splitlines()]
+
+    answers, _ = serve(path, script)
+    assert [a["ok"] for a in answers] == [True, False]
+    assert answers[1]["kind"] == "permission"
+
+
+# -- systemd
+
+
+@pytest.mark.parametrize("abstract", [False, True])
+def test_notifications_reach_systemd(tmp_path, abstract):
+    address = f"@flowslot-test-{os.getpid()}" if abstract else str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind("\0" + address[1:] if abstract else address)
+        systemd.settimeout(5)
+        notifier = Notifier(address)
+        notifier.ready("fine")
+        notifier.watchdog()
+        notifier.reloading(5_000_000)
+        notifier.stopping()
+        heard = [systemd.recv(4096).decode() for _ in range(4)]
+    assert heard == [
+        "READY=1\nSTATUS=fine",
+        "WATCHDOG=1",
+        "RELOADING=1\nMONOTONIC_USEC=5000",
+        "STOPPING=1",
+    ]
+    notifier.watchdog()  # systemd is gone: nothing happens
+    Notifier("").ready("not started by systemd")
+
+
+@pytest.mark.parametrize("unit", ["flowslotd.service", "flowslot-switch@.service"])
+def test_units_are_sound(tmp_path, unit):
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed")
+    text = (ROOT / "systemd" / unit).read_text()
+    # The programs are installed elsewhere here: verify a copy that names where.
+    programs = Path(sys.executable).parent
+    (tmp_path / unit).write_text(text.replace("/usr/bin/flowslot", f"{programs}/flowslot"))
+    run = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(tmp_path / unit)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_the_daemon_unit_leaves_it_what_pacing_needs():
+    unit = (ROOT / "systemd" / "flowslotd.service").read_text()
+    bounding = re.search(r"^CapabilityBoundingSet=(.*)$", unit, re.M)
+    needed = {"CAP_BPF", "CAP_NET_ADMIN", "CAP_PERFMON", "CAP_SYS_PTRACE"}
+    assert needed <= set(bounding[1].split())
+    for line in ("Type=notify", "Restart=always", "Nice=-10", "RuntimeDirectory=flowslot"):
+        assert f"\n{line}\n" in unit
+    assert "WatchdogSec=" in unit
+    for harmful in ("ProtectKernelTunables=yes", "PrivateNetwork=yes", "PrivateUsers=yes"):
+        assert harmful not in unit
+
+
+# -- ownership
+
+
+def test_a_socket_is_known_by_its_cookie():
+    with socket.socket() as mine, socket.socket() as other:
+        cookie = int.from_bytes(mine.getsockopt(socket.SOL_SOCKET, 57, 8), sys.byteorder)
+        assert holds_socket(os.getpid(), mine.fileno(), cookie) is True
+        assert holds_socket(os.getpid(), other.fileno(), cookie) is False
+        assert holds_socket(os.getpid(), 1_000_000, cookie) is None
+        assert holds_socket(os.getpid(), -1, cookie) is None
+        assert holds_socket(0, 3, cookie) is None
+        with open(os.devnull) as file:
+            assert holds_socket(os.getpid(), file.fileno(), cookie) is False
+
+
+def test_looking_at_a_socket_leaks_no_descriptor():
+    before = len(os.listdir("/proc/self/fd"))
+    with socket.socket() as mine:
+        for _ in range(50):
+            holds_socket(os.getpid(), mine.fileno(), 1)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+# -- metrics
+
+
+def test_durations_keep_the_last_samples_and_the_largest():
+    durations = Durations(size=4)
+    assert durations.summary()["p99_us"] == 0
+    for ns in (9_000_000, 1000, 2000, 3000, 4000):
+        durations.add(ns)
+    summary = durations.summary()
+    assert (summary["count"], summary["max_us"]) == (5, 9000)
+    assert summary["p50_us"] == 2.5
+
+
+# -- configuration
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text, topology=TOPOLOGY):
+        (tmp_path / "topology.toml").write_text(topology)
+        (tmp_path / "flowslotd.toml").write_text(text)
+        return tmp_path / "flowslotd.toml"
+
+    return write
+
+
+def test_defaults_observe_and_change_nothing(write):
+    loaded = config.load(write('host = "h1"'))
+    assert loaded.settings.mode == "observe"
+    assert loaded.instance == "h1"
+    assert (loaded.grid.slot_ns, loaded.grid.horizon) == (60_000_000, 10)
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "problem"),
+    [
+        ("", "host", "is required but missing"),
+        ('host = "h9"', "host", 'no host is called "h9" in topology.toml; must be one of: h1, h2'),
+        ('host = "h1"\nmod = "x"', "mod", "unknown key; did you mean `mode`?"),
+        ('host = "h1"\nmode = "enfroce"', "mode", "must be 'observe' or 'enforce', got"),
+        ('host = "h1"\npolicy = "stager"', "policy", "did you mean `stagger`?"),
+        ('host = "h1"\nslot_ms = -1', "slot_ms", "must be greater than or equal to 5, got -1"),
+        ('host = "h1"\n[pacing]\nhrd = true', "pacing.hrd", "did you mean `hard`?"),
+        ('host = "h1"\n[static]\nflows_on_link = {"h1->s9" = 4}',
+         "static.flows_on_link.h1->s9", "no link"),
+        ('host = "h1"\ntopology = "no.toml"', "topology", "No such file or directory"),
+        ("host = ", "", "not valid TOML"),
+    ],
+)  # fmt: skip
+def test_a_bad_configuration_names_file_field_and_what_is_right(write, text, field, problem):
+    with pytest.raises(ConfigError) as caught:
+        config.load(write(text))
+    assert caught.value.source.endswith("flowslotd.toml")
+    assert caught.value.field == field
+    assert problem in caught.value.problem
+
+
+def test_an_error_in_the_topology_names_that_file(write):
+    bad = TOPOLOGY.replace("capacity_gbps = 0.2", "capacity_gbps = -1")
+    with pytest.raises(ConfigError, match=r"topology.toml: field `links\[3\].capacity_gbps`"):
+        config.load(write('host = "h1"', bad))
+
+
+def test_a_reload_may_change_what_does_not_need_a_restart(write):
+    old = config.load(write('host = "h1"'))
+    new = config.load(write('host = "h1"\nmode = "enforce"\npolicy = "static"'))
+    assert config.changed(old, new) == ["mode", "policy"]
+    fixed = config.load(write('host = "h1"\nslot_ms = 20'))
+    with pytest.raises(ConfigError, match="cannot change while running"):
+        config.changed(old, fixed)
+    moved = config.load(write('host = "h1"', TOPOLOGY.replace("0.2", "0.3")))
+    assert config.changed(old, moved) == ["topology links"]

@@ -1,0 +1,352 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The straight way from records to entries in the pacer: what goes down, and when."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from flowslot.decision import Hold, Pace
+from flowslot.policy import registry
+from flowslot.schedule import Schedule
+from flowslot.slot import SlotGrid
+from flowslot.units import MILLISECOND, Nanos, Rate
+from flowslotd.enforcer import Enforcer
+from flowslotd.flowtable import FlowTable
+from flowslotd.pacing.base import FlowCounters
+from flowslotd.slotloop import SlotLoop
+
+SLOT = 60 * MILLISECOND
+
+
+@dataclass
+class MemoryPacer:
+    """Keeps entries in a dict, as the kernel would; writes down what it is told."""
+
+    name: str = "memory"
+    congestion_control: str = "fs_test"
+    entries: dict = field(default_factory=dict)
+    writes: list = field(default_factory=list)
+    released: list = field(default_factory=list)
+    attached: list = field(default_factory=list)
+    watched: dict = field(default_factory=dict)
+    acked: dict = field(default_factory=dict)
+    deadline: int = 0
+
+    def open(self):
+        pass
+
+    def close(self):
+        self.entries.clear()
+
+    def attach(self, cookie, pid, fd):
+        self.attached.append((cookie, pid, fd))
+
+    def apply(self, entries, deadline_ns):
+        self.writes.append([e.cookie for e in entries])
+        self.entries.update({e.cookie: e for e in entries})
+        self.deadline = deadline_ns
+        return len(entries)
+
+    def refresh(self, deadline_ns):
+        self.deadline = deadline_ns
+
+    def release(self, cookie):
+        self.released.append(cookie)
+        self.entries.pop(cookie, None)
+
+    def counters(self):
+        none = FlowCounters.none()
+        return FlowCounters(
+            np.array(list(self.acked), np.uint64),
+            np.array(list(self.acked.values()), np.uint64),
+            none.srtt_us, none.min_rtt_us, none.retrans, none.rate, none.unsent,
+        )  # fmt: skip
+
+    def event_fd(self):
+        return None
+
+    def events(self):
+        return []
+
+    def watch(self, cookie, acked_target):
+        self.watched[cookie] = acked_target
+
+
+@dataclass
+class Desk:
+    """An arbiter's desk: collects what is said; answers on request, or at once."""
+
+    demands: list = field(default_factory=list)
+    dones: list = field(default_factory=list)
+    held: bool = True
+    answer: object = None
+    lease_end: int | None = None
+
+    def demand(self, now, demands):
+        self.demands.append(list(demands))
+        if self.answer:
+            self.answer(now, [(d.flow, 1e6, 2e6) for d in demands])
+
+    def done(self, now, dones):
+        self.dones += dones
+
+    def covers(self, links):
+        return self.held
+
+
+class Setup:
+    def __init__(self, topology, policy="stagger", hard=False, desk=None):
+        self.jobs = []
+        self.pacer = MemoryPacer()
+        self.desk = desk or Desk()
+        self.table = FlowTable(topology, "h1", lambda pid, fd, cookie: None)
+        self.enforcer = Enforcer(self.pacer, hard)
+        host_policy = policy
+        if isinstance(policy, str):
+            host_policy = registry.get(policy).host_policy(registry.PolicyOptions())
+        self.loop = SlotLoop(
+            SlotGrid(),
+            self.table,
+            records=lambda: self.jobs,
+            policy=host_policy,
+            domain=self.desk,
+            pacer=self.pacer,
+            enforcer=self.enforcer,
+        )
+
+    def slot(self, n):
+        self.loop.on_slot(slot_start(n), n)
+
+
+def slot_start(n):
+    return Nanos(10**12 + n * SLOT)
+
+
+def start(flow, iteration=1, total=1_000_000):
+    flow.begin(iteration, total)
+    flow.ready(total)
+
+
+def test_from_a_record_to_the_kernel_and_back(topology, make_job):
+    setup = Setup(topology)
+    job = make_job()
+    setup.jobs.append(job)
+    flow = job.flow(0, cookie=7)
+    setup.pacer.acked[7] = 0
+    setup.slot(0)
+    start(flow)
+    setup.loop.on_events(Nanos(slot_start(0) + 5 * MILLISECOND), [job])
+    assert [(d.flow, d.remaining) for d in setup.desk.demands[-1]] == [(7, 1_000_000)]
+    assert setup.pacer.entries == {}  # nothing is granted yet, nothing is paced
+    assert setup.pacer.watched == {7: 1_000_000}
+    assert setup.pacer.attached == [(7, 4242, 0)]
+
+    now = Nanos(slot_start(0) + 6 * MILLISECOND)
+    setup.loop.on_grants(now, [(7, 2e6, 20e6)])
+    entry = setup.pacer.entries[7]
+    assert (entry.reserved, entry.ceiling, entry.guaranteed) == (2e6, 20e6, True)
+    assert entry.growth == pytest.approx(0.01 * topology.links[3].goodput)
+    assert entry.queue_us == 128_000 * 8 / 0.4e9 * 1e6
+    assert setup.pacer.deadline == now + 2 * SLOT
+
+    flow.close()
+    setup.slot(1)
+    assert setup.pacer.entries == {}
+    assert [done.flow for done in setup.desk.dones] == [7]
+
+
+def test_nothing_goes_down_when_nothing_changes(topology, make_job):
+    setup = Setup(topology)
+    job = make_job()
+    setup.jobs.append(job)
+    flows = [job.flow(i, cookie=10 + i) for i in range(4)]
+    for flow in flows:
+        start(flow)
+    setup.desk.answer = setup.loop.on_grants
+    setup.slot(0)
+    assert setup.pacer.writes == [[10, 11, 12, 13]]
+    asked = len(setup.desk.demands)
+    setup.desk.answer = None
+    for n in range(1, 10):
+        done = 60_000  # what 1 MB/s makes of a slot
+        for flow in flows:
+            flow.done(done)
+        setup.slot(n)
+        setup.loop.on_events(Nanos(slot_start(n) + MILLISECOND), [])
+    assert len(setup.pacer.writes) == 1
+    assert len(setup.desk.demands) == asked
+    assert setup.enforcer.rate_writes == 4
+    assert setup.pacer.deadline == slot_start(9) + 2 * SLOT  # but the daemon lives
+    setup.loop.on_grants(slot_start(10), [(11, 5e5, 2e6)])
+    assert setup.pacer.writes[1:] == [[11]]
+
+
+def test_an_arbiter_that_answers_at_once_is_obeyed_in_the_same_pass(topology, make_job):
+    setup = Setup(topology)
+    setup.desk.answer = setup.loop.on_grants
+    job = make_job()
+    setup.jobs.append(job)
+    start(job.flow(0, cookie=7))
+    setup.slot(0)
+    assert setup.pacer.entries[7].reserved == 1e6
+
+
+def test_entries_do_not_outlive_the_arbiters_lease(topology, make_job):
+    setup = Setup(topology)
+    setup.desk.answer = setup.loop.on_grants
+    setup.desk.lease_end = slot_start(1)
+    job = make_job()
+    setup.jobs.append(job)
+    start(job.flow(0, cookie=7))
+    setup.slot(0)
+    assert setup.pacer.deadline == slot_start(1)
+    setup.desk.lease_end = slot_start(99)
+    setup.slot(1)
+    assert setup.pacer.deadline == slot_start(3)
+
+
+def test_a_grant_that_ends_lets_the_flow_go(topology, make_job):
+    setup = Setup(topology)
+    setup.desk.answer = setup.loop.on_grants
+    job = make_job()
+    setup.jobs.append(job)
+    start(job.flow(0, cookie=7))
+    setup.slot(0)
+    setup.loop.on_grants(slot_start(1), [(7, float("nan"), float("nan"))])
+    assert setup.pacer.entries == {}
+    assert setup.pacer.released == [7]
+
+
+def test_flows_are_capped_only_while_a_link_of_theirs_is_held_by_nobody(topology, make_job):
+    setup = Setup(topology)
+    setup.desk.answer = setup.loop.on_grants
+    job = make_job()
+    setup.jobs.append(job)
+    start(job.flow(0, cookie=7))
+    setup.desk.held = False
+    setup.slot(0)
+    assert setup.pacer.entries[7].guaranteed is False
+    setup.desk.held = True
+    setup.slot(1)
+    assert setup.pacer.entries[7].guaranteed is True
+
+
+def test_unmapped_flows_are_never_paced(topology, make_job):
+    for policy in ("stagger", "static"):
+        setup = Setup(topology, policy)
+        job = make_job()
+        setup.jobs.append(job)
+        start(job.flow(0, cookie=7, dst="192.0.2.1"))
+        setup.slot(0)
+        assert len(setup.table) == 1
+        assert setup.pacer.entries == {}
+        assert setup.pacer.attached == []
+
+
+def test_static_needs_no_arbiter(topology, make_job):
+    setup = Setup(topology, "static")
+    setup.loop._domain = None
+    job = make_job()
+    setup.jobs.append(job)
+    for i in range(4):
+        job.flow(i, cookie=10 + i)
+    setup.slot(0)
+    share = topology.links[3].goodput / 4
+    assert [e.reserved for e in setup.pacer.entries.values()] == pytest.approx([share] * 4)
+    assert {e.growth for e in setup.pacer.entries.values()} == {0.0}  # capped, no top-up
+
+
+def test_hard_pacing_has_no_top_up(topology, make_job):
+    setup = Setup(topology, hard=True)
+    setup.desk.answer = setup.loop.on_grants
+    job = make_job()
+    setup.jobs.append(job)
+    start(job.flow(0, cookie=7))
+    setup.slot(0)
+    entry = setup.pacer.entries[7]
+    assert (entry.reserved, entry.ceiling, entry.growth) == (1e6, 1e6, 0.0)
+
+
+def test_a_flow_that_the_kernel_meets_late_gets_its_entry_again(topology, make_job):
+    setup = Setup(topology)
+    setup.desk.answer = setup.loop.on_grants
+    job = make_job()
+    setup.jobs.append(job)
+    start(job.flow(0, cookie=7))
+    setup.slot(0)
+    setup.loop.on_new(7)
+    setup.loop.on_events(Nanos(slot_start(0) + MILLISECOND), [job])
+    assert setup.pacer.writes == [[7], [7]]
+
+
+class Script:
+    """A policy that decides what the test says."""
+
+    def __init__(self, *decisions):
+        self.decisions = decisions
+
+    def decide(self, now, view, grants, ceilings):
+        return self.decisions
+
+
+def test_a_schedule_is_followed_slot_by_slot(topology, make_job):
+    plan = Schedule(0, np.array([1e6, 3e6, 2e6]))
+    setup = Setup(topology, Script(Pace(7, plan, Rate(9e6), True)))
+    job = make_job()
+    setup.jobs.append(job)
+    job.flow(0, cookie=7)
+    rates = []
+    for n in range(4):
+        setup.slot(n)
+        rates.append(setup.pacer.entries[7].reserved)
+    assert rates == [1e6, 3e6, 2e6, 2e6]
+
+
+def test_a_hold_stops_a_jobs_flows_until_its_time(topology, make_job):
+    pace = Pace(7, Schedule(0, np.array([1e6])), Rate(9e6), True)
+    setup = Setup(topology, Script(pace, Hold("train", Nanos(slot_start(1) + 1))))
+    job = make_job()
+    setup.jobs.append(job)
+    job.flow(0, cookie=7)
+    rates = []
+    for n in range(3):
+        setup.slot(n)
+        rates.append(setup.pacer.entries[7].ceiling)
+    assert rates == [0.0, 0.0, 9e6]
+    assert setup.enforcer.holds == 1
+
+
+def test_decisions_about_flows_that_are_not_there_have_no_effect(topology, make_job):
+    plan = Schedule(0, np.array([1e6]))
+    setup = Setup(topology, Script(Pace(99, plan, Rate(9e6), True), Hold(98, Nanos(2**62))))
+    setup.slot(0)
+    assert setup.pacer.entries == {}
+
+
+def test_fail_open_release_lets_everything_go_and_the_next_slot_takes_it_back(topology, make_job):
+    setup = Setup(topology)
+    setup.desk.answer = setup.loop.on_grants
+    job = make_job()
+    setup.jobs.append(job)
+    start(job.flow(0, cookie=7))
+    setup.slot(0)
+    setup.loop.release()
+    assert setup.pacer.entries == {}
+    setup.slot(1)
+    assert setup.pacer.entries[7].reserved == 1e6
+
+
+def test_observing_touches_nothing(topology, make_job):
+    table = FlowTable(topology, "h1", lambda pid, fd, cookie: None)
+    job = make_job()
+    policy = registry.get("stagger").host_policy(registry.PolicyOptions())
+    loop = SlotLoop(
+        SlotGrid(), table, records=lambda: [job], policy=policy, domain=None, pacer=None,
+        enforcer=None,
+    )  # fmt: skip
+    start(job.flow(0, cookie=7))
+    loop.on_slot(slot_start(0), 0)
+    loop.refresh(slot_start(0))
+    loop.on_grants(slot_start(0), [(7, 1.0, 1.0)])
+    loop.release()
+    assert table.rows["active"].tolist() == [True]

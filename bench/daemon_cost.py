@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What flowslotd costs with 100 flows: CPU, memory, decision time.
+
+Real traffic: 8 job processes of 12 or 13 sockets each send 50 kB per socket and iteration to
+another network namespace, paced by the real daemon and the real BPF program under policy
+`stagger`, with a real switch process as arbiter (or without one). Computing takes 200 ms, so that
+an iteration takes about 300 ms on the 400 Mbit/s that the topology names: some 20 job phases,
+with 650 doorbells and 330 kernel events, per second. Needs root.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import selectors
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from flowslot_shm.client import JobClient
+from flowslot_shm.layout import Role
+
+PROGRAMS = Path(sys.executable).parent
+PORT = 7778
+FLOWS, JOBS = 100, 8
+BYTES = 50_000
+COMPUTE_S = 0.2
+TOPOLOGY = """
+[[switches]]
+name = "s1"
+address = "127.0.0.1:7400"
+"""
+for _i in (1, 2):
+    TOPOLOGY += f"""
+[[hosts]]
+name = "h{_i}"
+  [[hosts.nics]]
+  name = "eth0"
+  addresses = ["10.78.0.{_i}"]
+  up = "h{_i}->s1"
+  down = "s1->h{_i}"
+[[links]]
+name = "h{_i}->s1"
+capacity_gbps = 0.4
+switch = "s1"
+[[links]]
+name = "s1->h{_i}"
+capacity_gbps = 0.4
+switch = "s1"
+"""
+
+
+def measure(flows: int = FLOWS, seconds: float = 12.0, switch: bool = True) -> dict[str, Any]:
+    """Run it; returns the numbers. CPU in percent of one core, times in ms, memory in MB."""
+    with contextlib.ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        hosts = _namespaces(stack)
+        (directory / "topology.toml").write_text(TOPOLOGY)
+        config = directory / "flowslotd.toml"
+        config.write_text(
+            f'host = "h1"\nmode = "enforce"\nuse_switch = {str(switch).lower()}\n'
+            f'runtime_dir = "{directory}/run"\n'
+        )
+        if switch:
+            files = ("--topology", directory / "topology.toml")
+            arbiter = _start(stack, hosts[0], PROGRAMS / "flowslot-switch", "--name", "s1", *files)
+        daemon = _start(stack, hosts[0], PROGRAMS / "flowslotd", "--config", config)
+        me = (sys.executable, "-m", "bench.daemon_cost")
+        _start(stack, hosts[1], *me, "--receive")
+        _wait_for(lambda: (directory / "run" / "control.sock").exists())
+        for i in range(JOBS):
+            sockets = flows // JOBS + (i < flows % JOBS)
+            _start(stack, hosts[0], *me, "--send", directory / "run", f"job{i}", sockets)
+        _wait_for(lambda: _status(directory)["flows"]["paced"] == flows)
+        time.sleep(2.0)
+        before, started = _cpu(daemon), time.monotonic()
+        before_switch = _cpu(arbiter) if switch else 0.0
+        time.sleep(seconds)
+        wall = time.monotonic() - started
+        status = _status(directory)
+        assert status["flows"]["total"] == flows, status["flows"]
+        assert status["errors"] == {}, status["errors"]
+        return {
+            "flows": flows,
+            "switch": switch,
+            "cpu_percent": 100 * (_cpu(daemon) - before) / wall,
+            "switch_cpu_percent": 100 * (_cpu(arbiter) - before_switch) / wall if switch else 0.0,
+            "rss_mb": psutil.Process(daemon.pid).memory_info().rss / 1e6,
+            "decision_p50_ms": status["decision"]["p50_us"] / 1e3,
+            "decision_p90_ms": status["decision"]["p90_us"] / 1e3,
+            "replan_p90_ms": status["replan"]["p90_us"] / 1e3,
+            "replans_per_s": status["replan"]["count"] / status["uptime_s"],
+            "negotiation_p90_ms": status["negotiation"]["p90_us"] / 1e3,
+            "lateness_p90_ms": status["slot"]["lateness"]["p90_us"] / 1e3,
+            "rate_writes_per_s": status["rate_writes"] / status["uptime_s"],
+            "period_s": float(np.median([job["period_s"] for job in _ask(directory, "jobs")])),
+        }
+
+
+def _namespaces(stack: contextlib.ExitStack) -> list[str]:
+    names = [f"fsb{os.getpid()}-h{i}" for i in (1, 2)]
+    for name in names:
+        _ip("netns", "add", name)
+        stack.callback(_ip, "netns", "del", name)
+        _ip("-n", name, "link", "set", "lo", "up")
+    peer = ("peer", "name", "eth0", "netns", names[1])
+    _ip("-n", names[0], "link", "add", "eth0", "type", "veth", *peer)
+    for i, name in enumerate(names, 1):
+        _ip("-n", name, "addr", "add", f"10.78.0.{i}/24", "dev", "eth0")
+        _ip("-n", name, "link", "set", "eth0", "up")
+    return names
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True)
+
+
+def _start(stack: contextlib.ExitStack, host: str, *command: object) -> subprocess.Popen[bytes]:
+    enter = ["nsenter", f"--net=/run/netns/{host}"]
+    process = subprocess.Popen([*enter, *map(str, command)], stderr=subprocess.DEVNULL)
+    stack.callback(process.wait)
+    stack.callback(process.terminate)
+    return process
+
+
+def _wait_for(condition: Any, seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            raise TimeoutError("the daemon never saw all flows")
+        time.sleep(0.1)
+
+
+def _ask(directory: Path, command: str) -> Any:
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(str(directory / "run" / "control.sock"))
+        peer.sendall(json.dumps({"cmd": command}).encode() + b"\n")
+        answer = json.loads(peer.makefile().readline())
+    return answer["result"].get(command, answer["result"])
+
+
+def _status(directory: Path) -> Any:
+    return _ask(directory, "status")
+
+
+def _cpu(process: subprocess.Popen[bytes]) -> float:
+    times = psutil.Process(process.pid).cpu_times()
+    return times.user + times.system
+
+
+def _receive() -> None:
+    listener = socket.create_server(("", PORT), backlog=256)
+    with selectors.DefaultSelector() as selector:
+        selector.register(listener, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj is listener:
+                    selector.register(listener.accept()[0], selectors.EVENT_READ)
+                elif not key.fileobj.recv(1 << 18):  # type: ignore[union-attr]
+                    selector.unregister(key.fileobj)
+
+
+def _send(runtime_dir: Path, name: str, flows: int) -> None:
+    socks = [_connect() for _ in range(flows)]
+    job = JobClient(str(runtime_dir / "register.sock"), name, rank=0)
+    writers = {sock: job.flow(sock, 1, i, Role.PUSH) for i, sock in enumerate(socks)}
+    data = memoryview(bytes(BYTES))
+    rng = np.random.default_rng(abs(hash(name)) % 2**32)
+    iteration = 0
+    while True:
+        time.sleep(COMPUTE_S * (1 + 0.02 * rng.standard_normal()))
+        iteration += 1
+        left = {sock: BYTES for sock in socks}
+        with selectors.DefaultSelector() as selector:
+            for sock, writer in writers.items():
+                writer.begin(iteration, BYTES)
+                writer.ready(BYTES)
+                selector.register(sock, selectors.EVENT_WRITE)
+            while left:
+                for key, _ in selector.select():
+                    sock = key.fileobj
+                    assert isinstance(sock, socket.socket)
+                    sent = sock.send(data[: left[sock]])
+                    writers[sock].done(sent)
+                    left[sock] -= sent
+                    if not left[sock]:
+                        del left[sock]
+                        selector.unregister(sock)
+
+
+def _connect() -> socket.socket:
+    sock = socket.create_connection(("10.78.0.2", PORT))
+    sock.setblocking(False)
+    # Little is buffered, so that progress shows how bytes really leave.
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16_384)
+    return sock
+
+
+def main() -> None:
+    """Print the numbers, with and without a switch process."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    parser.add_argument("--flows", type=int, default=FLOWS)
+    parser.add_argument("--seconds", type=float, default=12.0)
+    parser.add_argument("--receive", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--send", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.receive:
+        _receive()
+    if options.send:
+        _send(Path(options.send[0]), options.send[1], int(options.send[2]))
+    results = [measure(options.flows, options.seconds, switch) for switch in (True, False)]
+    if options.output == "json":
+        print(json.dumps(results, indent=2))
+        return
+    for name in results[0]:
+        values = (result[name] for result in results)
+        shown = (f"{v:.2f}" if isinstance(v, float) else str(v) for v in values)
+        print(f"{name:20}", *(f"{text:>10}" for text in shown))
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        main()

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All benchmarks against their recorded bounds: `make bench`.
+
+bounds.toml records for each metric the bound that must hold, the target, and what was measured
+when the bound was last looked at (mean, spread over repeats): the margin between the two says how
+much a change may cost before this fails. Exit status 1 when a bound is broken.
+"""
+
+import argparse
+import importlib
+import json
+import statistics
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+BOUNDS = Path(__file__).with_name("bounds.toml")
+
+
+def measure(bounds: list[dict[str, Any]], repeat: int) -> dict[str, list[float]]:
+    """Metric -> one value per repeat; benchmarks take turns, so that a slow minute hits all."""
+    values: dict[str, list[float]] = {bound["metric"]: [] for bound in bounds}
+    modules = list(dict.fromkeys(bound["metric"].split(".")[0] for bound in bounds))
+    for turn in range(repeat):
+        for name in modules:
+            print(f"bench: {name} ({turn + 1}/{repeat})", file=sys.stderr, flush=True)
+            result = importlib.import_module(f"bench.{name}").measure()
+            for metric in values:
+                module, key = metric.split(".", 1)
+                if module == name:
+                    values[metric].append(float(result[key]))
+    return values
+
+
+def report(bounds: list[dict[str, Any]], values: dict[str, list[float]]) -> list[dict[str, Any]]:
+    """One row per metric, the bound applied to the mean over repeats."""
+    rows = []
+    for bound in bounds:
+        got = values[bound["metric"]]
+        mean = statistics.fmean(got)
+        rows.append(
+            {
+                "metric": bound["metric"],
+                "unit": bound["unit"],
+                "mean": mean,
+                "min": min(got),
+                "max": max(got),
+                "must": bound["must"],
+                "target": bound.get("target"),
+                "recorded_mean": bound["recorded_mean"],
+                "margin": bound["must"] / mean if mean else float("inf"),
+                "holds": mean <= bound["must"],
+                "meets_target": bound.get("target") is None or mean <= bound["target"],
+            }
+        )
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--only", help="modules, separated by commas")
+    parser.add_argument("-o", "--output", choices=["table", "json"], default="table")
+    args = parser.parse_args()
+    bounds = tomllib.loads(BOUNDS.read_text())["bound"]
+    if args.only:
+        wanted = args.only.split(",")
+        bounds = [bound for bound in bounds if bound["metric"].split(".")[0] in wanted]
+    rows = report(bounds, measure(bounds, args.repeat))
+    if args.output == "json":
+        print(json.dumps(rows, indent=2))
+    else:
+        table = Table("metric", "unit", "measured (min to max)", "must", "target", "recorded", "")
+        for row in rows:
+            target = "" if row["target"] is None else f"{row['target']:g}"
+            verdict = "ok" if row["meets_target"] else "ok, target missed"
+            table.add_row(
+                row["metric"],
+                row["unit"],
+                f"{row['mean']:.3g} ({row['min']:.3g} to {row['max']:.3g})",
+                f"{row['must']:g}",
+                target,
+                f"{row['recorded_mean']:g}",
+                verdict if row["holds"] else "BROKEN",
+            )
+        Console().print(table)
+    return 0 if all(row["holds"] for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

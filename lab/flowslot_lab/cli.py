@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`flowslot lab`: several hosts on one machine.
+
+Exit status: 0 ok, 1 a run failed or was not real, 2 bad scenario or usage.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Literal, NoReturn
+
+import typer
+from flowslot.errors import ConfigError
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from flowslot_lab import scenario as scenarios
+from flowslot_lab.figure import draw
+from flowslot_lab.net import LabError
+from flowslot_lab.runner import POLICIES, Options, RunFailed, measure
+from flowslot_lab.state import ROOT, RunState, clean_dead
+from flowslot_lab.table import print_result
+
+app = typer.Typer(
+    name="lab", help="Several hosts on one machine, with real TCP.", no_args_is_help=True
+)
+_FAILURE, _BAD_INPUT = 1, 2
+_TERMINATED = 128 + signal.SIGTERM
+
+
+@app.command()
+def run(
+    scenario: Annotated[Path, typer.Argument(help="scenario file (TOML)", metavar="SCENARIO")],
+    *,
+    policy: Annotated[
+        str, typer.Option(help=f"comma-separated, of: {', '.join(POLICIES)}")
+    ] = "stagger,static,cubic,reno,bbr",
+    repeat: Annotated[int, typer.Option(min=1, help="interleaved repeats (A B C A B C)")] = 1,
+    iterations: Annotated[
+        int | None,
+        typer.Option(min=1, help="measured per job and repeat [default: 100 over all repeats]"),
+    ] = None,
+    switch: Annotated[
+        bool, typer.Option(help="with a flowslot-switch process, or with none at all")
+    ] = True,
+    figure: Annotated[Path | None, typer.Option(help="write a figure to this file")] = None,
+    seed: Annotated[int | None, typer.Option(help="instead of the scenario's")] = None,
+    keep_logs: Annotated[
+        Path | None, typer.Option(help="keep logs and configuration files in this directory")
+    ] = None,
+    output: Annotated[Literal["table", "json"], typer.Option("-o", "--output")] = "table",
+) -> None:
+    """Run a scenario under each policy and compare."""
+    try:
+        loaded = scenarios.load(scenario)
+    except ConfigError as error:
+        _die(str(error), _BAD_INPUT)
+    if seed is not None:
+        loaded = loaded.model_copy(update={"seed": seed})
+    options = Options(_policies(policy), repeat, iterations, switch)
+    _need_root("run")
+    with _run_state(keep_logs) as state, _Bar(loaded.name) as bar:
+        try:
+            result = measure(loaded, options, state, bar)
+        except (LabError, RunFailed) as error:
+            bar.stop()
+            _die(str(error), _FAILURE)
+    if output == "json":
+        print(json.dumps(result.to_json(), indent=1))
+    else:
+        print_result(result, Console(width=None if sys.stdout.isatty() else 120))
+    if figure is not None:
+        draw(result, figure)
+        print(f"figure: {figure}", file=sys.stderr if output == "json" else sys.stdout)
+
+
+@app.command()
+def clean() -> None:
+    """Remove what killed runs left behind; live runs are not touched."""
+    _need_root("clean")
+    removed = clean_dead()
+    for item in removed:
+        print(f"removed {item}")
+    if not removed:
+        print("nothing to remove")
+
+
+@app.command("list")
+def list_scenarios(
+    directory: Annotated[Path, typer.Argument(help="where the scenario files are")] = Path(
+        "lab/scenarios"
+    ),
+) -> None:
+    """List scenarios, and their jobs' physical limits."""
+    for path in sorted(directory.glob("*.toml")):
+        try:
+            loaded = scenarios.load(path)
+        except ConfigError as error:
+            _die(str(error), _BAD_INPUT)
+        print(f"{path}: {loaded.description}")
+        for job in loaded.jobs:
+            print(f"  {loaded.explain_ideal(job)}")
+
+
+def _policies(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    for name in names:
+        if name not in POLICIES:
+            _die(f'--policy: no policy is called "{name}"; of: {", ".join(POLICIES)}', _BAD_INPUT)
+    if not names:
+        _die(f"--policy: name at least one of: {', '.join(POLICIES)}", _BAD_INPUT)
+    return names
+
+
+def _need_root(command: str) -> None:
+    if os.geteuid() != 0:
+        _die(
+            f"flowslot lab {command} makes network namespaces: run it as root or with sudo",
+            _FAILURE,
+        )
+
+
+def _die(text: str, status: int) -> NoReturn:
+    print(f"flowslot lab: {text}", file=sys.stderr)
+    raise typer.Exit(status)
+
+
+@contextmanager
+def _run_state(keep_logs: Path | None) -> Iterator[RunState]:
+    """A run's state, cleaned up whatever ends it: the end, an error, Ctrl-C, SIGTERM, SIGHUP."""
+
+    def terminate(_number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(_TERMINATED)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, terminate)
+    for item in clean_dead():
+        print(f"flowslot lab: removed {item}", file=sys.stderr)
+    state = RunState.create(ROOT)
+    try:
+        yield state
+    finally:
+        # A second Ctrl-C must not stop the cleaning.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        if keep_logs is not None:
+            shutil.copytree(
+                state.path, keep_logs, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.sock")
+            )
+        state.clean()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+class _Bar:
+    """Progress bar on standard error."""
+
+    def __init__(self, title: str) -> None:
+        self._progress = Progress(
+            TextColumn(title),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._task = self._progress.add_task("", total=None)
+
+    def __enter__(self) -> _Bar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Take the bar off the terminal."""
+        self._progress.stop()
+
+    def begin(self, label: str, total: int) -> None:
+        """A run begins."""
+        self._progress.reset(self._task, total=total, description=label)
+
+    def advance(self, done: int) -> None:
+        """So many iterations are done."""
+        self._progress.update(self._task, completed=done)

@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The communication of one iteration: ring all-reduce, and both sides of a parameter server.
+
+All sums are really computed (NumPy, 32-bit integers), and every received byte is checked.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+import numpy as np
+
+from flowslot_lab.connect import Links
+from flowslot_lab.content import Content, Words
+from flowslot_lab.jobspec import JobSpec
+from flowslot_lab.wire import Flow, Loop, Receiver, Sender
+
+MakeFlow = Callable[[socket.socket, int, int, str], Flow | None]
+"""(socket, peer rank, channel, "ring" | "push" | "pull") -> where to report its progress."""
+
+
+class Collective(Protocol):
+    """What a worker does in the communication phase."""
+
+    verified: int
+
+    def prepare(self, iteration: int) -> None:
+        """Make this iteration's data; part of the computation phase."""
+
+    def communicate(self, iteration: int) -> None:
+        """Returns when all data of this iteration has arrived and all of ours was sent."""
+
+
+def _view(words: Words) -> memoryview:
+    return words.data.cast("B")
+
+
+class Ring:
+    """Ring all-reduce in 2(N-1) steps, pipelined by slices.
+
+    Chunk c of the tensor starts at rank c. In step s a rank sends chunk (rank - s) mod N and
+    receives chunk (rank - 1 - s) mod N; the first N-1 steps add, the others replace. A slice is
+    forwarded as soon as it arrived and was added. Array layout: [chunk, channel, slice, word].
+    """
+
+    def __init__(
+        self, spec: JobSpec, out: Links, into: Links, loop: Loop, make_flow: MakeFlow
+    ) -> None:
+        n = len(spec.addresses)
+        self._rank, self._ranks, self._steps = spec.rank, n, 2 * (n - 1)
+        self._slices, self._slice_bytes = spec.slices, spec.slice_bytes
+        shape = (n, spec.sockets, spec.slices, spec.slice_bytes // 4)
+        self._content = Content(spec.seed, spec.job, int(np.prod(shape)), n)
+        self._data: Words = np.empty(shape, np.uint32)
+        self._incoming: Words = np.empty(shape[1:], np.uint32)
+        self._loop = loop
+        self._receivers: list[Receiver] = []
+        self._senders: list[Sender] = []
+        self.verified = 0
+        next_rank, previous = (spec.rank + 1) % n, (spec.rank - 1) % n
+        for channel in range(spec.sockets):
+            self._add_channel(channel, out[next_rank, channel], into[previous, channel], make_flow)
+
+    def _add_channel(
+        self, channel: int, out: socket.socket, into: socket.socket, make_flow: MakeFlow
+    ) -> None:
+        def section(k: int) -> memoryview:
+            return _view(self._data[(self._rank - k % self._steps) % self._ranks, channel])
+
+        def place(k: int, first: int, n: int) -> Words:
+            step = k % self._steps
+            if step < self._ranks - 1:
+                return self._incoming[channel, first : first + n]
+            return self._data[self._chunk(step), channel, first : first + n]
+
+        def arrived(k: int, first: int, n: int) -> None:
+            iteration, step = divmod(k, self._steps)
+            self._take(iteration, step, (channel, first, n), place(k, first, n))
+            if step < self._steps - 1:
+                sender.allow(n * self._slice_bytes)
+
+        flow = make_flow(out, (self._rank + 1) % self._ranks, channel, "ring")
+        sender = Sender(out, self._slices * self._slice_bytes, section, flow)
+        receiver = Receiver(
+            into,
+            self._slice_bytes,
+            self._slices,
+            lambda k, first, n: _view(place(k, first, n)),
+            arrived,
+        )
+        self._loop.add(out, sender, None)
+        self._loop.add(into, None, receiver)
+        self._senders.append(sender)
+        self._receivers.append(receiver)
+
+    def _chunk(self, step: int) -> int:
+        return (self._rank - 1 - step) % self._ranks
+
+    def _take(self, iteration: int, step: int, where: tuple[int, int, int], words: Words) -> None:
+        channel, first, n = where
+        chunk = self._chunk(step)
+        summed = min(step + 1, self._ranks)
+        ranks: Iterable[int] = ((chunk + i) % self._ranks for i in range(summed))
+        _, channels, slices, width = self._data.shape
+        at = ((chunk * channels + channel) * slices + first) * width
+        constant = self._content.constant(ranks, iteration)
+        self._content.check(words.reshape(-1), at, summed, constant)
+        if step < self._ranks - 1:
+            self._data[chunk, channel, first : first + n] += words
+        self.verified += words.nbytes
+
+    def prepare(self, iteration: int) -> None:
+        """This rank's own contribution."""
+        self._content.fill(self._data.reshape(-1), self._rank, iteration)
+
+    def communicate(self, iteration: int) -> None:
+        """One all-reduce."""
+        section = self._slices * self._slice_bytes
+        for receiver in self._receivers:
+            receiver.raise_limit(self._steps * self._slices)
+        for sender in self._senders:
+            sender.begin(iteration, self._steps * section)
+            sender.allow(section)
+        everything = (iteration + 1) * self._steps
+        self._loop.run(
+            lambda: (
+                all(r.got == everything * self._slices for r in self._receivers)
+                and all(s.posted == everything * section for s in self._senders)
+            )
+        )
+
+
+class PsWorker:
+    """A worker of a parameter server: pushes its keys, pulls their sums."""
+
+    def __init__(self, spec: JobSpec, out: Links, loop: Loop, make_flow: MakeFlow) -> None:
+        self._rank, self._workers = spec.rank, len(spec.addresses) - 1
+        self._keys = spec.slices
+        shape = (spec.sockets, spec.slices, spec.slice_bytes // 4)
+        self._content = Content(spec.seed, spec.job, int(np.prod(shape)), self._workers)
+        self._gradient: Words = np.empty(shape, np.uint32)
+        self._weights: Words = np.empty(shape, np.uint32)
+        self._section = spec.slices * spec.slice_bytes
+        self._loop = loop
+        self._pairs: list[tuple[Sender, Receiver]] = []
+        self.verified = 0
+        for channel in range(spec.sockets):
+            sock = out[self._workers, channel]
+            flow = make_flow(sock, self._workers, channel, "push")
+            self._add_channel(channel, sock, spec.slice_bytes, flow)
+
+    def _add_channel(
+        self, channel: int, sock: socket.socket, key_bytes: int, flow: Flow | None
+    ) -> None:
+        def place(first: int, n: int) -> Words:
+            return self._weights[channel, first : first + n]
+
+        def arrived(iteration: int, first: int, n: int) -> None:
+            words = place(first, n)
+            at = (channel * self._keys + first) * words.shape[1]
+            constant = self._content.constant(range(self._workers), iteration)
+            self._content.check(words.reshape(-1), at, self._workers, constant)
+            self.verified += words.nbytes
+
+        sender = Sender(sock, self._section, lambda _: _view(self._gradient[channel]), flow)
+        receiver = Receiver(
+            sock, key_bytes, self._keys, lambda _, first, n: _view(place(first, n)), arrived
+        )
+        self._loop.add(sock, sender, receiver)
+        self._pairs.append((sender, receiver))
+
+    def prepare(self, iteration: int) -> None:
+        """This worker's gradient."""
+        self._content.fill(self._gradient.reshape(-1), self._rank, iteration)
+
+    def communicate(self, iteration: int) -> None:
+        """Push all keys, pull all sums."""
+        for sender, receiver in self._pairs:
+            receiver.raise_limit(self._keys)
+            sender.begin(iteration, self._section)
+            sender.allow(self._section)
+        keys, posted = (iteration + 1) * self._keys, (iteration + 1) * self._section
+        self._loop.run(lambda: all(r.got == keys and s.posted == posted for s, r in self._pairs))
+
+
+class PsServer:
+    """The parameter server: sums the workers' pushes and sends each key back when complete.
+
+    Two generations of sums: a fast worker may push iteration i+1 while sums of i are still on
+    their way to a slow one; it cannot push i+2 before the slow one has pushed i+1.
+    """
+
+    def __init__(self, spec: JobSpec, into: Links, loop: Loop, make_flow: MakeFlow) -> None:
+        self._workers, self._keys = len(spec.addresses) - 1, spec.slices
+        self._channels, self._key_bytes = spec.sockets, spec.slice_bytes
+        self._barrier = spec.barrier
+        shape = (spec.sockets, spec.slices, spec.slice_bytes // 4)
+        self._content = Content(spec.seed, spec.job, int(np.prod(shape)), self._workers)
+        self._sums: Words = np.empty((2, *shape), np.uint32)
+        self._incoming: Words = np.empty(shape[1:], np.uint32)
+        self._pushes = np.zeros((2, *shape[:2]), np.int64)
+        self._complete = 0  # keys of the running iteration, for `barrier`
+        self._loop = loop
+        self._senders: dict[tuple[int, int], Sender] = {}
+        self._measured = spec.iterations
+        self.verified = 0
+        for (worker, channel), sock in into.items():
+            flow = make_flow(sock, worker, channel, "pull")
+            self._add(worker, channel, sock, flow)
+
+    def _add(self, worker: int, channel: int, sock: socket.socket, flow: Flow | None) -> None:
+        def section(iteration: int) -> memoryview:
+            return _view(self._sums[iteration % 2, channel])
+
+        def arrived(iteration: int, first: int, n: int) -> None:
+            words = self._incoming[first : first + n]
+            at = (channel * self._keys + first) * words.shape[1]
+            constant = self._content.constant([worker], iteration)
+            self._content.check(words.reshape(-1), at, 1, constant)
+            if iteration < self._measured:
+                self.verified += words.nbytes
+            self._sum(iteration, channel, first, n)
+
+        sender = Sender(sock, self._keys * self._key_bytes, section, flow)
+        receiver = Receiver(
+            sock,
+            self._key_bytes,
+            self._keys,
+            lambda _, first, n: _view(self._incoming[first : first + n]),
+            arrived,
+        )
+        receiver.limit = 1 << 62
+        self._loop.add(sock, sender, receiver)
+        self._senders[worker, channel] = sender
+
+    def _sum(self, iteration: int, channel: int, first: int, n: int) -> None:
+        sums, pushes = self._sums[iteration % 2, channel], self._pushes[iteration % 2, channel]
+        complete = 0
+        for key in range(first, first + n):
+            if pushes[key] == 0:
+                sums[key] = self._incoming[key]
+            else:
+                sums[key] += self._incoming[key]
+            pushes[key] += 1
+            if pushes[key] == self._workers:
+                pushes[key] = 0
+                complete += 1
+        if complete == 0:
+            return
+        if not self._barrier:
+            self._release(iteration, [channel], complete)
+            return
+        self._complete += complete
+        if self._complete == self._channels * self._keys:
+            self._complete = 0
+            self._release(iteration, range(self._channels), self._keys)
+
+    def _release(self, iteration: int, channels: Iterable[int], keys: int) -> None:
+        """Send back the next `keys` keys of each channel, to every worker."""
+        section = self._keys * self._key_bytes
+        for channel in channels:
+            for worker in range(self._workers):
+                sender = self._senders[worker, channel]
+                if sender.allowed == iteration * section:
+                    sender.begin(iteration, section)
+                sender.allow(keys * self._key_bytes)
+
+    def serve(self, iterations: int) -> None:
+        """Returns when that many iterations (from the first) have been sent back."""
+        posted = iterations * self._keys * self._key_bytes
+        self._loop.run(lambda: all(s.posted >= posted for s in self._senders.values()))

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The figure of a run: bandwidth of each job over time, best baseline above ours on the same
+axes, and the distribution of iteration times (the main paper's Figs. 1 and 11)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flowslot_lab.results import BASELINES, Floats, JobRun, LabResult, Run, best_baseline
+from flowslot_lab.scenario import Job, down
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_BIN_S = 0.015
+_ITERATIONS = 8
+_JOB_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+_POLICY_STYLES: dict[str, dict[str, Any]] = {
+    "cubic": {"color": "#d55e00"},
+    "reno": {"color": "#e69f00"},
+    "bbr": {"color": "#cc79a7"},
+    "static": {"color": "#7f7f7f"},
+    "fair": {"color": "#56b4e9"},
+    "stagger": {"color": "#0072b2", "linewidth": 2.2},
+}
+
+
+def draw(result: LabResult, path: Path) -> None:
+    """Write the figure (format by the file's ending). Needs matplotlib (extra `lab`)."""
+    import matplotlib  # noqa: PLC0415  (an optional package, slow to import)
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt  # noqa: PLC0415
+
+    ours, baseline = _chosen(result)
+    shown = [policy for policy in (baseline, ours) if policy is not None]
+    link = _busiest_link(result)
+    rows = len(shown) + 1
+    figure, axes = plt.subplots(
+        rows, 1, figsize=(10, 2.4 * len(shown) + 3.4), height_ratios=[1] * len(shown) + [1.25]
+    )
+    window = _ITERATIONS * max(_mean_s(result, policy) for policy in shown)
+    for panel, policy in zip(axes, shown, strict=False):
+        _bandwidth(panel, result, policy, link, window)
+    for panel in axes[1 : len(shown)]:
+        panel.sharex(axes[0])
+        panel.sharey(axes[0])
+    axes[len(shown) - 1].set_xlabel("time (s)")
+    _distribution(axes[-1], result)
+    figure.suptitle(f"{result.scenario.name}: {result.scenario.description}", x=0.01, ha="left")
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def _chosen(result: LabResult) -> tuple[str | None, str | None]:
+    """Ours (the last paced policy that ran), and the baseline with the best mean."""
+    policies = result.policies()
+    best = best_baseline(result.summaries(), "slowdown_mean")
+    ours = next((p for p in ("stagger", "static", "fair") if p in policies), None)
+    return ours, best[0] if best else None
+
+
+def _busiest_link(result: LabResult) -> str:
+    """The link towards a host on which all jobs together need most time per second."""
+    scenario = result.scenario
+    load: dict[str, float] = {}
+    for job in scenario.jobs:
+        for link, n in job.link_bytes().items():
+            need = n / scenario.capacity_bps(link) / scenario.ideal_s(job)
+            load[link] = load.get(link, 0.0) + need
+    return max((down(host.name) for host in scenario.hosts), key=lambda link: load.get(link, 0.0))
+
+
+def _mean_s(result: LabResult, policy: str) -> float:
+    return max(float(result.times(policy, job.name).mean()) for job in result.scenario.jobs)
+
+
+def _bandwidth(panel: Axes, result: LabResult, policy: str, link: str, window: float) -> None:
+    run = next(run for run in result.runs if run.policy == policy)
+    start = _settled_s(run)
+    scale = 8 * 1514 / 1448 / 1e6
+    for colour, job in zip(_JOB_COLOURS, run.jobs, strict=False):
+        rate = received_rate(job, link, start, window)
+        if rate is not None:
+            at = np.arange(rate.size + 1) * _BIN_S
+            panel.stairs(rate * scale, at, color=colour, linewidth=1.4, label=job.job.name)
+            panel.stairs(rate * scale, at, color=colour, alpha=0.18, fill=True)
+    capacity = result.scenario.capacity_bps(link) / 1e6
+    panel.axhline(capacity, color="#888888", linewidth=0.8, linestyle=":")
+    panel.set_xlim(0, window)
+    panel.set_ylim(0, capacity * 1.18)
+    panel.set_ylabel("Mbit/s")
+    panel.set_title(f"{policy}: received over {link}", loc="left", fontsize=10)
+    panel.legend(loc="upper right", ncols=len(run.jobs), fontsize=8, title="job", title_fontsize=8)
+    _plain(panel)
+
+
+def _settled_s(run: Run) -> float:
+    """A moment in the middle of the run, when the jobs have found their rhythm."""
+    return 0.4 * min(job.traces[0][-1][0] for job in run.jobs)
+
+
+def received_rate(job: JobRun, link: str, start_s: float, window_s: float) -> Floats | None:
+    """Payload bytes/s received over a link in bins of 15 ms; None if the job does not use it."""
+    ranks = [rank for rank, host in enumerate(job.job.processes) if down(host) == link]
+    if not ranks:
+        return None
+    edges = start_s + np.arange(0.0, window_s + _BIN_S / 2, _BIN_S)
+    total = np.zeros(edges.size - 1)
+    for rank in ranks:
+        at, received = np.array(job.traces[rank]).T
+        total += np.diff(np.interp(edges, at, received))
+    return total / _BIN_S
+
+
+def _distribution(panel: Axes, result: LabResult) -> None:
+    for policy in result.policies():
+        slow = np.sort(
+            np.concatenate(
+                [result.times(policy, j.name) / result.scenario.ideal_s(j) for j in _jobs(result)]
+            )
+        )
+        style = {"linewidth": 1.4, **_POLICY_STYLES.get(policy, {})}
+        dashes = "--" if policy in BASELINES else "-"
+        panel.step(slow, np.arange(1, slow.size + 1) / slow.size, dashes, label=policy, **style)
+    panel.axvline(1.0, color="#888888", linewidth=0.8, linestyle=":")
+    panel.annotate("Ideal", (1.0, 0.03), fontsize=8, color="#666666", ha="right", rotation=90)
+    panel.set_xlabel("iteration time / Ideal")
+    panel.set_ylabel("share of iterations")
+    panel.set_ylim(0, 1.02)
+    panel.legend(loc="lower right", fontsize=8)
+    panel.set_title("iteration times, all jobs and repeats", loc="left", fontsize=10)
+    _plain(panel)
+
+
+def _jobs(result: LabResult) -> tuple[Job, ...]:
+    return result.scenario.jobs
+
+
+def _plain(panel: Axes) -> None:
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.grid(axis="y", linewidth=0.4, alpha=0.5)

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The job processes of one run: start them together, follow them, collect their reports."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+from flowslot_lab.jobspec import JobSpec, Report
+from flowslot_lab.net import LabError, Network, data_ip
+from flowslot_lab.procs import Process, start, stop
+from flowslot_lab.scenario import Job, Scenario
+from flowslot_lab.state import RunState
+
+_READY_S = 30.0
+_STALL_S = 60.0
+_FIRST_PORT = 20000
+
+
+@dataclass(slots=True)
+class _Worker:
+    job: Job
+    rank: int
+    process: Process
+    ready: bool = False
+    buffer: bytes = b""
+    iterations: int = 0
+    report: Report | None = None
+
+
+class JobSet:
+    """All processes of all jobs of a scenario."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        net: Network,
+        state: RunState,
+        *,
+        congestion_control: str,
+        register: Callable[[str], str],
+        iterations: int,
+    ) -> None:
+        """`register(host)`: the registration socket of the host's daemon, or ""."""
+        self._scenario = scenario
+        self._net = net
+        self._state = state
+        self._cc = congestion_control
+        self._register = register
+        self._iterations = iterations
+        self._selector = selectors.DefaultSelector()
+        self._heard_s = 0.0
+        self.workers: list[_Worker] = []
+
+    def start(self) -> None:
+        """Start every process; they connect to each other and wait."""
+        for number, job in enumerate(self._scenario.jobs):
+            for rank, host in enumerate(job.processes):
+                name = f"job-{job.name}-{rank}"
+                path = self._state.folder / f"{name}.json"
+                self._spec(number, job, rank).write(path)
+                command = [sys.executable, "-m", "flowslot_lab.job", str(path)]
+                netns = self._net.hosts[host]
+                process = start(self._state, name, netns, command, pipes=True)
+                worker = _Worker(job, rank, process)
+                self.workers.append(worker)
+                assert process.popen.stdout is not None
+                os.set_blocking(process.popen.stdout.fileno(), False)
+                self._selector.register(process.popen.stdout, selectors.EVENT_READ, worker)
+        self._wait(lambda: all(w.ready for w in self.workers), _READY_S, "become ready")
+
+    def _spec(self, number: int, job: Job, rank: int) -> JobSpec:
+        return JobSpec(
+            job=job.name,
+            kind=job.kind,
+            rank=rank,
+            addresses=tuple(data_ip(self._scenario.index(host)) for host in job.processes),
+            port=_FIRST_PORT + number,
+            sockets=job.sockets,
+            slices=job.slices,
+            slice_bytes=job.slice_bytes,
+            barrier=job.barrier,
+            compute_s=job.compute_s,
+            jitter=job.jitter,
+            seed=self._scenario.seed,
+            iterations=self._iterations,
+            start_s=job.start_s,
+            congestion_control=self._cc,
+            register=self._register(job.processes[rank]),
+        )
+
+    def go(self, delay_s: float = 0.1) -> None:
+        """The start line for all processes, at the same moment."""
+        at_ns = time.monotonic_ns() + round(delay_s * 1e9)
+        for worker in self.workers:
+            assert worker.process.popen.stdin is not None
+            worker.process.popen.stdin.write(f"{at_ns}\n".encode())
+            worker.process.popen.stdin.flush()
+        self._heard_s = time.monotonic()
+
+    def follow(self, timeout_s: float = 0.2) -> bool:
+        """Hear the processes for a while; True when all reports are here. Raises LabError."""
+        self._hear(timeout_s)
+        if time.monotonic() > self._heard_s + _STALL_S:
+            slow = min(self.workers, key=lambda w: w.iterations)
+            raise LabError(f"job {slow.job.name} made no progress for {_STALL_S:g} s")
+        return all(worker.report is not None for worker in self.workers)
+
+    def iterations_done(self) -> int:
+        """Iterations completed by the slowest worker of each job, summed over jobs."""
+        return sum(
+            min(w.iterations for w in self.workers if w.job is job and w.rank < job.workers)
+            for job in self._scenario.jobs
+        )
+
+    def reports(self, job: Job) -> list[Report]:
+        """The reports of a job's processes, by rank."""
+        mine = [w.report for w in self.workers if w.job is job]
+        assert all(report is not None for report in mine)
+        return [report for report in mine if report is not None]
+
+    def processes(self) -> list[Process]:
+        """One per rank and job."""
+        return [worker.process for worker in self.workers]
+
+    def stop(self) -> None:
+        """Kill what still runs: after their reports, jobs run on until they are stopped."""
+        stop(worker.process for worker in self.workers)
+        self._selector.close()
+
+    def _wait(self, finished: Callable[[], bool], limit_s: float, what: str) -> None:
+        deadline = time.monotonic() + limit_s
+        while not finished():
+            if time.monotonic() > deadline:
+                names = ", ".join(w.process.name for w in self.workers if not w.ready)
+                raise LabError(f"{names} did not {what} within {limit_s:g} s")
+            self._hear(0.2)
+
+    def _hear(self, timeout_s: float) -> None:
+        for key, _ in self._selector.select(timeout_s):
+            worker: _Worker = key.data
+            data = os.read(key.fd, 1 << 20)
+            if not data:
+                self._selector.unregister(key.fileobj)
+                self._ended(worker)
+                continue
+            *lines, worker.buffer = (worker.buffer + data).split(b"\n")
+            for line in lines:
+                self._heard_s = time.monotonic()
+                self._event(worker, json.loads(line))
+
+    def _ended(self, worker: _Worker) -> None:
+        """After all reports a process may end because its peers were stopped; not before."""
+        if not all(w.report is not None for w in self.workers):
+            worker.process.popen.wait()
+            status = worker.process.popen.returncode
+            reason = worker.process.tail() or "it left no message"
+            raise LabError(f"{worker.process.name} ended with status {status}: {reason}")
+
+    @staticmethod
+    def _event(worker: _Worker, event: dict[str, object]) -> None:
+        kind = event.pop("event")
+        if kind == "ready":
+            worker.ready = True
+        elif kind == "iteration":
+            assert isinstance(event["n"], int)
+            worker.iterations = event["n"]
+        elif kind == "done":
+            known = {field.name for field in fields(Report)}
+            worker.report = Report(**{k: v for k, v in event.items() if k in known})  # type: ignore[arg-type]

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the lab tells a job process, and what the process answers.
+
+The lab writes a `JobSpec` as JSON and passes its path. The process prints one JSON object per
+line: {"event": "ready"} once connected, {"event": "iteration", "n": ..} after each iteration,
+and a `Report` with {"event": "done"} after the last measured one. The lab writes one line back,
+the CLOCK_MONOTONIC nanosecond at which all jobs start together. After its report a process keeps
+iterating, so that slower jobs still meet it on the network, until the lab kills it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """One process of a job.
+
+    `addresses`: data address of every rank (the server is the last rank of a ps job).
+    `slices`: per socket and chunk (ring) or per socket (ps: its keys). `iterations` includes
+    warm-up. `register`: the daemon's registration socket, empty when there is no daemon.
+    """
+
+    job: str
+    kind: str
+    rank: int
+    addresses: tuple[str, ...]
+    port: int
+    sockets: int
+    slices: int
+    slice_bytes: int
+    barrier: bool
+    compute_s: float
+    jitter: float
+    seed: int
+    iterations: int
+    start_s: float
+    congestion_control: str
+    register: str
+
+    def write(self, path: Path) -> None:
+        """Write as JSON."""
+        path.write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, path: Path) -> JobSpec:
+        """Read what `write` wrote."""
+        data = json.loads(path.read_text())
+        data["addresses"] = tuple(data["addresses"])
+        return cls(**data)
+
+    @property
+    def is_server(self) -> bool:
+        """Whether this process is the parameter server."""
+        return self.kind == "ps" and self.rank == len(self.addresses) - 1
+
+
+@dataclass(slots=True)
+class Report:
+    """Result of one process. Times are CLOCK_MONOTONIC nanoseconds.
+
+    `started`: begin of the first iteration; `ends`: end of each (empty for a server);
+    `verified_bytes`: payload received in those iterations, every byte compared with what it
+    must be; `cpu_s`: processor time from the start line to the report; `trace`: (time, bytes
+    received).
+    """
+
+    started: int = 0
+    ends: list[int] = field(default_factory=list)
+    verified_bytes: int = 0
+    cpu_s: float = 0.0
+    trace: list[tuple[int, int]] = field(default_factory=list)

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Statistics of lab runs, and their JSON form.
+
+Slowdown = measured iteration time / `ideal_s`. All statistics are over iterations after the
+warm-up; the summary pools the slowdowns of all repeats and jobs of a policy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flowslot_lab.jobspec import Report
+from flowslot_lab.scenario import Job, Scenario
+
+BASELINES = ("cubic", "reno", "bbr")
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(slots=True)
+class Evidence:
+    """What the processes of a run say that they did; zeros where a policy has none of it."""
+
+    pids: dict[str, int] = field(default_factory=dict)
+    granted: int = 0
+    refused: int = 0
+    preempted: int = 0
+    expired: int = 0
+    rate_writes: int = 0
+    holds: int = 0
+    bytes_verified: int = 0
+    grpc_connections: int = 0
+    control_packets: int = 0
+    cpu: dict[str, float] = field(default_factory=dict)
+    """Processor time / elapsed time of each process while the jobs ran."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As in the JSON of a run."""
+        return {
+            "pids": self.pids,
+            "reservations": {
+                "granted": self.granted,
+                "refused": self.refused,
+                "preempted": self.preempted,
+                "expired": self.expired,
+            },
+            "rate_writes": self.rate_writes,
+            "holds": self.holds,
+            "bytes_verified": self.bytes_verified,
+            "grpc_connections": self.grpc_connections,
+            "control_packets": self.control_packets,
+            "cpu": {name: round(share, 4) for name, share in self.cpu.items()},
+        }
+
+
+@dataclass(slots=True)
+class JobRun:
+    """One job in one run: its iteration times in seconds, and per process the trace of
+    (seconds since the start line, bytes received)."""
+
+    job: Job
+    ideal_s: float
+    times: Floats
+    traces: dict[int, list[tuple[float, int]]]
+
+    @property
+    def slowdowns(self) -> Floats:
+        """Iteration times in units of the physical limit."""
+        return self.times / self.ideal_s
+
+    def to_json(self, alone_s: float | None) -> dict[str, Any]:
+        """As in the JSON of a run."""
+        p50, p99 = np.percentile(self.times, (50, 99))
+        slow = self.slowdowns
+        return {
+            "name": self.job.name,
+            "iterations": int(self.times.size),
+            "compute_s": self.job.compute_s,
+            "bytes": self.job.sent_bytes,
+            "mean_s": round(float(self.times.mean()), 6),
+            "p50_s": round(float(p50), 6),
+            "p99_s": round(float(p99), 6),
+            "ideal_s": round(self.ideal_s, 6),
+            "alone_s": None if alone_s is None else round(alone_s, 6),
+            "slowdown_mean": round(float(slow.mean()), 4),
+            "slowdown_p99": round(float(np.percentile(slow, 99)), 4),
+        }
+
+
+@dataclass(slots=True)
+class Run:
+    """One policy, once."""
+
+    policy: str
+    repeat: int
+    evidence: Evidence
+    jobs: list[JobRun]
+    retransmits: int
+    utilisation: dict[str, float]
+
+    def to_json(self, scenario: Scenario, alone: dict[str, float]) -> dict[str, Any]:
+        """As in the JSON of a lab run."""
+        return {
+            "policy": self.policy,
+            "repeat": self.repeat,
+            "evidence": self.evidence.to_json(),
+            "jobs": [job.to_json(alone.get(job.job.name)) for job in self.jobs],
+            "retransmits": self.retransmits,
+            "links": [
+                {
+                    "link": link,
+                    "capacity_bps": scenario.capacity_bps(link),
+                    "utilisation": round(used, 4),
+                }
+                for link, used in self.utilisation.items()
+            ],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A policy over all its repeats. `spread_*`: largest minus smallest over the repeats."""
+
+    policy: str
+    slowdown_mean: float
+    slowdown_p50: float
+    slowdown_p99: float
+    worst_job: float
+    worst_job_name: str
+    spread_mean: float
+    spread_p99: float
+    retransmits: int
+    iterations: int
+
+    def to_json(self) -> dict[str, Any]:
+        """As in the JSON of a lab run; `worst_job` is the mean slowdown of the worst job."""
+        return {
+            name: round(value, 4) if isinstance(value, float) else value
+            for name in self.__slots__
+            for value in (getattr(self, name),)
+        }
+
+
+def iteration_times(reports: list[Report], warmup: int) -> Floats:
+    """Iteration times (s) of a job after `warmup` iterations.
+
+    An iteration of the job ends when its last worker has ended it; the first one begins at the
+    start line. `reports`: of the job's workers (a server, which has no ends, is passed over).
+    """
+    ends = np.array([r.ends for r in reports if r.ends], dtype=np.int64).max(axis=0)
+    boundaries = np.concatenate(([reports[0].started], ends))
+    return np.asarray(np.diff(boundaries)[warmup:] / 1e9, dtype=np.float64)
+
+
+def summarise(policy: str, runs: list[Run]) -> Summary:
+    """Pool the runs of one policy."""
+    names = [job.job.name for job in runs[0].jobs]
+    by_job = {
+        name: np.concatenate([j.slowdowns for r in runs for j in r.jobs if j.job.name == name])
+        for name in names
+    }
+    pooled = np.concatenate(list(by_job.values()))
+    per_run = [np.concatenate([job.slowdowns for job in run.jobs]) for run in runs]
+    means = [float(values.mean()) for values in per_run]
+    tails = [float(np.percentile(values, 99)) for values in per_run]
+    worst = max(names, key=lambda name: float(by_job[name].mean()))
+    return Summary(
+        policy=policy,
+        slowdown_mean=float(pooled.mean()),
+        slowdown_p50=float(np.percentile(pooled, 50)),
+        slowdown_p99=float(np.percentile(pooled, 99)),
+        worst_job=float(by_job[worst].mean()),
+        worst_job_name=worst,
+        spread_mean=max(means) - min(means),
+        spread_p99=max(tails) - min(tails),
+        retransmits=sum(run.retransmits for run in runs),
+        iterations=int(pooled.size),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """One job under one policy, repeats pooled. `numbers`: mean, p50, p99, ideal (s), slowdown
+    mean and p99."""
+
+    policy: str
+    job: str
+    numbers: tuple[float, ...]
+
+
+@dataclass(slots=True)
+class LabResult:
+    """Everything that a `lab run` measured."""
+
+    scenario: Scenario
+    runs: list[Run]
+    alone: dict[str, float]
+
+    def policies(self) -> list[str]:
+        """In the order of their first run."""
+        return list(dict.fromkeys(run.policy for run in self.runs))
+
+    def summaries(self) -> list[Summary]:
+        """One per policy."""
+        return [
+            summarise(policy, [run for run in self.runs if run.policy == policy])
+            for policy in self.policies()
+        ]
+
+    def times(self, policy: str, job: str) -> Floats:
+        """Iteration times (s) of a job under a policy, all repeats one after the other."""
+        return np.concatenate(
+            [j.times for r in self.runs if r.policy == policy for j in r.jobs if j.job.name == job]
+        )
+
+    def by_job(self) -> list[JobRow]:
+        """Every job under every policy."""
+        rows = []
+        for policy in self.policies():
+            for job in self.scenario.jobs:
+                times, ideal = self.times(policy, job.name), self.scenario.ideal_s(job)
+                p50, p99 = (float(value) for value in np.percentile(times, (50, 99)))
+                mean = float(times.mean())
+                numbers = (mean, p50, p99, ideal, mean / ideal, p99 / ideal)
+                rows.append(JobRow(policy, job.name, numbers))
+        return rows
+
+    def to_json(self) -> dict[str, Any]:
+        """The document that `-o json` prints."""
+        return {
+            "scenario": self.scenario.name,
+            "seed": self.scenario.seed,
+            "runs": [run.to_json(self.scenario, self.alone) for run in self.runs],
+            "summary": [summary.to_json() for summary in self.summaries()],
+        }
+
+
+def best_baseline(summaries: list[Summary], metric: str) -> tuple[str, float] | None:
+    """The baseline with the lowest value of `metric`, and that value."""
+    values = [(s.policy, float(getattr(s, metric))) for s in summaries if s.policy in BASELINES]
+    return min(values, key=lambda pair: pair[1]) if values else None

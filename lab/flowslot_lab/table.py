@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The result as a table for people."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from flowslot_lab.results import LabResult, Summary, best_baseline
+
+
+def print_result(result: LabResult, console: Console) -> None:
+    """Summary by policy, each job's iteration times, and what Ideal means."""
+    scenario = result.scenario
+    summaries = result.summaries()
+    console.print(_summary_table(result, summaries))
+    console.print(_job_table(result))
+    console.print("Slowdown = iteration time / Ideal. Ideal, the physical limit of a job alone:")
+    for job in scenario.jobs:
+        console.print(f"  {scenario.explain_ideal(job)}", highlight=False)
+    for job in scenario.jobs:
+        if job.name in result.alone:
+            ratio = result.alone[job.name] / scenario.ideal_s(job)
+            console.print(
+                f"  {job.name} alone, measured, best baseline: "
+                f"{result.alone[job.name]:.4f} s ({ratio:.3f} x Ideal)",
+                highlight=False,
+            )
+
+
+def _summary_table(result: LabResult, summaries: list[Summary]) -> Table:
+    scenario = result.scenario
+    repeats = max(run.repeat for run in result.runs)
+    count = summaries[0].iterations
+    table = Table(
+        title=f"{scenario.name}: slowdown over {count} iterations in {repeats} repeats",
+        title_justify="left",
+    )
+    table.add_column("policy")
+    for title in ("mean", "p50", "p99", "worst job", "spread mean", "spread p99", "retransmits"):
+        table.add_column(title, justify="right")
+    for s in summaries:
+        numbers = (s.slowdown_mean, s.slowdown_p50, s.slowdown_p99, s.worst_job)
+        table.add_row(
+            s.policy,
+            *(f"{value:.3f}" for value in numbers),
+            f"{s.spread_mean:.3f}",
+            f"{s.spread_p99:.3f}",
+            str(s.retransmits),
+        )
+    metrics = ("slowdown_mean", "slowdown_p50", "slowdown_p99", "worst_job")
+    best = [best_baseline(summaries, metric) for metric in metrics]
+    if all(best):
+        table.add_section()
+        cells = (f"{pair[1]:.3f} {pair[0]}" for pair in best if pair)
+        table.add_row("best baseline", *cells, "", "", "")
+    return table
+
+
+def _job_table(result: LabResult) -> Table:
+    table = Table(title="iteration times, s (repeats pooled)", title_justify="left")
+    table.add_column("policy")
+    table.add_column("job")
+    for title in ("mean", "p50", "p99", "Ideal", "slowdown", "p99 slowdown"):
+        table.add_column(title, justify="right")
+    for row in result.by_job():
+        table.add_row(row.policy, row.job, *(f"{value:.4f}" for value in row.numbers))
+    return table

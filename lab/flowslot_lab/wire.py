@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streams of slices over TCP sockets, and the one loop that a job process runs.
+
+Each direction of a socket is an endless stream of equal slices, grouped in sections (contiguous
+memory). Both ends know the order, so there are no headers. SO_RCVLOWAT makes the kernel wake the
+process once per slice, not once per packet, and FIONREAD tells how many whole slices there are:
+Python never sees a packet.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import select
+import socket
+import struct
+import termios
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+_SIOCOUTQ = 0x5411
+_TICK_NS = 4_000_000
+_TRACE_NS = 8_000_000
+_GONE = select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP
+
+
+class PeerGone(Exception):
+    """The process at the other end of a socket has ended."""
+
+
+class Flow(Protocol):
+    """Where a sender reports its progress (flowslot_shm's FlowWriter)."""
+
+    def begin(self, iteration: int, total: int = 0) -> None:
+        """An iteration begins."""
+
+    def ready(self, n: int) -> None:
+        """`n` more bytes may be sent."""
+
+    def posted(self, n: int) -> None:
+        """`n` more bytes are in the kernel."""
+
+    def done(self, n: int) -> None:
+        """`n` more bytes were acknowledged by the receiver's kernel."""
+
+
+def _queued(sock: socket.socket, request: int) -> int:
+    return int(struct.unpack("i", fcntl.ioctl(sock, request, b"\0\0\0\0"))[0])
+
+
+class Sender:
+    """The sending direction of a socket: a stream of which a growing part may be sent."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        section_bytes: int,
+        section: Callable[[int], memoryview],
+        flow: Flow | None,
+    ) -> None:
+        self._sock = sock
+        self._section_bytes = section_bytes
+        self._section = section
+        self._flow = flow
+        self.allowed = 0
+        self.posted = 0
+        self._reported = 0
+        self.blocked = False
+        self.changed: Callable[[], None] = lambda: None  # the loop wants to know `blocked`
+
+    def begin(self, iteration: int, total: int) -> None:
+        """Tell the daemon that `total` bytes are coming."""
+        if self._flow is not None:
+            self._flow.begin(iteration, total)
+            self._reported = self.posted
+
+    def allow(self, n: int) -> None:
+        """`n` more bytes have become sendable: send what the kernel takes."""
+        self.allowed += n
+        if self._flow is not None:
+            self._flow.ready(n)
+        if not self.blocked:
+            self.push()
+
+    def push(self) -> None:
+        """Hand what is allowed to the kernel, until it takes no more."""
+        before, was_blocked = self.posted, self.blocked
+        self.blocked = False
+        while self.posted < self.allowed:
+            k, at = divmod(self.posted, self._section_bytes)
+            end = min(self._section_bytes, at + self.allowed - self.posted)
+            try:
+                self.posted += self._sock.send(self._section(k)[at:end])
+            except BlockingIOError:
+                self.blocked = True
+                break
+            except (ConnectionResetError, BrokenPipeError) as error:
+                raise PeerGone(str(error)) from None
+        if self._flow is not None and self.posted > before:
+            self._flow.posted(self.posted - before)
+        if self.blocked != was_blocked:
+            self.changed()
+
+    def report(self) -> None:
+        """Tell the daemon what has been acknowledged since the last time."""
+        if self._flow is None or self._reported == self.posted:
+            return
+        done = self.posted - _queued(self._sock, _SIOCOUTQ)
+        if done > self._reported:
+            self._flow.done(done - self._reported)
+            self._reported = done
+
+    @property
+    def unreported(self) -> bool:
+        """Whether the daemon does not know yet that all posted bytes have arrived."""
+        return self._flow is not None and self._reported < self.posted
+
+
+class Receiver:
+    """The receiving direction of a socket: whole slices, up to a limit that the job raises."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        slice_bytes: int,
+        section_slices: int,
+        target: Callable[[int, int, int], memoryview],
+        arrived: Callable[[int, int, int], None],
+    ) -> None:
+        """`target(section, first, n)`: memory for n slices; `arrived`: they are there."""
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, slice_bytes)
+        self._sock = sock
+        self._slice_bytes = slice_bytes
+        self._section_slices = section_slices
+        self._target = target
+        self._arrived = arrived
+        self.got = 0  # slices
+        self.limit = 0  # slices
+        self.changed: Callable[[], None] = lambda: None
+
+    def raise_limit(self, n: int) -> None:
+        """Accept `n` more slices."""
+        self.limit += n
+        self.changed()
+
+    def pull(self) -> int:
+        """Take the whole slices that have arrived; returns their bytes."""
+        taken = 0
+        while self.got < self.limit:
+            section, first = divmod(self.got, self._section_slices)
+            waiting = _queued(self._sock, termios.FIONREAD) // self._slice_bytes
+            n = min(waiting, self._section_slices - first, self.limit - self.got)
+            if n == 0:
+                return taken
+            got = self._sock.recv_into(self._target(section, first, n))
+            assert got == n * self._slice_bytes, "the kernel gave less than FIONREAD told"
+            self.got += n
+            taken += got
+            self._arrived(section, first, n)
+        self.changed()
+        return taken
+
+
+class _Endpoint:
+    """One socket in the loop."""
+
+    def __init__(
+        self,
+        poll: select.epoll,
+        sock: socket.socket,
+        sender: Sender | None,
+        receiver: Receiver | None,
+    ) -> None:
+        self.fd = sock.fileno()
+        self.sender = sender
+        self.receiver = receiver
+        self._poll = poll
+        self._mask = 0
+        poll.register(self.fd, 0)
+        for side in (sender, receiver):
+            if side is not None:
+                side.changed = self.update
+
+    def update(self) -> None:
+        mask = 0
+        if self.sender is not None and self.sender.blocked:
+            mask |= select.EPOLLOUT
+        if self.receiver is not None and self.receiver.got < self.receiver.limit:
+            mask |= select.EPOLLIN | select.EPOLLRDHUP
+        if mask != self._mask:
+            self._mask = mask
+            self._poll.modify(self.fd, mask)
+
+    def handle(self, events: int) -> int:
+        taken = 0
+        if events & select.EPOLLIN and self.receiver is not None:
+            taken = self.receiver.pull()
+        if events & select.EPOLLOUT and self.sender is not None:
+            self.sender.push()
+        if events & _GONE and taken == 0:
+            raise PeerGone("connection closed")
+        return taken
+
+
+class Loop:
+    """The event loop of a job process. `trace` collects (monotonic ns, bytes received)."""
+
+    def __init__(self) -> None:
+        self._poll = select.epoll()
+        self._endpoints: dict[int, _Endpoint] = {}
+        self._senders: list[Sender] = []
+        self._next_tick = 0
+        self.received = 0
+        self.trace: list[tuple[int, int]] = []
+        self.tracing = True
+
+    def add(self, sock: socket.socket, sender: Sender | None, receiver: Receiver | None) -> None:
+        """Serve a connected, non-blocking socket."""
+        endpoint = _Endpoint(self._poll, sock, sender, receiver)
+        self._endpoints[endpoint.fd] = endpoint
+        if sender is not None:
+            self._senders.append(sender)
+        endpoint.update()
+
+    def run(self, finished: Callable[[], bool]) -> None:
+        """Serve all sockets until `finished`, which is asked after every batch of events."""
+        while not finished():
+            busy = any(sender.unreported for sender in self._senders)
+            for fd, events in self._poll.poll(_TICK_NS / 1e9 if busy else 0.2):
+                self.received += self._endpoints[fd].handle(events)
+            self._tick(time.monotonic_ns())
+        self.mark()
+
+    def sleep_until(self, at_ns: int) -> None:
+        """Compute: touch no socket, but report what the kernel has delivered meanwhile."""
+        while (left := at_ns - time.monotonic_ns()) > 0:
+            busy = any(sender.unreported for sender in self._senders)
+            time.sleep((min(left, _TICK_NS) if busy else left) / 1e9)
+            self._tick(time.monotonic_ns())
+        self.mark()
+
+    def mark(self) -> None:
+        """A point of the trace here and now."""
+        if self.tracing:
+            self.trace.append((time.monotonic_ns(), self.received))
+
+    def _tick(self, now: int) -> None:
+        if now >= self._next_tick:
+            self._next_tick = now + _TICK_NS
+            for sender in self._senders:
+                sender.report()
+        if self.tracing and self.trace and now >= self.trace[-1][0] + _TRACE_NS:
+            self.trace.append((now, self.received))

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What flowslotd costs with 100 flows: CPU, memory, decision time.
 
-Real traffic: 8 job processes of 12 or 13 sockets each send 50 kB per socket and iteration to
-another network namespace, paced by the real daemon and the real BPF program under policy
-`stagger`, with a real switch process as arbiter (or without one). Computing takes 200 ms, so that
-an iteration takes about 300 ms on the 400 Mbit/s that the topology names: some 20 job phases,
-with 650 doorbells and 330 kernel events, per second. Needs root.
+Real traffic: 8 job processes of 12 or 13 sockets each send 100 kB per socket and iteration to
+another network namespace over a 400 Mbit/s link (TBF), paced by the real daemon and the real BPF
+program under policy `stagger`, with a real switch process as arbiter, or without one. An iteration
+starts every 0.45 s. The processes are the ranks of two jobs (four each, starting together as after
+a barrier), or, as the hard case, eight jobs that know nothing of each other. Needs root.
 """
 
 import argparse
@@ -28,9 +28,9 @@ from flowslot_shm.layout import Role
 
 PROGRAMS = Path(sys.executable).parent
 PORT = 7778
-FLOWS, JOBS = 100, 8
-BYTES = 50_000
-COMPUTE_S = 0.2
+FLOWS, PROCESSES = 100, 8
+BYTES = 100_000
+PERIOD_S = 0.45
 TOPOLOGY = """
 [[switches]]
 name = "s1"
@@ -56,7 +56,9 @@ switch = "s1"
 """
 
 
-def measure(flows: int = FLOWS, seconds: float = 12.0, switch: bool = True) -> dict[str, Any]:
+def measure(
+    flows: int = FLOWS, seconds: float = 12.0, switch: bool = True, jobs: int = 2
+) -> dict[str, Any]:
     """Run it; returns the numbers. CPU in percent of one core, times in ms, memory in MB."""
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -73,14 +75,15 @@ def measure(flows: int = FLOWS, seconds: float = 12.0, switch: bool = True) -> d
         daemon = _start(stack, hosts[0], PROGRAMS / "flowslotd", "--config", config)
         me = (sys.executable, "-m", "bench.daemon_cost")
         _start(stack, hosts[1], *me, "--receive")
-        _wait_for(lambda: (directory / "run" / "control.sock").exists())
-        for i in range(JOBS):
-            sockets = flows // JOBS + (i < flows % JOBS)
-            _start(stack, hosts[0], *me, "--send", directory / "run", f"job{i}", sockets)
+        _wait_for((directory / "run" / "control.sock").exists)
+        for i in range(PROCESSES):
+            sockets = flows // PROCESSES + (i < flows % PROCESSES)
+            offset = PERIOD_S * (i % jobs) / jobs
+            _start(stack, hosts[0], *me, "--send", directory / "run", i % jobs, sockets, offset)
         _wait_for(lambda: _status(directory)["flows"]["paced"] == flows)
         time.sleep(2.0)
-        before, started = _cpu(daemon), time.monotonic()
-        before_switch = _cpu(arbiter) if switch else 0.0
+        (cpu, user), started = _cpu(daemon), time.monotonic()
+        switch_cpu = _cpu(arbiter)[0] if switch else 0.0
         time.sleep(seconds)
         wall = time.monotonic() - started
         status = _status(directory)
@@ -88,9 +91,11 @@ def measure(flows: int = FLOWS, seconds: float = 12.0, switch: bool = True) -> d
         assert status["errors"] == {}, status["errors"]
         return {
             "flows": flows,
+            "jobs": jobs,
             "switch": switch,
-            "cpu_percent": 100 * (_cpu(daemon) - before) / wall,
-            "switch_cpu_percent": 100 * (_cpu(arbiter) - before_switch) / wall if switch else 0.0,
+            "cpu_percent": 100 * (_cpu(daemon)[0] - cpu) / wall,
+            "cpu_user_percent": 100 * (_cpu(daemon)[1] - user) / wall,
+            "switch_cpu_percent": 100 * (_cpu(arbiter)[0] - switch_cpu) / wall if switch else 0.0,
             "rss_mb": psutil.Process(daemon.pid).memory_info().rss / 1e6,
             "decision_p50_ms": status["decision"]["p50_us"] / 1e3,
             "decision_p90_ms": status["decision"]["p90_us"] / 1e3,
@@ -98,6 +103,8 @@ def measure(flows: int = FLOWS, seconds: float = 12.0, switch: bool = True) -> d
             "replans_per_s": status["replan"]["count"] / status["uptime_s"],
             "negotiation_p90_ms": status["negotiation"]["p90_us"] / 1e3,
             "lateness_p90_ms": status["slot"]["lateness"]["p90_us"] / 1e3,
+            "messages_per_s": status["domain"].get("messages_out", 0) / status["uptime_s"],
+            "grants_per_s": status["reservations"]["granted"] / status["uptime_s"],
             "rate_writes_per_s": status["rate_writes"] / status["uptime_s"],
             "period_s": float(np.median([job["period_s"] for job in _ask(directory, "jobs")])),
         }
@@ -114,6 +121,8 @@ def _namespaces(stack: contextlib.ExitStack) -> list[str]:
     for i, name in enumerate(names, 1):
         _ip("-n", name, "addr", "add", f"10.78.0.{i}/24", "dev", "eth0")
         _ip("-n", name, "link", "set", "eth0", "up")
+        shape = "dev eth0 root tbf rate 400mbit burst 16k limit 128k"
+        subprocess.run(["tc", "-n", name, "qdisc", "add", *shape.split()], check=True)
     return names
 
 
@@ -149,9 +158,10 @@ def _status(directory: Path) -> Any:
     return _ask(directory, "status")
 
 
-def _cpu(process: subprocess.Popen[bytes]) -> float:
+def _cpu(process: subprocess.Popen[bytes]) -> tuple[float, float]:
+    """Seconds so far: all, and in user mode (interrupts of other traffic count as the kernel's)."""
     times = psutil.Process(process.pid).cpu_times()
-    return times.user + times.system
+    return times.user + times.system, times.user
 
 
 def _receive() -> None:
@@ -166,16 +176,15 @@ def _receive() -> None:
                     selector.unregister(key.fileobj)
 
 
-def _send(runtime_dir: Path, name: str, flows: int) -> None:
+def _send(runtime_dir: Path, name: str, flows: int, offset_s: float) -> None:
     socks = [_connect() for _ in range(flows)]
-    job = JobClient(str(runtime_dir / "register.sock"), name, rank=0)
+    job = JobClient(str(runtime_dir / "register.sock"), f"job{name}", rank=0)
     writers = {sock: job.flow(sock, 1, i, Role.PUSH) for i, sock in enumerate(socks)}
     data = memoryview(bytes(BYTES))
-    rng = np.random.default_rng(abs(hash(name)) % 2**32)
     iteration = 0
     while True:
-        time.sleep(COMPUTE_S * (1 + 0.02 * rng.standard_normal()))
         iteration += 1
+        time.sleep(PERIOD_S - (time.time() - offset_s) % PERIOD_S)
         left = {sock: BYTES for sock in socks}
         with selectors.DefaultSelector() as selector:
             for sock, writer in writers.items():
@@ -203,19 +212,21 @@ def _connect() -> socket.socket:
 
 
 def main() -> None:
-    """Print the numbers, with and without a switch process."""
+    """Print the numbers: with a switch process, without, and of eight jobs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
     parser.add_argument("--flows", type=int, default=FLOWS)
     parser.add_argument("--seconds", type=float, default=12.0)
     parser.add_argument("--receive", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--send", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--send", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.receive:
         _receive()
     if options.send:
-        _send(Path(options.send[0]), options.send[1], int(options.send[2]))
-    results = [measure(options.flows, options.seconds, switch) for switch in (True, False)]
+        directory, name, flows, offset_s = options.send
+        _send(Path(directory), name, int(flows), float(offset_s))
+    cases = ((True, 2), (False, 2), (True, 8))
+    results = [measure(options.flows, options.seconds, switch, jobs) for switch, jobs in cases]
     if options.output == "json":
         print(json.dumps(results, indent=2))
         return

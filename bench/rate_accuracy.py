@@ -6,7 +6,7 @@ its rate with a small burst, over a shallow FIFO. The receiver samples the kerne
 received bytes every quarter of a millisecond; slots are compared on CLOCK_MONOTONIC, which all
 namespaces share, so delays in queues and transitions between rates count as errors.
 
-    python -m bench.rate_accuracy [--backend bpf|socket] [--pauses 100] [--repeat 3] [-o json]
+    python -m bench.rate_accuracy [--backend bpf|socket] [--pauses 100] [--runs 3] [-o json]
 """
 
 import argparse
@@ -19,7 +19,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 from flowslotd.pacing import PaceEntry, Pacer, make_pacer
@@ -59,13 +58,11 @@ def join(switch: str, host: str, index: int, *, link_bps: float, buffer: int) ->
         )
     rate = f"{link_bps:.0f}bit"
     for command in (
-        ["qdisc", "add", "dev", port, "root", "handle", "1:", "htb", "default", "1"],
-        ["class", "add", "dev", port, "parent", "1:", "classid", "1:1", "htb", "rate", rate]
-        + ["burst", "16kb", "cburst", "16kb"],
-        ["qdisc", "add", "dev", port, "parent", "1:1", "handle", "2:", "bfifo"]
-        + ["limit", str(buffer)],
+        f"qdisc add dev {port} root handle 1: htb default 1",
+        f"class add dev {port} parent 1: classid 1:1 htb rate {rate} burst 16kb cburst 16kb",
+        f"qdisc add dev {port} parent 1:1 handle 2: bfifo limit {buffer}",
     ):
-        subprocess.run(["tc", "-n", switch, *command], check=True, capture_output=True)
+        subprocess.run(["tc", "-n", switch, *command.split()], check=True, capture_output=True)
 
 
 @contextlib.contextmanager
@@ -256,37 +253,37 @@ def measure_resume(
     }
 
 
-def measure(backend: str, *, repeat: int = 3, pauses: int = 100, seed: int = 1) -> dict[str, Any]:
-    """All of it, on a network of its own."""
+def measure(
+    backend: str = "bpf", *, runs: int = 1, pauses: int = 20, seed: int = 1
+) -> dict[str, float]:
+    """All of it, on a network of its own. Percent and milliseconds; means over `runs`."""
     with network() as names:
         pacer = make_pacer(backend, "bench")
         try:
-            return {
-                "backend": pacer.name,
-                "accuracy": [measure_accuracy(pacer, names, seed=seed + i) for i in range(repeat)],
-                "resume": measure_resume(pacer, names, pauses=pauses, seed=seed),
-            }
+            rows = [measure_accuracy(pacer, names, seed=seed + i) for i in range(runs)]
+            resume = measure_resume(pacer, names, pauses=pauses, seed=seed)
         finally:
             pacer.close()
+    accuracy = {key: float(np.mean([row[key] for row in rows])) for key in rows[0]}
+    return {f"accuracy_{key}": value for key, value in accuracy.items()} | {
+        f"resume_{key}": value for key, value in resume.items()
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--backend", choices=["bpf", "socket"], default="bpf")
-    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--runs", type=int, default=3, help="of 50 slots")
     parser.add_argument("--pauses", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("-o", "--output", choices=["text", "json"], default="text")
     options = parser.parse_args()
-    result = measure(
-        options.backend, repeat=options.repeat, pauses=options.pauses, seed=options.seed
-    )
+    result = measure(options.backend, runs=options.runs, pauses=options.pauses, seed=options.seed)
     if options.output == "json":
-        print(json.dumps(result, indent=2))
+        print(json.dumps({"backend": options.backend, **result}, indent=2))
         return
-    for row in result["accuracy"]:
-        print("accuracy", {key: round(value, 2) for key, value in row.items()})
-    print("resume  ", {key: round(value, 2) for key, value in result["resume"].items()})
+    for key, value in result.items():
+        print(f"{key:26} {value:8.2f}")
 
 
 if __name__ == "__main__":

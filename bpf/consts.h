@@ -19,10 +19,15 @@
 
 /* Window rule: cwnd = max(3, 2 * rate * max(srtt, 250 us) / mss). */
 #define FS_MIN_CWND 3
+#define FS_RECOVERY_CWND 10
 #define FS_MIN_RTT_US 250ULL
+
+/* Send buffers grow until they hold so much of the reserved rate. */
+#define FS_SNDBUF_NS (30 * FS_MS)
 
 /* Top-up: given up when the RTT is this share of the buffer above its minimum... */
 #define FS_QUEUE_PERCENT 30
+#define FS_EPOCH_NS (2 * FS_MS)
 /* ... when the flow was idle this long, and it begins after so long a backlog. */
 #define FS_GAP_NS (1 * FS_MS)
 #define FS_SETTLE_NS (1 * FS_MS)
@@ -34,6 +39,7 @@
 #define FS_OWED_NS (2 * FS_MS)
 #define FS_REPAY_NS (4 * FS_MS)
 #define FS_REPAY_SHARE 4
+#define FS_OVER_SHARE 32
 #define FS_AHEAD (1 << 17)
 
 #endif

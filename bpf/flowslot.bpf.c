@@ -39,6 +39,8 @@ struct flow {
 	__u64 owed_ns;    /* when owed was last brought up to date, */
 	__u64 owed_sent;  /* and what had been sent then */
 	__s64 owed;       /* bytes that the rate allowed and that were not sent */
+	__u64 epoch_ns;   /* when rtt_now's began */
+	__u32 rtt_now, rtt_before; /* lowest RTT of this epoch and the one before; all ones: none */
 	__u32 slot;       /* 0: none */
 	__u8 mode;
 	__u8 woke_pacing; /* we turned on the socket's pacing */
@@ -186,12 +188,14 @@ static __always_inline void steer(struct sock *sk, struct flow *f, __u64 now)
 		mode = ctl->flags & FS_GUARANTEED ? FS_RESERVED : FS_CAPPED;
 		if (mode != f->mode)
 			enter(sk, f, mode, now);
-		rate = ctl->reserved + f->extra;
+		rate = max64(min64(ctl->reserved + f->extra, ctl->ceiling), FS_MIN_RATE);
 		if (mode == FS_RESERVED)
-			rate += catch_up(tp, f, rate, now);
-		rate = max64(min64(rate, ctl->ceiling), FS_MIN_RATE);
+			rate = min64(rate + catch_up(tp, f, rate, now),
+				     max64(ctl->ceiling + ctl->ceiling / FS_OVER_SHARE, rate));
 		cwnd = window(tp, rate);
 		if (mode == FS_RESERVED) {
+			if (recovering(sk))
+				cwnd = max64(cwnd, FS_RECOVERY_CWND);
 			tp->snd_cwnd = cwnd;
 		} else if (tp->snd_cwnd > cwnd) {
 			/* What the ceiling takes away was proven: slow start may regain it. */
@@ -214,7 +218,6 @@ static __always_inline void publish(struct sock *sk, struct flow *f, __u64 now)
 	if (!st || !slot)
 		return;
 	st->acked = tp->bytes_acked;
-	st->rate = sk->sk_pacing_rate;
 	st->extra = f->extra;
 	st->active_ns = now;
 	st->unsent = tp->write_seq - tp->snd_nxt;
@@ -225,21 +228,35 @@ static __always_inline void publish(struct sock *sk, struct flow *f, __u64 now)
 	st->mode = f->mode;
 }
 
+/* The lowest RTT of this and the previous epoch: single samples also hold delayed ACKs. */
+static __always_inline __u64 recent_rtt(struct flow *f, __s32 rtt_us, __u64 now)
+{
+	if (now - f->epoch_ns > FS_EPOCH_NS) {
+		f->rtt_before = now - f->epoch_ns > 2 * FS_EPOCH_NS ? ~0U : f->rtt_now;
+		f->rtt_now = ~0U;
+		f->epoch_ns = now;
+	}
+	if (rtt_us >= 0 && (__u32)rtt_us < f->rtt_now)
+		f->rtt_now = rtt_us;
+	return f->rtt_now < f->rtt_before ? f->rtt_now : f->rtt_before;
+}
+
 /*
  * Top-up: while the flow has more to send than its reserved rate carries, and the path's queue is
- * short, extra grows; when the queue is not, it is gone at once.
+ * short, extra grows; when the queue is not, it is gone at once, and so is the will to catch up.
  */
 static __always_inline void top_up(struct tcp_sock *tp, struct flow *f, struct fs_ctl *ctl,
 				   __s32 rtt_us, __u64 now)
 {
 	__u64 base = tp->rtt_min.s[0].v, gap = min64(now - f->grown_ns, FS_GROW_NS);
+	__u64 rtt = recent_rtt(f, rtt_us, now);
 
 	if (ctl->base_rtt_us)
 		base = min64(base, ctl->base_rtt_us);
 	f->grown_ns = now;
-	if (rtt_us < 0)
+	if (rtt == ~0U)
 		return;
-	if ((__u64)rtt_us > base + (__u64)ctl->queue_us * FS_QUEUE_PERCENT / 100) {
+	if (rtt > base + (__u64)ctl->queue_us * FS_QUEUE_PERCENT / 100) {
 		f->extra = 0;
 		f->owed = f->owed < 0 ? f->owed : 0;
 	} else if (f->backlog_ns && now - f->backlog_ns > FS_SETTLE_NS) {
@@ -285,6 +302,8 @@ __u32 BPF_PROG(fs_min_tso_segs, struct sock *sk)
 	struct tcp_sock *tp = (struct tcp_sock *)sk;
 	struct flow *f = flow_of(sk);
 	__u64 now = bpf_ktime_get_ns();
+	__u32 slot = f->slot;
+	struct fs_stat *st = bpf_map_lookup_elem(&fs_stat, &slot);
 
 	if (!f->cookie)
 		announce(sk, f, now);
@@ -301,7 +320,26 @@ __u32 BPF_PROG(fs_min_tso_segs, struct sock *sk)
 	}
 	steer(sk, f, now);
 	publish(sk, f, now);
+	if (st && slot)
+		st->rate = sk->sk_pacing_rate; /* here only: at other times the kernel sets its own */
 	return f->mode == FS_OPEN ? 2 : 1;
+}
+
+/*
+ * How much a send buffer may hold, in windows. The kernel's two are a millisecond's worth for our
+ * small windows, and the application would have to wake up that often.
+ */
+SEC("struct_ops/fs_sndbuf_expand")
+__u32 BPF_PROG(fs_sndbuf_expand, struct sock *sk)
+{
+	struct tcp_sock *tp = (struct tcp_sock *)sk;
+	struct flow *f = flow_of(sk);
+	struct fs_ctl *ctl = entry_of(f);
+	__u64 in_window = max64(tp->snd_cwnd, 10) * max64(tp->mss_cache, 1);
+
+	if (!ctl || f->mode == FS_OPEN)
+		return 2;
+	return max64(2, min64(ctl->reserved * FS_SNDBUF_NS / FS_SECOND / in_window, 1000));
 }
 
 SEC("struct_ops/fs_cong_avoid")
@@ -338,6 +376,9 @@ void BPF_PROG(fs_init, struct sock *sk)
 	f->owed = 0;
 	f->owed_ns = now;
 	f->owed_sent = ((struct tcp_sock *)sk)->bytes_sent;
+	f->epoch_ns = now;
+	f->rtt_now = ~0U;
+	f->rtt_before = ~0U;
 	f->grown_ns = now;
 	f->mode = FS_OPEN;
 	f->woke_pacing = 0;
@@ -384,6 +425,7 @@ struct tcp_congestion_ops fs_ops = {
 	.release = (void *)fs_release,
 	.pkts_acked = (void *)fs_pkts_acked,
 	.min_tso_segs = (void *)fs_min_tso_segs,
+	.sndbuf_expand = (void *)fs_sndbuf_expand,
 	.cong_avoid = (void *)fs_cong_avoid,
 	.ssthresh = (void *)fs_ssthresh,
 	.undo_cwnd = (void *)fs_undo_cwnd,

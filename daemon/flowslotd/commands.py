@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commands that the daemon's package adds to the `flowslot` CLI: `doctor` and `check-config`."""
 
+import dataclasses
 import json
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -13,12 +13,30 @@ from typing import Annotated, Any
 import typer
 import yaml
 from flowslot.errors import ConfigError
-from flowslot.settings import Settings
 from flowslot.topology import parse_topology
 
 from flowslotd.config import load, read
 
 FAILURE, BAD_INPUT = 1, 2
+VERDICTS = {
+    "bpf": "Flows can be paced here by the BPF congestion control.",
+    "socket": "Flows can be paced here by SO_MAX_PACING_RATE only: no top-up, no kernel events.",
+    "none": "Flows cannot be paced here: flowslotd would only observe.",
+}
+
+
+SWITCH_CHECK = """
+import json, pathlib, sys
+from flowslot.errors import ConfigError
+from flowslot.settings import parse_toml
+from flowslot_switch.config import Overrides, SwitchSettings, load
+file = pathlib.Path(sys.argv[1])
+try:
+    load(file, Overrides())
+except ConfigError as error:
+    sys.exit(json.dumps([error.source, error.field, error.problem]))
+print(parse_toml(file.read_text(), str(file), SwitchSettings).model_dump_json())
+"""
 
 
 class Output(StrEnum):
@@ -34,62 +52,81 @@ OutputOption = Annotated[Output, typer.Option("-o", "--output", help="table, jso
 
 def check_config(
     file: Annotated[Path, typer.Argument(help="a daemon, switch or topology file")],
-    effective: Annotated[
+    print_effective: Annotated[
         bool, typer.Option("--print-effective", help="print it with all defaults filled in")
     ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Check a configuration file, and what it refers to."""
     try:
-        kind, settings = _check(file)
+        kind, effective = _check(file)
     except ConfigError as error:
         typer.echo(f"flowslot: {error}", err=True)
         raise typer.Exit(BAD_INPUT) from None
-    values = settings.model_dump(mode="json") if settings else {}
     if output is Output.TABLE:
         typer.echo(f"{file}: {kind} configuration, no problem found")
-        if effective and settings:
-            typer.echo(yaml.safe_dump(values, sort_keys=False), nl=False)
+        if print_effective:
+            typer.echo(yaml.safe_dump(effective, sort_keys=False), nl=False)
         return
-    result = {"file": str(file), "kind": kind} | ({"effective": values} if effective else {})
+    result = {"file": str(file), "kind": kind} | (
+        {"effective": effective} if print_effective else {}
+    )
     _print(result, output)
 
 
-def _check(file: Path) -> tuple[str, Settings | None]:
-    """The kind of a file and its settings. Raises ConfigError."""
+def _check(file: Path) -> tuple[str, dict[str, Any]]:
+    """The kind of a file and its effective settings. Raises ConfigError."""
     text = read(file)
     try:
         keys = tomllib.loads(text).keys()
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(str(file), "", f"not valid TOML: {error}") from None
     if keys & {"hosts", "links", "switches"}:
-        return "topology", parse_topology(text, str(file)).settings
+        return "topology", parse_topology(text, str(file)).settings.model_dump(mode="json")
     if "name" in keys and "host" not in keys:
-        _check_switch(file)
-        return "switch", None
+        return "switch", _check_switch(file)
     if "jobs" in keys:
         raise ConfigError(str(file), "jobs", "looks like a scenario; `flowslot lab` runs those")
-    return "daemon", load(file).settings
+    return "daemon", load(file).settings.model_dump(mode="json")
 
 
-def _check_switch(file: Path) -> None:
-    """The switch knows its own configuration; packages of one level do not import each other."""
-    beside = Path(sys.executable).with_name("flowslot-switch")
-    program = str(beside) if beside.exists() else shutil.which("flowslot-switch")
-    if program is None:
-        raise ConfigError(str(file), "", "is for a switch, but flowslot-switch is not installed")
+def _check_switch(file: Path) -> dict[str, Any]:
+    """Effective settings of a switch's file. Raises ConfigError.
+
+    In a process of its own: the daemon's and the switch's package do not import each other.
+    """
     run = subprocess.run(
-        [program, "--config", str(file), "--check"], capture_output=True, text=True, check=False
+        [sys.executable, "-c", SWITCH_CHECK, str(file)], capture_output=True, text=True, check=False
     )
     if run.returncode:
-        text = run.stderr.strip().removeprefix("flowslot-switch: ")
-        typer.echo(f"flowslot: {text}", err=True)
-        raise typer.Exit(BAD_INPUT)
+        last = (run.stderr.strip().splitlines() or ["flowslot-switch is not installed"])[-1]
+        raise (
+            ConfigError(*json.loads(last))
+            if last.startswith("[")
+            else ConfigError(str(file), "", f"cannot be checked: {last}")
+        )
+    settings: dict[str, Any] = json.loads(run.stdout)
+    return settings
 
 
 def doctor(output: OutputOption = Output.TABLE) -> None:
     """What this kernel supports, and what to do about what it lacks."""
-    raise NotImplementedError
+    from flowslotd.probe import probe, usable_backend  # noqa: PLC0415  (loads the back ends)
+
+    findings = probe()
+    backend = usable_backend(findings)
+    if output is Output.TABLE:
+        width = max(len(finding.name) for finding in findings)
+        for finding in findings:
+            typer.echo(f"{finding.status:8} {finding.name:{width}}  {finding.detail}")
+            if finding.advice:
+                typer.echo(f"{'':8} {'':{width}}  -> {finding.advice}")
+        typer.echo(f"\n{VERDICTS[backend]}")
+    else:
+        rows = [dataclasses.asdict(finding) for finding in findings]
+        _print({"backend": backend, "findings": rows}, output)
+    if backend == "none":
+        raise typer.Exit(FAILURE)
 
 
 def _print(data: dict[str, Any], output: Output) -> None:

@@ -10,6 +10,7 @@ import gc
 import logging
 import signal
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import ParamSpec
 
@@ -32,8 +33,10 @@ from flowslotd.sdnotify import Notifier
 _log = logging.getLogger(__name__)
 P = ParamSpec("P")
 
-GATHER_NS = MILLISECOND // 2
+GATHER_NS = MILLISECOND
 """Events this close together share a pass: a job's sockets start one right after the other."""
+LAZY_NS = 4 * MILLISECOND
+"""What a flow leaves free can wait so long while its job goes on: top-up uses it meanwhile."""
 BUSY = 3
 """After a pass at events at least so many times its duration passes before the next one."""
 LOG_EVERY_NS = 10 * SECOND
@@ -58,9 +61,13 @@ class Daemon:
         self._notifier = Notifier()
         self._touched: dict[int, Record] = {}
         self._gathering: asyncio.TimerHandle | None = None
+        self._gathering_until = Nanos(0)
         self._timer: asyncio.TimerHandle | None = None
         self._logged_ns: dict[str, Nanos] = {}
         self._reloading: asyncio.Task[None] | None = None
+        self._reload_lock = asyncio.Lock()
+        self._paused = False
+        """Between two engines: nothing may be decided."""
         self._stop = asyncio.Event()
 
     async def run(self) -> None:
@@ -81,10 +88,13 @@ class Daemon:
             self.bug,
         )
         self.engine = self._build(self.config)
-        try:
+        async with AsyncExitStack() as stack:  # undone in the opposite order
+            stack.push_async_callback(self._end)
             await self._begin()
             await self.registration.start()
+            stack.push_async_callback(self.registration.close)
             await control.start()
+            stack.push_async_callback(control.stop)
             self._loop.add_signal_handler(signal.SIGHUP, self._hang_up)
             # What lives now lives on: keeps the collector's pauses out of the slots.
             gc.collect()
@@ -93,14 +103,8 @@ class Daemon:
             self._notifier.ready(self._describe())
             _log.info("ready: %s", self._describe())
             await self._stop.wait()
-        finally:
             self._notifier.stopping()
-            for timer in (self._timer, self._gathering):
-                if timer is not None:
-                    timer.cancel()
-            await self._end()
-            await self.registration.close()
-            await control.stop()
+            self._paused = True
 
     def bug(self, kind: str, error: BaseException) -> None:
         """Count an error that should not be; log each kind now and then."""
@@ -117,20 +121,20 @@ class Daemon:
         """Set the timer: the middle of this slot (entries are refreshed there), then its end."""
         now, tick = read_slot(self._clock)
         self.slot = tick.slot
-        half = tick.boundary_ns - self._clock.grid.slot_ns // 2
+        half = Nanos(tick.boundary_ns - self._clock.grid.slot_ns // 2)
         if now < half:
-            self._timer = self._loop.call_at(half / SECOND, self._at_half, tick.boundary_ns)
+            self._timer = self._at(half, self._at_half, tick.boundary_ns)
         else:
             self._at_half(tick.boundary_ns)
 
     def _at_half(self, boundary_ns: Nanos) -> None:
         self._guard("refresh", self.engine.loop.refresh, monotonic())
-        self._timer = self._loop.call_at(boundary_ns / SECOND, self._at_slot, boundary_ns)
+        self._timer = self._at(boundary_ns, self._at_slot, boundary_ns)
 
     def _at_slot(self, boundary_ns: Nanos) -> None:
         now, tick = read_slot(self._clock)
-        if now < boundary_ns:  # timers are floating-point seconds
-            self._timer = self._loop.call_later(1e-5, self._at_slot, boundary_ns)
+        if now < boundary_ns:  # the loop's own clock lags a little
+            self._timer = self._at(boundary_ns, self._at_slot, boundary_ns)
             return
         metrics = self.metrics
         metrics.lateness.add(now - boundary_ns)
@@ -141,11 +145,22 @@ class Daemon:
         self._notifier.watchdog()
         self._next_slot()
 
-    def _soon(self) -> None:
+    def _soon(self, within_ns: int = GATHER_NS) -> None:
         """Run a pass for what was touched, together with what is touched until then."""
-        if self._gathering is None:
-            wait = max(GATHER_NS, BUSY * self.metrics.replan.last_ns)
-            self._gathering = self._loop.call_later(wait / SECOND, self._at_events)
+        due = Nanos(monotonic() + max(within_ns, BUSY * self.metrics.replan.last_ns))
+        if self._gathering is not None:
+            if self._gathering_until <= due:
+                return
+            self._gathering.cancel()
+        self._gathering_until = due
+        self._gathering = self._at(due, self._at_events)
+
+    def _at(
+        self, when_ns: Nanos, work: Callable[P, None], *args: P.args, **kwargs: P.kwargs
+    ) -> asyncio.TimerHandle:
+        """A timer; they count in ms here, so this rounds up: rather a bit late than early."""
+        delay_ms = max(-(-(when_ns - monotonic()) // MILLISECOND), 1)
+        return self._loop.call_later(delay_ms / 1e3, partial(work, *args, **kwargs))
 
     def _at_events(self) -> None:
         self._gathering = None
@@ -156,6 +171,8 @@ class Daemon:
 
     def _guard(self, kind: str, work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         """A bug ends neither the daemon nor a job: let the flows go, and go on."""
+        if self._paused:
+            return
         try:
             work(*args, **kwargs)
         except Exception as error:
@@ -171,17 +188,23 @@ class Daemon:
     def _on_kernel(self) -> None:
         assert self.engine.pacer is not None
         for event in self.engine.pacer.events():
-            row = self.table.find(event.cookie)
             if event.kind == "closed":
                 self.table.closed(event.cookie)
-                continue
-            if event.kind == "new":
+                self._soon()
+            elif event.kind == "new":
                 self.engine.loop.on_new(event.cookie)
-            if row is not None:
-                record = self.registration.records.get(self.table.infos[row].source)
-                if record is not None:
-                    self._touched[record.id] = record
-        self._soon()
+                self._touch(event.cookie, GATHER_NS)
+            elif event.kind == "drained":
+                last = self.table.drained(event.cookie)
+                self._touch(event.cookie, GATHER_NS if last else LAZY_NS)
+
+    def _touch(self, cookie: int, within_ns: int) -> None:
+        """Something happened to a flow: look at its job's record soon."""
+        row = self.table.find(cookie)
+        source = self.table.infos[row].source if row is not None else None
+        if source in self.registration.records:
+            self._touched[source] = self.registration.records[source]
+            self._soon(within_ns)
 
     def _joined(self, record: Record) -> None:
         self._touched[record.id] = record
@@ -189,7 +212,8 @@ class Daemon:
 
     def _rang(self, record: Record, slot: int, message: Message) -> None:
         self._touched[record.id] = record
-        self._soon()
+        # END: the last bytes are in the socket. The phase goes on until they are acknowledged.
+        self._soon(GATHER_NS if message == Message.BEGIN else LAZY_NS)
 
     def _left(self, record: Record) -> None:
         self._touched.pop(record.id, None)
@@ -237,6 +261,10 @@ class Daemon:
 
     async def reload(self) -> Json:
         """Read the configuration again; a bad one changes nothing. Raises ConfigError."""
+        async with self._reload_lock:
+            return await self._reload()
+
+    async def _reload(self) -> Json:
         self._notifier.reloading(monotonic())
         try:
             config = load(self.config.file)
@@ -257,10 +285,14 @@ class Daemon:
             engine = self._build(config, self.engine)
         except FlowslotError as error:
             raise ConfigError(str(config.file), "", str(error)) from None
-        await self._end(keep_pacer=engine.pacer is self.engine.pacer)
-        self.table.remap(config.topology, config.settings.host)
-        self.table.take_gone()  # the old arbiter was told by the end of its engine
-        self.config, self.engine = config, engine
+        self._paused = True
+        try:
+            await self._end(keep_pacer=engine.pacer is self.engine.pacer)
+        finally:
+            self.table.remap(config.topology, config.settings.host)
+            self.table.take_gone()  # the old arbiter was told by the end of its engine
+            self.config, self.engine = config, engine
+            self._paused = False
         await self._begin()
 
     def _describe(self) -> str:

@@ -86,7 +86,8 @@ class GrpcDomain:
         self._index = {link: i for i, link in enumerate(self._held)}
         self._asks: dict[tuple[int, ...], bool] = {}
         self._lease_ns = lease_ns
-        self._beat_s = slot_ns / 2e9
+        self._beat_ns = slot_ns // 2
+        self._beat_at = Nanos(0)
         self._stats = stats
         self._book = GrantBook(daemon, lease_ns)
         # Unique among all daemons without asking anyone, and increasing.
@@ -233,8 +234,8 @@ class GrpcDomain:
             self._stub = stub
             opening = self._greet(monotonic())
             call: Call = stub.Negotiate()
-            # Started in this order: the first message carries a heartbeat.
-            works = (self._read(call), self._beat(), self._write(call, opening), self._fall())
+            self._new_heartbeat()  # for the first message
+            works = (self._read(call), self._write(call, opening), self._beat(), self._fall())
             tasks = [asyncio.create_task(work) for work in works]
             try:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -255,11 +256,8 @@ class GrpcDomain:
         self._acks.clear()
         self._dones.clear()
         self._lost.clear()
-        for demand in self.picture(now):
-            self._known[demand.flow] = (demand, now)
-        self._dirty = {
-            flow: None for flow, (d, _) in self._known.items() if self._is_asked_for(d.links)
-        }
+        self._dirty.clear()
+        self.demand(now, self.picture(now))
         if self._alarm is None:
             self._watch_lease()
         return Opening(hello, self._names, self._lease_ns)
@@ -270,16 +268,25 @@ class GrpcDomain:
 
     async def _beat(self) -> None:
         while True:
-            self._n += 1
-            now, wall_ns = monotonic(), wall()
-            self._book.sent_heartbeat(now, self._n)
-            self._beats[self._n] = (now, wall_ns)
-            self._heartbeat = Heartbeat(self._n, wall_ns)
-            self._wake.set()
-            await asyncio.sleep(self._beat_s)
+            wait_ns = self._beat_at + self._beat_ns - monotonic()
+            if wait_ns > 0:
+                await asyncio.sleep(wait_ns / 1e9)
+            else:
+                self._new_heartbeat()
+                self._wake.set()
+
+    def _new_heartbeat(self) -> None:
+        now, wall_ns = monotonic(), wall()
+        self._n += 1
+        self._beat_at = now
+        self._book.sent_heartbeat(now, self._n)
+        self._beats[self._n] = (now, wall_ns)
+        self._heartbeat = Heartbeat(self._n, wall_ns)
 
     async def _write(self, call: Call, opening: Opening | None) -> None:
         while True:
+            if self._dirty and monotonic() - self._beat_at > self._beat_ns // 2:
+                self._new_heartbeat()  # one message instead of two
             message = FromDaemon(
                 self._session,
                 list(self._dones.values()),
@@ -320,7 +327,7 @@ class GrpcDomain:
         changes = self._book.receive(now, self._session, grants)
         self._stats.count(changes)
         asked = [self._asked.pop(flow) for flow, rate, _ in changes.raised if flow in self._asked]
-        if asked:
+        if asked and self.live:  # not the wait for a switch that has just started
             self._stats.negotiation.add(now - min(asked))
         self._check_live(now)
         if self.live:

@@ -42,15 +42,17 @@ class Enforcer:
         now: Nanos,
         slot: int,
         decisions: Iterable[Decision],
+        *,
         table: FlowTable,
         deadline: Nanos,
+        flows: Iterable[int],
     ) -> None:
-        """Make the kernel do what was decided for `slot`; flows without a decision are let go.
+        """Make the kernel do what was decided for `slot` about `flows`.
 
-        Entries lapse in the kernel at `deadline` (monotonic) unless they are refreshed.
+        Those without a decision are let go; other flows stay as they are. Entries lapse in the
+        kernel at `deadline` (monotonic) unless they are refreshed.
         """
         wanted: dict[int, Paced] = {}
-        schedules: dict[int, Schedule] = {}
         held: set[str | int] = set()
         for decision in decisions:
             if isinstance(decision, Pace):
@@ -59,26 +61,22 @@ class Enforcer:
                 if row is None:
                     continue
                 rate = schedule.rate_at(slot)
-                schedules[flow] = schedule
+                self.schedules[flow] = schedule
                 hard = self._hard or ceiling <= rate
-                wanted[flow] = Paced(
-                    reserved=rate,
-                    ceiling=rate if hard else ceiling,
-                    guaranteed=guaranteed,
-                    growth=0.0 if hard else GROWTH_PER_MS * float(table.share[row]),
-                    queue_us=int(table.queue_us[row]),
-                )
+                growth = 0.0 if hard else GROWTH_PER_MS * float(table.share[row])
+                bound = rate if hard else ceiling
+                wanted[flow] = Paced(rate, bound, guaranteed, growth, int(table.queue_us[row]))
             elif isinstance(decision, Hold) and decision.until_ns > now:
                 held.add(decision.target)
         if held:
             self._hold(held, wanted, table)
-        for flow in self.paced.keys() - wanted.keys():
-            self._pacer.release(flow)
-        before = self.paced
+        self.release(flow for flow in flows if flow not in wanted)
         changed = [
-            PaceEntry(flow, *paced) for flow, paced in wanted.items() if before.get(flow) != paced
+            PaceEntry(flow, *paced)
+            for flow, paced in wanted.items()
+            if self.paced.get(flow) != paced
         ]
-        self.paced, self.schedules = wanted, schedules
+        self.paced.update(wanted)
         if changed:
             self.rate_writes += self._pacer.apply(changed, deadline)
 
@@ -91,11 +89,16 @@ class Enforcer:
         """The kernel has only now met this flow: what was written before did not reach it."""
         self.paced.pop(flow, None)
 
+    def release(self, flows: Iterable[int]) -> None:
+        """Let these flows go at once: they are ordinary TCP connections again."""
+        for flow in flows:
+            self.schedules.pop(flow, None)
+            if self.paced.pop(flow, None) is not None:
+                self._pacer.release(flow)
+
     def release_all(self) -> None:
-        """Let every flow go at once: it is an ordinary TCP connection again."""
-        paced, self.paced, self.schedules = self.paced, {}, {}
-        for flow in paced:
-            self._pacer.release(flow)
+        """Let every flow go."""
+        self.release(list(self.paced))
 
     def _hold(self, held: set[str | int], wanted: dict[int, Paced], table: FlowTable) -> None:
         """Stop the flows that are named, themselves or by their job."""

@@ -61,6 +61,7 @@ class Engine:
             domain=self.domain,
             pacer=self.pacer,
             enforcer=self.enforcer,
+            by_grant=spec.needs_arbiter,
         )
 
     @property

@@ -59,8 +59,6 @@ class FlowTable:
         self._closed: set[int] = set()
         self._new: list[FlowInfo] = []
         self._gone: list[tuple[int, int]] = []
-        self.version = 0
-        """Changes whenever rows come or go."""
         self._reindex()
 
     def __len__(self) -> int:
@@ -108,12 +106,29 @@ class FlowTable:
             self._closed.add(cookie)
             self._remove({cookie})
 
-    def grant(self, cookie: int, rate: float, ceiling: float) -> None:
-        """What the arbiter gives a flow (payload bytes/s); nan: nothing, it has no say."""
+    def drained(self, cookie: int) -> bool:
+        """The kernel has seen all bytes of a flow's iteration acknowledged.
+
+        Returns whether no other flow of its job is still at work here.
+        """
         row = self._index.get(cookie)
-        if row is not None:
-            self.rows["rate"][row] = rate
-            self.rows["ceiling"][row] = ceiling
+        if row is None:
+            return False
+        rows = self.rows
+        rows["drained"][row] = True
+        job = rows["job"] == rows["job"][row]
+        return not (job & rows["active"] & ~rows["drained"]).any()
+
+    def grant(self, grants: Iterable[tuple[int, float, float]]) -> set[int]:
+        """What the arbiter gives: (flow, rate, ceiling), payload bytes/s; nan: it has no say.
+
+        Returns the flows that it concerns and that are here.
+        """
+        known = {row: grant for grant in grants if (row := self._index.get(grant[0])) is not None}
+        at = list(known)
+        self.rows["rate"][at] = [rate for _, rate, _ in known.values()]
+        self.rows["ceiling"][at] = [ceiling for _, _, ceiling in known.values()]
+        return {flow for flow, _, _ in known.values()}
 
     def remap(self, topology: Topology, host: str) -> None:
         """A new topology: look at every flow again."""
@@ -124,9 +139,9 @@ class FlowTable:
 
     # -- out --------------------------------------------------------------------------------
 
-    def view(self, slot: int, horizon: int, guaranteed: Sequence[bool]) -> View:
-        """What a policy sees. `guaranteed[p]`: path `p` is held by a live arbiter."""
-        rows = self.rows
+    def view(self, slot: int, horizon: int, guaranteed: Sequence[bool], at: Rows) -> View:
+        """What a policy sees of the rows `at`. `guaranteed[p]`: a live arbiter holds path `p`."""
+        rows = self.rows[at]
         path = rows["path"]
         return View(
             slot=slot,
@@ -303,7 +318,6 @@ class FlowTable:
         self.rows["path"] = [number[info.path] for info in self.infos]
         self._paths = self._pad()
         self._measure()
-        self.version += 1
 
     def _measure(self) -> None:
         """What the pacer needs to know of each flow's path.

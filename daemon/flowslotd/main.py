@@ -5,12 +5,12 @@ Exit status: 0 stopped on request, 1 failure at run time, 2 bad configuration or
 """
 
 import argparse
-import asyncio
 import logging
 import sys
 from importlib.metadata import version
 from pathlib import Path
 
+import uvloop
 from flowslot.errors import ConfigError, FlowslotError
 
 from flowslotd.config import load
@@ -26,7 +26,7 @@ def main() -> None:
         level=options.log_level.upper(), format="flowslotd: %(levelname)s: %(message)s"
     )
     try:
-        asyncio.run(Daemon(load(options.config)).run())
+        uvloop.run(Daemon(load(options.config)).run())
     except ConfigError as error:
         _die(str(error), 2)
     except FlowslotError as error:

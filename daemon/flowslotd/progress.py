@@ -25,6 +25,7 @@ ROW = np.dtype(
         ("seen", "?"),  # a record was taken in
         ("looked", "i8"),  # when (monotonic)
         ("active", "?"),
+        ("drained", "?"),  # the kernel said so since the last look
         ("kernel", "?"),  # the kernel's counter is available
         ("iteration", "u8"),
         ("inc", "i8"),
@@ -86,17 +87,20 @@ def advance(now: Nanos, row: Records, record: Records, counters: Counters | None
     end = np.where(row["remaining"] == 0, row["counter"], row["base"] + row["target"])
     base = np.where(began, np.minimum(end, counter), row["base"])
     joined = kernel & ~(row["kernel"] & row["seen"])
-    row["base"] = np.where(joined, np.maximum(counter - done, 0), base)
+    # The record lags behind the kernel, so `counter - done` is never below the true base: the
+    # smallest one seen is the best estimate, and what is called done needs no other witness.
+    most = np.maximum(counter - done, 0)
+    row["base"] = np.where(joined, most, np.where(kernel, np.minimum(base, most), base))
 
     # What is expected, while it works; once it is idle, what it has really handed over.
     target = np.where(total > 0, np.maximum(total, ready), np.maximum(ready, row["expected"]))
     target = np.where(working, target, posted)
-    acked = np.where(kernel, np.maximum(counter - row["base"], 0), done)
+    acked = np.where(kernel, np.maximum(counter - row["base"], done), done)
     remaining = np.maximum(target - acked, 0)
     announced = ~working & (ready == 0) & (total > 0)
     row["expected"] = np.where(announced, total, row["expected"])
 
-    row["seen"], row["looked"] = True, now
+    row["seen"], row["looked"], row["drained"] = True, now, False
     row["iteration"] = record["iteration"]
     row["kernel"], row["counter"] = kernel, counter
     row["target"], row["remaining"], row["active"] = target, remaining, remaining > 0

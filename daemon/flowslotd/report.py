@@ -19,6 +19,7 @@ from flowslotd.progress import Records
 if TYPE_CHECKING:
     from flowslotd.daemon import Daemon
 
+VERSION = version("flowslot")
 NO_RESERVATIONS = {"granted": 0, "refused": 0, "preempted": 0, "expired": 0}
 
 
@@ -28,7 +29,7 @@ def status(daemon: Daemon) -> Json:
     domain, enforcer, table = engine.domain, engine.enforcer, daemon.table
     records = daemon.registration.records
     return {
-        "version": version("flowslot"),
+        "version": VERSION,
         "pid": os.getpid(),
         "host": settings.host,
         "instance": daemon.config.instance,

@@ -6,6 +6,7 @@ Holds no clock and no timer: `now` is passed in.
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 
+import numpy as np
 from flowslot.messages import Done
 from flowslot.policy.base import HostPolicy
 from flowslot.slot import SlotGrid
@@ -34,8 +35,13 @@ class SlotLoop:
         domain: Domain | None,
         pacer: Pacer | None,
         enforcer: Enforcer | None,
+        by_grant: bool,
     ) -> None:
-        """`domain` None: nobody is asked. `pacer`, `enforcer` None: nothing is changed."""
+        """`domain` None: nobody is asked. `pacer`, `enforcer` None: nothing is changed.
+
+        `by_grant`: the policy decides on each flow by its grant alone, for all slots alike, so
+        that nothing else calls for a new decision.
+        """
         self._grid = grid
         self._table = table
         self._records = records
@@ -43,15 +49,17 @@ class SlotLoop:
         self._policy = policy
         self._pacer = pacer
         self._enforcer = enforcer
+        self._by_grant = by_grant
         self._slot = 0
-        self._stale = True
         self._running = False
-        self._version = -1
+        self._all_due = True
+        self._due: set[int] = set()
+        """Flows to decide on, in this pass or the next."""
 
     def on_slot(self, now: Nanos, slot: int) -> None:
         """A slot begins: look at everything."""
         self._slot = slot
-        self._stale = True
+        self._all_due |= not self._by_grant
         self._run(now, self._records())
         self.refresh(now)
 
@@ -61,17 +69,15 @@ class SlotLoop:
 
     def on_grants(self, now: Nanos, grants: Iterable[tuple[int, float, float]]) -> None:
         """The arbiter gives (flow, rate, ceiling); in force when this returns."""
-        for flow, rate, ceiling in grants:
-            self._table.grant(flow, rate, ceiling)
-        self._stale = True
+        self._due |= self._table.grant(grants)
         if not self._running:  # else the pass that asked goes on to decide
             self._decide(now)
 
     def on_new(self, flow: int) -> None:
         """The kernel has met this flow: its entry has to be written (again)."""
-        self._stale = True
-        if self._enforcer is not None:
+        if self._enforcer is not None and flow in self._table:
             self._enforcer.forget(flow)
+            self._due.add(flow)
 
     def refresh(self, now: Nanos) -> None:
         """This daemon is alive: entries stay in force for another lease."""
@@ -80,7 +86,7 @@ class SlotLoop:
 
     def release(self) -> None:
         """Let all flows go at once."""
-        self._stale = True
+        self._all_due = True
         if self._enforcer is not None:
             self._enforcer.release_all()
 
@@ -89,40 +95,48 @@ class SlotLoop:
         try:
             counters = self._pacer.counters() if self._pacer is not None else None
             self._table.observe(now, sources, counters)
-            self._attach()
             self._negotiate(now)
         finally:
             self._running = False
-        if self._stale or self._version != self._table.version:
-            self._decide(now)
+        self._decide(now)
         if self._pacer is not None:
             for cookie, acked in self._table.take_watches():
                 self._pacer.watch(cookie, acked)
 
-    def _attach(self) -> None:
-        for info in self._table.take_new():
-            if self._pacer is not None and info.path:
-                self._pacer.attach(info.cookie, info.pid, info.fd)
-
     def _negotiate(self, now: Nanos) -> None:
-        gone = self._table.take_gone()
+        new, gone = self._table.take_new(), self._table.take_gone()
         demands = self._table.demands(now)
-        if self._domain is None:
-            return
-        if gone:
+        # A job's flows share their top-up: one more or less concerns them all.
+        self._all_due |= bool(new or gone) or (bool(demands) and not self._by_grant)
+        if self._pacer is not None:
+            for info in new:
+                if info.path:
+                    self._pacer.attach(info.cookie, info.pid, info.fd)
+        if self._enforcer is not None:
+            self._enforcer.release(flow for flow, _ in gone)
+        if self._domain is not None and gone:
             self._domain.done(now, [Done(flow, inc) for flow, inc in gone])
-        if demands:
+        if self._domain is not None and demands:
             self._domain.demand(now, demands)
 
     def _decide(self, now: Nanos) -> None:
-        self._stale = False
-        self._version = self._table.version
-        if self._enforcer is None:
+        table = self._table
+        due = [row for flow in self._due if (row := table.find(flow)) is not None]
+        at = np.arange(len(table)) if self._all_due else np.array(due, dtype=np.intp)
+        self._due, self._all_due = set(), False
+        if self._enforcer is None or not at.size:
             return
-        view = self._table.view(self._slot, self._grid.horizon, self._guaranteed())
-        rows = self._table.rows
+        view = table.view(self._slot, self._grid.horizon, self._guaranteed(), at)
+        rows = table.rows[at]
         decisions = self._policy.decide(now, view, rows["rate"], rows["ceiling"])
-        self._enforcer.apply(now, self._slot, decisions, self._table, self._deadline(now))
+        self._enforcer.apply(
+            now,
+            self._slot,
+            decisions,
+            table=table,
+            deadline=self._deadline(now),
+            flows=rows["cookie"].tolist(),
+        )
 
     def _guaranteed(self) -> Sequence[bool]:
         """By path: whether a live arbiter holds all of its links."""

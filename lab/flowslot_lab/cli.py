@@ -53,6 +53,12 @@ def run(
     ] = True,
     figure: Annotated[Path | None, typer.Option(help="write a figure to this file")] = None,
     seed: Annotated[int | None, typer.Option(help="instead of the scenario's")] = None,
+    change: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", help="a variant: links.buffer_kb=16, jobs.bytes=6e6, jobs.a.sockets=4"
+        ),
+    ] = None,
     keep_logs: Annotated[
         Path | None, typer.Option(help="keep logs and configuration files in this directory")
     ] = None,
@@ -60,32 +66,33 @@ def run(
 ) -> None:
     """Run a scenario under each policy and compare."""
     try:
-        loaded = scenarios.load(scenario)
+        loaded = scenarios.load(scenario, change or [])
     except ConfigError as error:
         _die(str(error), _BAD_INPUT)
     if seed is not None:
         loaded = loaded.model_copy(update={"seed": seed})
     options = Options(_policies(policy), repeat, iterations, switch)
-    _need_root("run")
+    _need_root()
     with _run_state(keep_logs) as state, _Bar(loaded.name) as bar:
         try:
             result = measure(loaded, options, state, bar)
         except (LabError, RunFailed) as error:
             bar.stop()
             _die(str(error), _FAILURE)
+    if figure is not None:
+        draw(result, figure)
     if output == "json":
         print(json.dumps(result.to_json(), indent=1))
     else:
         print_result(result, Console(width=None if sys.stdout.isatty() else 120))
     if figure is not None:
-        draw(result, figure)
         print(f"figure: {figure}", file=sys.stderr if output == "json" else sys.stdout)
 
 
 @app.command()
 def clean() -> None:
     """Remove what killed runs left behind; live runs are not touched."""
-    _need_root("clean")
+    _need_root()
     removed = clean_dead()
     for item in removed:
         print(f"removed {item}")
@@ -120,12 +127,9 @@ def _policies(text: str) -> tuple[str, ...]:
     return names
 
 
-def _need_root(command: str) -> None:
+def _need_root() -> None:
     if os.geteuid() != 0:
-        _die(
-            f"flowslot lab {command} makes network namespaces: run it as root or with sudo",
-            _FAILURE,
-        )
+        _die("needs root for its network namespaces: run it as root or with sudo", _FAILURE)
 
 
 def _die(text: str, status: int) -> NoReturn:

@@ -88,7 +88,7 @@ def _bandwidth(panel: Axes, result: LabResult, policy: str, link: str, window: f
         rate = received_rate(job, link, start, window)
         if rate is not None:
             at = np.arange(rate.size + 1) * _BIN_S
-            panel.stairs(rate * scale, at, color=colour, linewidth=1.4, label=job.job.name)
+            panel.stairs(rate * scale, at, color=colour, linewidth=1.4, label=f"job {job.job.name}")
             panel.stairs(rate * scale, at, color=colour, alpha=0.18, fill=True)
     capacity = result.scenario.capacity_bps(link) / 1e6
     panel.axhline(capacity, color="#888888", linewidth=0.8, linestyle=":")
@@ -96,7 +96,9 @@ def _bandwidth(panel: Axes, result: LabResult, policy: str, link: str, window: f
     panel.set_ylim(0, capacity * 1.18)
     panel.set_ylabel("Mbit/s")
     panel.set_title(f"{policy}: received over {link}", loc="left", fontsize=10)
-    panel.legend(loc="upper right", ncols=len(run.jobs), fontsize=8, title="job", title_fontsize=8)
+    panel.legend(
+        loc="lower right", bbox_to_anchor=(1, 1), ncols=6, fontsize=8, frameon=False, borderpad=0
+    )
     _plain(panel)
 
 
@@ -128,6 +130,7 @@ def _distribution(panel: Axes, result: LabResult) -> None:
         style = {"linewidth": 1.4, **_POLICY_STYLES.get(policy, {})}
         dashes = "--" if policy in BASELINES else "-"
         panel.step(slow, np.arange(1, slow.size + 1) / slow.size, dashes, label=policy, **style)
+    panel.set_xlim(left=min(0.93, panel.get_xlim()[0]))
     panel.axvline(1.0, color="#888888", linewidth=0.8, linestyle=":")
     panel.annotate("Ideal", (1.0, 0.03), fontsize=8, color="#666666", ha="right", rotation=90)
     panel.set_xlabel("iteration time / Ideal")

@@ -12,6 +12,8 @@ Segmentation offloads are off, *and* `gso_max_segs` is 4. Linux builds super-pac
 for TCP even then and cuts them behind the queueing discipline, so that the "NIC" would throw
 45 packets at the switch port in no time, which no wire of this speed does. With 1 instead of 4
 every packet costs a timer in each shaper, 3.5 times the processor time, for no visible change.
+Received packets are spread over the processors by flow (RPS): otherwise each is handled where
+its sender happened to run, and packets of one flow overtake each other, which TCP takes for loss.
 The NIC's burst plus one super-packet stay below the switch's burst: a flow that has a port for
 itself is not shaped twice.
 
@@ -21,6 +23,7 @@ deleting the namespaces leaves nothing behind.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import time
@@ -76,6 +79,13 @@ def run(command: Sequence[str], stdin: str = "") -> str:
     return done.stdout
 
 
+def _all_cpus() -> str:
+    """Mask of all processors as sysfs wants it: groups of 32 bits."""
+    mask = f"{(1 << (os.cpu_count() or 1)) - 1:x}"
+    groups = [mask[max(0, end - 8) : end] for end in range(len(mask), 0, -8)]
+    return ",".join(reversed(groups))
+
+
 class Network:
     """Namespaces, links and queues of one scenario."""
 
@@ -101,12 +111,12 @@ class Network:
                 f"link set {NIC} gso_max_segs {_GSO_SEGMENTS} addrgenmode none up\n"
                 f"link set ctl0 addrgenmode none up\n",
             )
-            self._offloads_off(space, [NIC])
+            self._tune(space, [NIC])
             queue = f"pfifo limit {_NIC_QUEUE_PACKETS}"
             rate = self.scenario.link_of(name).rate_mbps
             self._shape(space, NIC, rate, _NIC_BURST, queue)
         ports = [f"d-{name}" for name in self.hosts]
-        self._offloads_off(self.switch, ports)
+        self._tune(self.switch, ports)
         for name in self.hosts:
             link = self.scenario.link_of(name)
             queue = f"bfifo limit {link.buffer_bytes}"
@@ -129,9 +139,13 @@ class Network:
                 ]
         run(["ip", "-n", self.switch, "-batch", "-"], "\n".join(lines) + "\n")
 
-    def _offloads_off(self, space: str, devices: Sequence[str]) -> None:
-        script = "; ".join(f"ethtool -K {dev} tso off gso off gro off" for dev in devices)
-        run(["nsenter", f"--net=/run/netns/{space}", "sh", "-ec", script])
+    def _tune(self, space: str, devices: Sequence[str]) -> None:
+        lines = []
+        for dev in devices:
+            lines.append(f"ethtool -K {dev} tso off gso off gro off")
+            lines.append(f"echo {_all_cpus()} > /sys/class/net/{dev}/queues/rx-0/rps_cpus")
+        # `ip netns exec`, for once: it mounts the /sys of this namespace.
+        run(["ip", "netns", "exec", space, "sh", "-ec", "; ".join(lines)])
 
     def _shape(self, space: str, dev: str, rate_mbps: float, burst: str, queue: str) -> None:
         rate = f"{round(rate_mbps * 1e6)}bit"

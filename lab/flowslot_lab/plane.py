@@ -151,6 +151,8 @@ class ControlPlane:
             evidence.rate_writes += account["rate_writes"]
             evidence.holds += account["holds"]
             evidence.grpc_connections += account["grpc_connections"]
+            if account["last_error"]:
+                evidence.errors.append(f"daemon of {host}: {account['last_error']}")
             self._same_pid(self.daemons[host], account["pid"])
         arbiters = [account["reservations"] for account in accounts.values()]
         if self.use_switch:

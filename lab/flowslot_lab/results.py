@@ -34,6 +34,8 @@ class Evidence:
     bytes_verified: int = 0
     grpc_connections: int = 0
     control_packets: int = 0
+    errors: list[str] = field(default_factory=list)
+    """The last error of each process that has had one."""
     cpu: dict[str, float] = field(default_factory=dict)
     """Processor time / elapsed time of each process while the jobs ran."""
 
@@ -52,6 +54,7 @@ class Evidence:
             "bytes_verified": self.bytes_verified,
             "grpc_connections": self.grpc_connections,
             "control_packets": self.control_packets,
+            "errors": self.errors,
             "cpu": {name: round(share, 4) for name, share in self.cpu.items()},
         }
 

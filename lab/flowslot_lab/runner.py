@@ -172,7 +172,8 @@ class LiveRun:
                 "packets on the control network of a run without switch"
             )
         if missing:
-            raise RunFailed(f"{self.scenario.name}, {self.policy}: {'; '.join(missing)}")
+            what = "; ".join([*missing, *evidence.errors])
+            raise RunFailed(f"{self.scenario.name}, {self.policy}: {what}")
 
     def _job_run(self, job: Job) -> JobRun:
         reports = self.jobs.reports(job)

@@ -17,6 +17,7 @@ compute_s = 0.125
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -24,6 +25,8 @@ from flowslot.errors import ConfigError
 from flowslot.settings import Settings, parse_toml
 from flowslot.units import goodput
 from pydantic import Field, FiniteFloat
+
+from flowslot_lab import variants
 
 _NAME = r"^[a-z][a-z0-9-]*$"
 MAX_HOSTS = 200  # 10.77.0.250 is the switch's
@@ -221,14 +224,17 @@ class Scenario(Settings):
         return total
 
 
-def load(path: Path) -> Scenario:
-    """Read and check a scenario file. Raises ConfigError (also when it cannot be read)."""
+def load(path: Path, changes: Iterable[str] = ()) -> Scenario:
+    """Read and check a scenario file, some values changed (see `variants`).
+
+    Raises ConfigError (also when the file cannot be read).
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise ConfigError(str(path), "", f"cannot be read: {reason}") from None
-    return parse(text, str(path))
+    return parse(variants.apply(text, str(path), changes), str(path))
 
 
 def parse(text: str, source: str) -> Scenario:

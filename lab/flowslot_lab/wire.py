@@ -226,7 +226,10 @@ class Loop:
         """Serve all sockets until `finished`, which is asked after every batch of events."""
         while not finished():
             busy = any(sender.unreported for sender in self._senders)
-            for fd, events in self._poll.poll(_TICK_NS / 1e9 if busy else 0.2):
+            ready = self._poll.poll(_TICK_NS / 1e9 if busy else 0.2)
+            # Before and after: what comes after a silence did not come during it.
+            self._trace(time.monotonic_ns())
+            for fd, events in ready:
                 self.received += self._endpoints[fd].handle(events)
             self._tick(time.monotonic_ns())
         self.mark()
@@ -249,5 +252,8 @@ class Loop:
             self._next_tick = now + _TICK_NS
             for sender in self._senders:
                 sender.report()
+        self._trace(now)
+
+    def _trace(self, now: int) -> None:
         if self.tracing and self.trace and now >= self.trace[-1][0] + _TRACE_NS:
             self.trace.append((now, self.received))

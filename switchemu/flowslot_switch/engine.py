@@ -17,8 +17,8 @@ from flowslot_proto.convert import FromDaemon, Opening
 from flowslot_switch.config import SwitchConfig
 
 import os
-COALESCE_S = float(os.environ.get("CO", "0.0003"))
-"""A decision waits this long for other daemons to say what belongs to the same moment."""
+SPACING_S = float(os.environ.get("CO", "1")) / 1e3
+"""Time from one decision to the next: a burst's first is at once, the rest of it gathers."""
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,11 @@ class Listener(Protocol):
         refusals: Sequence[Refusal] = (),
         echo: HeartbeatEcho | None = None,
     ) -> None:
-        """Send this when the stream takes it; never waits."""
+        """Keep this for sending; never waits."""
+        ...
+
+    def flush(self) -> None:
+        """Send what was posted, in one message, as soon as the stream takes it."""
         ...
 
     def end(self, error: Exception) -> None:
@@ -68,6 +72,7 @@ class Engine:
         self.step_ns = 0
         self._streams: dict[int, Listener] = {}
         self._due = False
+        self._decided_at = 0
         self._alarm: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._step()
@@ -126,6 +131,8 @@ class Engine:
             stream.post(refusals=refusals, echo=echo)
         if message.dones or message.demands or message.acks:
             self.changed()
+        if not self._due:
+            stream.flush()  # else it travels with the decision
 
     def leave(self, stream: Listener) -> None:
         """A stream has closed; what its daemon holds stays committed until the lease ends."""
@@ -148,7 +155,7 @@ class Engine:
         """Something was reported: decide soon."""
         if not self._due:
             self._due = True
-            self._arm(COALESCE_S)
+            self._arm(max(0.0, self._decided_at / 1e9 + SPACING_S - self.now() / 1e9))
 
     def _arm(self, delay_s: float) -> None:
         if self._alarm:
@@ -170,8 +177,10 @@ class Engine:
             if stream is not None:
                 stream.post(grants=grants)
         for stream in list(self._streams.values()):
+            stream.flush()
             if self.arbiter.state(stream.session) is not SessionState.SYNCED:
                 stream.end(SessionEnded("the session's lease has ended; say Hello again"))
         self.steps += 1
-        self.step_ns += self.now() - now
+        self._decided_at = self.now()
+        self.step_ns += self._decided_at - now
         self._arm(max(0.0, (self.arbiter.next_wakeup(now) - self.now()) / 1e9))

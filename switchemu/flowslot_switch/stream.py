@@ -11,6 +11,7 @@ from flowslot.errors import ProtocolError
 from flowslot.messages import Grant, HeartbeatEcho, Refusal
 from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto.convert import FromArbiter, read_daemon, read_opening, write_arbiter
+from google.protobuf.message import DecodeError
 
 from flowslot_switch import limits
 from flowslot_switch.engine import Engine, SessionEnded
@@ -90,7 +91,11 @@ class Stream:
         if len(self._refusals) > self._engine.arbiter.config.max_flows_per_session:
             self.end(LimitExceeded("too many demands that were refused"))
         self._echo = echo or self._echo
-        self._wake.set()
+
+    def flush(self) -> None:
+        """See Listener."""
+        if self._grants or self._refusals or self._echo:
+            self._wake.set()
 
     def end(self, error: Exception) -> None:
         """See Listener."""
@@ -119,7 +124,10 @@ class Stream:
             self._engine.take(self, read_daemon(raw, links))
 
     async def _next(self) -> pb.DaemonMessage | None:
-        raw = await self._context.read()
+        try:
+            raw = await self._context.read()
+        except DecodeError:
+            raise ProtocolError("not a DaemonMessage") from None
         if not isinstance(raw, pb.DaemonMessage):
             return None  # end of stream
         now = time.monotonic_ns()

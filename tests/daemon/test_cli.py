@@ -249,6 +249,34 @@ def test_check_config_recognises_what_a_file_is(tmp_path):
     assert run.stdout.endswith("topology configuration, no problem found\n")
 
 
+def test_check_config_of_a_switch(tmp_path):
+    held = '[[switches]]\nname = "s1"\naddress = "127.0.0.1:7400"\n' + TOPOLOGY.replace(
+        "capacity_gbps", 'switch = "s1"\ncapacity_gbps'
+    )
+    (tmp_path / "topology.toml").write_text(held)
+    file = tmp_path / "switch.toml"
+    file.write_text('name = "s1"\n[arbiter]\ntarget = 0.9')
+    run = flowslot("check-config", file, "--print-effective", "-o", "json")
+    result = json.loads(run.stdout)
+    assert (run.returncode, result["kind"]) == (0, "switch")
+    assert result["effective"]["arbiter"]["target"] == 0.9
+    file.write_text('name = "s1"\n[arbiter]\ntarget = 2')
+    run = flowslot("check-config", file)
+    error = "field `arbiter.target`: must be less than or equal to 1, got 2"
+    assert (run.returncode, run.stderr) == (2, f"flowslot: {file}: {error}\n")
+
+
+@pytest.mark.root
+def test_doctor_reports_what_the_kernel_offers():
+    run = flowslot("doctor", "-o", "json")
+    report = json.loads(run.stdout)
+    assert {finding["status"] for finding in report["findings"]} <= {"ok", "warn", "missing"}
+    assert run.returncode == (1 if report["backend"] == "none" else 0)
+    table = flowslot("doctor").stdout
+    for finding in report["findings"]:
+        assert f" {finding['name']} " in table
+
+
 @pytest.mark.parametrize(
     ("name", "text", "error"),
     [

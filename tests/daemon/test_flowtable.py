@@ -86,11 +86,33 @@ def test_a_phase_lasts_until_everything_is_acknowledged(table, make_job):
     table.observe(at(0), [job], kernel)
     flow.begin(1, 1000)
     flow.ready(1000)
-    flow.done(1000)  # all of it is in the socket's buffer, and the job computes again
+    flow.posted(1000)  # all of it is in the socket's buffer, and the job computes again
     kernel.set(c7=900)
     table.observe(at(1), [job], kernel)
     assert column(table, "active") == [True]
     kernel.set(c7=1000)
+    table.observe(at(2), [job], kernel)
+    assert column(table, "active") == [False]
+
+
+def test_a_flow_met_in_mid_iteration_ends_its_phase_when_the_record_says_so(table, make_job):
+    """The record lags behind the kernel: where the iteration began is only known from above."""
+    job, kernel = make_job(), Kernel()
+    flow = job.flow(0, cookie=7)
+    flow.begin(1, 1000)
+    flow.ready(1000)
+    flow.posted(800)
+    flow.done(300)
+    kernel.set(c7=517 + 400)
+    table.observe(at(0), [job], kernel)
+    assert column(table, "remaining") == [700]
+    flow.done(300)
+    kernel.set(c7=517 + 650)
+    table.observe(at(1), [job], kernel)
+    assert column(table, "remaining") == [400], "600 are done, the kernel's count tells 50 more"
+    flow.posted(200)
+    flow.done(400)
+    kernel.set(c7=517 + 1000)
     table.observe(at(2), [job], kernel)
     assert column(table, "active") == [False]
 
@@ -172,7 +194,7 @@ def test_a_demand_is_repeated_only_when_the_arbiter_cannot_work_it_out(table, ma
     flow.ready(1_000_000)
     table.observe(at(0), [job], None)
     assert [d.remaining for d in table.demands(at(0))] == [1_000_000]
-    table.grant(7, 10e6, 10e6)  # 10 kB per ms
+    table.grant([(7, 10e6, 10e6)])  # 10 kB per ms
     flow.done(495_000)
     table.observe(at(50), [job], None)
     assert table.demands(at(50)) == []  # as expected within 2 %
@@ -190,7 +212,7 @@ def test_an_event_of_one_job_sends_nothing_old_about_another(table, make_job):
         flow.ready(1_000_000)
     table.observe(at(0), jobs, None)
     table.demands(at(0))
-    table.grant(7, 10e6, 10e6)
+    table.grant([(7, 10e6, 10e6)])
     table.observe(at(50), [jobs[1]], None)
     assert table.demands(at(50)) == []
 
@@ -266,7 +288,7 @@ def test_unmapped_flows_are_observed_and_never_asked_for(table, make_job):
     table.observe(at(0), [job], None)
     assert column(table, "remaining") == [100]
     assert table.demands(at(0)) == []
-    view = table.view(0, 10, [False] * len(table.links))
+    view = table.view(0, 10, [False] * len(table.links), [0])
     assert (view.paths == len(view.capacity)).all()
 
 
@@ -319,7 +341,7 @@ def test_absurd_values_neither_overflow_nor_raise(table, make_job):
             assert 0 <= demand.remaining < 2**62
             assert 0 <= demand.period_ns < 10**12
             assert 0 <= demand.next_in_ns < 10**12
-    assert np.isfinite(table.view(0, 10, [False] * 2).remaining).all()
+    assert np.isfinite(table.view(0, 10, [False] * 2, [0]).remaining).all()
 
 
 def test_a_new_topology_maps_every_flow_again(table, make_job):
@@ -341,3 +363,18 @@ def test_share_divides_the_bottleneck_among_a_jobs_flows_there(table, make_job, 
     table.observe(at(0), [a, b], None)
     bottleneck = topology.links[3].goodput  # s1->h2, 0.2 Gbit/s
     assert table.share == pytest.approx([bottleneck / 4] * 4 + [bottleneck])
+
+
+def test_drained_tells_the_last_flow_of_a_job(table, make_job):
+    a, b = make_job("a"), make_job("b")
+    for i, job in enumerate((a, a, b)):
+        flow = job.flow(i, cookie=10 + i)
+        flow.begin(1, 100)
+        flow.ready(100)
+    table.observe(at(0), [a, b], None)
+    assert table.drained(10) is False
+    assert table.drained(11) is True
+    assert table.drained(12) is True
+    assert table.drained(99) is False
+    table.observe(at(1), [a], None)
+    assert table.drained(10) is False  # a new look, a new state

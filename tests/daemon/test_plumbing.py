@@ -10,15 +10,18 @@ import socket
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from flowslot.errors import ConfigError
 from flowslotd import config
 from flowslotd.control import AlreadyRunning, Control
+from flowslotd.daemon import Daemon
 from flowslotd.metrics import Durations
 from flowslotd.ownership import holds_socket
 from flowslotd.sdnotify import Notifier
+from flowslotd.slotloop import SlotLoop
 
 from .conftest import TOPOLOGY
 
@@ -302,3 +305,53 @@ def test_a_reload_may_change_what_does_not_need_a_restart(write):
         config.changed(old, fixed)
     moved = config.load(write('host = "h1"', TOPOLOGY.replace("0.2", "0.3")))
     assert config.changed(old, moved) == ["topology links"]
+
+
+# -- the daemon around the slot loop, in this process
+
+
+def run_for(daemon, condition):
+    """Run a daemon until `condition` holds."""
+
+    async def both():
+        running = asyncio.create_task(daemon.run())
+        for _ in range(1000):
+            await asyncio.sleep(0.005)
+            if condition() or running.done():
+                break
+        daemon._stop.set()
+        await asyncio.wait_for(running, 10)
+
+    asyncio.run(both())
+
+
+def test_fail_open_a_bug_in_a_pass_lets_flows_go_and_the_daemon_lives(
+    write, tmp_path, monkeypatch, caplog
+):
+    released = []
+    monkeypatch.setattr(SlotLoop, "on_slot", lambda self, now, slot: 1 / 0)
+    monkeypatch.setattr(SlotLoop, "release", lambda self: released.append(1))
+    daemon = Daemon(config.load(write(f'host = "h1"\nslot_ms = 5\nruntime_dir = "{tmp_path}"')))
+    run_for(daemon, lambda: daemon.metrics.errors["slot"] >= 5)
+    assert daemon.metrics.errors["slot"] >= 5
+    assert daemon.metrics.last_error == "slot: ZeroDivisionError: division by zero"
+    assert len(released) >= 5
+    assert sum("slot failed" in line for line in caplog.messages) == 1  # not once per slot
+    assert not (tmp_path / "control.sock").exists()
+
+
+def test_slots_follow_the_wall_clock_and_lateness_is_kept(write, tmp_path):
+    daemon = Daemon(config.load(write(f'host = "h1"\nslot_ms = 5\nruntime_dir = "{tmp_path}"')))
+    first = time.time_ns() // 5_000_000
+    run_for(daemon, lambda: daemon.metrics.slots >= 10)
+    assert first < daemon.slot <= time.time_ns() // 5_000_000
+    assert daemon.metrics.lateness.count == daemon.metrics.slots >= 10
+
+
+def test_a_failed_start_leaves_nothing_behind(write, tmp_path):
+    (tmp_path / "register.sock").write_text("not a socket")
+    daemon = Daemon(config.load(write(f'host = "h1"\nruntime_dir = "{tmp_path}"')))
+    with pytest.raises(OSError, match="not a socket"):
+        asyncio.run(daemon.run())
+    assert not (tmp_path / "control.sock").exists()
+    assert (tmp_path / "register.sock").read_text() == "not a socket"

@@ -112,6 +112,7 @@ class Setup:
             domain=self.desk,
             pacer=self.pacer,
             enforcer=self.enforcer,
+            by_grant=policy == "stagger",
         )
 
     def slot(self, n):
@@ -342,7 +343,7 @@ def test_observing_touches_nothing(topology, make_job):
     policy = registry.get("stagger").host_policy(registry.PolicyOptions())
     loop = SlotLoop(
         SlotGrid(), table, records=lambda: [job], policy=policy, domain=None, pacer=None,
-        enforcer=None,
+        enforcer=None, by_grant=True,
     )  # fmt: skip
     start(job.flow(0, cookie=7))
     loop.on_slot(slot_start(0), 0)

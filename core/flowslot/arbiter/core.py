@@ -268,7 +268,8 @@ class Arbiter:
 
     def _plan(self, now: Nanos) -> None:
         """Set every flow's goal."""
-        capacity = np.maximum(self._limit - self._table.peak(), 0.0)
+        # A goal that fits but for a rounding error would wait for room for ever.
+        capacity = np.maximum(self._limit - self._table.peak(), 0.0) * (1 - 1e-8)
         state = self._flows.state(now, capacity)
         target = self._allocator.allocate(state, now)
         self._next_change = self._allocator.next_change(state, now)

@@ -74,8 +74,7 @@ class Issuer:
         wish = np.zeros(n)
         wish[rows] = goal - base
         wished = np.append(flows.on_links(wish), 0.0)
-        # Goals that fit but for a rounding error must not wait for room for ever.
-        room = np.append(np.maximum(free + 2 * _ROUNDING * self._goodput[:-1], 0.0), np.inf)
+        room = np.append(np.maximum(free, 0.0), np.inf)
         part = np.ones(len(wished))
         np.divide(room, wished, out=part, where=wished > room)
         share = part[paths].min(axis=1)

@@ -77,8 +77,9 @@ class _Allocation:
         self.n_jobs = len(state.job_names)
         self.cell = state.job[:, None] * (self.n_links + 1) + state.paths
         self.floor_share = floor_share
-        # A flow that waits for another one is as good as idle: it must not hold up its gang.
-        blocked = (state.remaining > 0) & (state.cap <= 0)
+        # A flow that cannot send now is as good as idle: it must not hold up its gang.
+        closed = (state.capacity <= 0)[state.paths].any(axis=1)
+        blocked = (state.remaining > 0) & ((state.cap <= 0) | closed)
         self.active: Bools = (state.remaining > 0) & ~blocked
         self.later: Floats = np.where(blocked, state.remaining, state.next_bytes)
         self.cap = state.cap
@@ -97,7 +98,9 @@ class _Allocation:
         self.cap = np.where(alone, np.inf, s.cap)
         gang = self._gang(self.active, s.remaining, need)
         busy: Bools = np.asarray(gang.need.any(axis=1))
-        kept = idle & busy[s.job] & alone & self._near()
+        # Siblings about to start keep their rates, but not from a flow that has none yet.
+        starting = np.bincount(s.job[self.active & (s.goal <= 0)], minlength=self.n_jobs) > 0
+        kept = idle & (busy & ~starting)[s.job] & alone & self._near()
         order = self._turns(gang, kept)
         self._floors_and_gangs(gang, order, kept)
         self._top_up()
@@ -126,7 +129,7 @@ class _Allocation:
         """Idle flows that are about to start, or have just ended."""
         s = self.state
         due_soon = (s.due_ns <= SOON_NS) & (s.due_ns >= -LATE_NS)
-        near: Bools = due_soon | (s.idle_ns < SOON_NS)
+        near: Bools = (due_soon | (s.idle_ns < SOON_NS)) & (s.remaining <= 0)
         return near
 
     def _turns(self, gang: _Gang, kept: Bools) -> list[int]:

@@ -239,13 +239,8 @@ class BpfPacer:
     def counters(self) -> FlowCounters:
         """See `Pacer`. No system call."""
         rows = self._scan()
-        return FlowCounters(
-            *(
-                np.ascontiguousarray(rows[field])
-                for field in ("cookie", "acked", "srtt_us", "min_rtt_us", "retrans", "rate")
-            ),
-            unsent=np.ascontiguousarray(rows["unsent"]),
-        )
+        fields = ("cookie", "acked", "srtt_us", "min_rtt_us", "retrans", "rate", "unsent")
+        return FlowCounters(*[np.ascontiguousarray(rows[field]) for field in fields])
 
     def stat(self, cookie: int) -> NDArray[np.void] | None:
         """All that the kernel tells of one flow (`STAT`, a copy), or None."""

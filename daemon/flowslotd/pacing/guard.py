@@ -2,10 +2,13 @@
 """The daemon's side of its guardian (guardian.py)."""
 
 import os
+import signal
 import subprocess
 import sys
 
 from flowslotd.pacing import guardian
+
+DEAF = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Guard:
@@ -14,6 +17,8 @@ class Guard:
     def __init__(self, table: int = -1, struct_ops: int = -1) -> None:
         reading, self._pipe = os.pipe()
         files = (reading, table, struct_ops)
+        # It inherits the mask: a signal must not end it while it starts, nor later.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, DEAF)
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", guardian.__file__, *map(str, files)],
@@ -22,6 +27,7 @@ class Guard:
                 start_new_session=True,
             )
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             os.close(reading)
 
     @property

@@ -9,7 +9,7 @@ PIPE is the reading end of a pipe whose other end only the daemon holds: its end
 TABLE is a memfd that lists the sockets that are paced (`HEADER`, then `ROW`s), or -1. They are
 unpaced when the daemon is gone, or when it lets the deadline pass; then `freed` counts up, so that
 a daemon that was only asleep knows. STRUCT_OPS is a map whose registration to remove, or -1.
-It survives signals: a service manager sends them to daemon and guardian alike.
+It is started deaf to signals that a service manager sends to daemon and guardian alike.
 """
 
 import contextlib
@@ -18,7 +18,6 @@ import mmap
 import os
 import platform
 import select
-import signal
 import socket
 import struct
 import sys
@@ -79,7 +78,7 @@ def free_all(table: mmap.mmap) -> None:
         if cookie:
             with contextlib.suppress(OSError), borrow(pid, fd, cookie) as sock:
                 set_rate(sock, UNLIMITED)
-    deadline, freed = HEADER.unpack_from(table)
+    _, freed = HEADER.unpack_from(table)
     struct.pack_into("=Q", table, 8, freed + 1)
 
 
@@ -112,8 +111,6 @@ def wait(pipe: int, table: mmap.mmap | None) -> None:
 
 def main() -> None:
     """Guard until the daemon is gone, then clean up."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
     pipe, table_fd, struct_ops = map(int, sys.argv[1:4])
     table = mmap.mmap(table_fd, 0) if table_fd >= 0 else None
     wait(pipe, table)

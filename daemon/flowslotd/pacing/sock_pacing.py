@@ -108,7 +108,8 @@ class SocketPacer:
         """See `Pacer`."""
         if self._table is None:
             return
-        if self._guard is None or not self._guard.alive():
+        if self._guard is not None and not self._guard.alive():
+            self._guard.close()
             self._guard = Guard(table=self._memory)
         struct.pack_into("=Q", self._table, 0, deadline_ns)
         freed = guardian.HEADER.unpack_from(self._table)[1]

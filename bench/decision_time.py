@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long decisions take: a host policy's decide(), and an arbiter's step(), for 100 flows.
+
+The arbiter's flows belong to 10 jobs on 20 links. Every job's progress differs from step to step,
+and one job of ten goes idle or comes back each time, so that gangs are planned anew and grants
+are lowered, acknowledged and raised: what is measured is a busy arbiter, not one at rest.
+"""
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from flowslot.arbiter import Arbiter, ArbiterConfig
+from flowslot.messages import Ack, Demand, Hello
+from flowslot.policy import registry
+from flowslot.policy.base import View
+from flowslot.units import MILLISECOND, Nanos, goodput
+
+FLOWS, LINKS, JOBS = 100, 20, 10
+
+
+def percentiles(samples_ns: list[int]) -> dict[str, float]:
+    """p50, p90, p99 and mean in ms."""
+    ms = np.array(samples_ns) / 1e6
+    p50, p90, p99 = np.percentile(ms, (50, 90, 99))
+    mean = float(ms.mean())
+    return {"p50_ms": p50, "p90_ms": p90, "p99_ms": p99, "mean_ms": mean, "samples": len(ms)}
+
+
+def timed(function: Callable[[], object], samples_ns: list[int]) -> object:
+    begin = time.perf_counter_ns()
+    result = function()
+    samples_ns.append(time.perf_counter_ns() - begin)
+    return result
+
+
+def decide(policy: str = "stagger", flows: int = FLOWS, rounds: int = 1000) -> dict[str, float]:
+    """Time of one HostPolicy.decide() with all flows granted at different rates."""
+    rng = np.random.default_rng(1)
+    links = 2 * flows
+    view = View(
+        slot=0,
+        horizon=10,
+        capacity=np.full(links, goodput(10e9)),
+        flow=np.arange(flows, dtype=np.uint64),
+        paths=rng.integers(0, links, (flows, 2)).astype(np.int32),
+        job=np.arange(flows) % JOBS,
+        job_names=[f"job{j}" for j in range(JOBS)],
+        remaining=rng.uniform(0, 1e7, flows),
+        cap=np.full(flows, np.inf),
+        guaranteed=np.ones(flows, dtype=np.bool_),
+    )
+    decider = registry.get(policy).host_policy(registry.PolicyOptions())
+    samples: list[int] = []
+    for k in range(rounds):
+        grants = rng.uniform(0, 1e8, flows)
+        ceilings = np.full(flows, 1e9)
+        timed(lambda k=k, g=grants, c=ceilings: decider.decide(Nanos(k), view, g, c), samples)  # type: ignore[misc]
+    return percentiles(samples[rounds // 10 :])
+
+
+def _demands(flows: int, links: int, round_: int) -> list[Demand]:
+    rng = np.random.default_rng(round_)
+    demands = []
+    for f in range(flows):
+        job = f % JOBS
+        active = (job + round_) % JOBS != 0
+        demands.append(
+            Demand(
+                flow=f,
+                inc=round_ + 1,
+                job=f"job{job}",
+                links=(2 * (f % (links // 2)), 2 * ((f * 7 + 3) % (links // 2)) + 1),
+                remaining=int(rng.uniform(1e6, 1e7)) if active else 0,
+                cap=math.inf,
+                wait_ns=int(rng.uniform(0, 2e8)),
+                period_ns=300 * MILLISECOND,
+                next_in_ns=50 * MILLISECOND,
+                next_bytes=5_000_000,
+            )
+        )
+    return demands
+
+
+def step(flows: int = FLOWS, links: int = LINKS, rounds: int = 500) -> dict[str, float]:
+    """Time of one Arbiter.step() that has something to decide."""
+    allocator = registry.get("stagger").allocator
+    assert allocator is not None
+    config = ArbiterConfig(recovery=False, max_flows_per_session=max(flows, 1))
+    arbiter = Arbiter(
+        np.full(links, goodput(10e9)), config, allocator(registry.PolicyOptions())
+    )
+    arbiter.hello(Nanos(0), Hello("h1", 1))
+    samples: list[int] = []
+    grants = 0
+    for k in range(rounds):
+        now = Nanos(k * 10 * MILLISECOND)
+        arbiter.heartbeat(now, 1)
+        arbiter.demand(now, 1, _demands(flows, links, k))
+        for pause in (0, 1):  # the second one raises what the first one has made room for
+            at = Nanos(now + pause * MILLISECOND)
+            sent = timed(lambda at=at: arbiter.step(at), samples)  # type: ignore[misc]
+            assert isinstance(sent, dict)
+            answers = [g for g in sent.get(1, ()) if g.must_ack]
+            grants += len(sent.get(1, ()))
+            arbiter.ack(at, 1, [Ack(g.flow, g.inc, g.seq) for g in answers])
+    return {**percentiles(samples[rounds // 10 :]), "grants_per_step": grants / len(samples)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    output = parser.parse_args().output
+    results = {
+        "decide_100_flows": decide(),
+        "step_100_flows_20_links": step(),
+        "step_6400_flows_256_links": step(6400, 256, rounds=20),
+    }
+    if output == "json":
+        print(json.dumps(results, indent=2))
+        return 0
+    for name, values in results.items():
+        print(f"{name:28}", "  ".join(f"{k} {v:.3f}" for k, v in values.items()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

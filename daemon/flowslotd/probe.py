@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this host's kernel and tools offer for pacing: the facts behind `flowslot doctor`.
+
+Each probe tries the real thing where that leaves no trace, and says in one sentence what to do
+about what is missing.
+"""
+
+import os
+import platform
+import re
+import resource
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from flowslotd.pacing.base import PacingError
+from flowslotd.pacing.bpf_cc import BpfPacer, object_file
+from flowslotd.pacing.libbpf import library
+from flowslotd.pacing.sock_pacing import SocketPacer
+
+Status = Literal["ok", "warn", "missing"]
+
+CAPABILITIES = {
+    "CAP_NET_ADMIN": 12,
+    "CAP_SYS_PTRACE": 19,
+    "CAP_PERFMON": 38,
+    "CAP_BPF": 39,
+}
+_AVAILABLE = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one probe found."""
+
+    name: str
+    status: Status
+    """`missing`: something does not work; `warn`: only less well, or only in some cases."""
+    detail: str
+    advice: str = ""
+    """One sentence; empty when all is well."""
+
+
+def probe() -> list[Finding]:
+    """All probes, in the order to read them. Takes some tenths of a second; changes nothing."""
+    return [run() for run in PROBES]
+
+
+def usable_backend(findings: list[Finding]) -> str:
+    """What pacing back end `auto` would choose: `bpf`, `socket` or `none`."""
+    status = {finding.name: finding.status for finding in findings}
+    if status.get("struct_ops") == "ok":
+        return "bpf"
+    return "socket" if status.get("pidfd_getfd") == "ok" else "none"
+
+
+def kernel() -> Finding:
+    """Version of the kernel."""
+    release = platform.release()
+    numbers = re.match(r"(\d+)\.(\d+)", release)
+    version = (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
+    if version >= (6, 4):
+        return Finding("kernel", "ok", release)
+    if version >= (6, 1):
+        advice = (
+            "Works, but a guardian process has to unregister the congestion control of a killed "
+            "daemon; from Linux 6.4 on the kernel does."
+        )
+        return Finding("kernel", "warn", release, advice)
+    return Finding("kernel", "missing", release, "Use Linux 6.1 or newer, better 6.4.")
+
+
+def btf() -> Finding:
+    """The kernel's own types, which CO-RE needs."""
+    path = Path("/sys/kernel/btf/vmlinux")
+    if path.exists():
+        return Finding("btf", "ok", str(path))
+    advice = "Use a kernel built with CONFIG_DEBUG_INFO_BTF, as distributions' kernels are."
+    return Finding("btf", "missing", f"no {path}", advice)
+
+
+def capabilities() -> Finding:
+    """What this process may do."""
+    status = Path("/proc/self/status").read_text()
+    effective = int(re.findall(r"^CapEff:\s*(\w+)", status, re.MULTILINE)[0], 16)
+    lacking = [name for name, bit in CAPABILITIES.items() if not effective >> bit & 1]
+    if not lacking:
+        return Finding("capabilities", "ok", ", ".join(CAPABILITIES))
+    advice = "Run as root or grant them (AmbientCapabilities= in the systemd unit)."
+    return Finding("capabilities", "missing", f"without {', '.join(lacking)}", advice)
+
+
+def memlock() -> Finding:
+    """Limit for locked memory; BPF counted against it before Linux 5.11."""
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    if limit == resource.RLIM_INFINITY:
+        return Finding("memlock", "ok", "unlimited")
+    return Finding("memlock", "ok", f"{limit >> 10} KiB (BPF maps do not count since Linux 5.11)")
+
+
+def libbpf() -> Finding:
+    """The library that loads BPF programs."""
+    try:
+        library()
+    except (OSError, AttributeError) as error:
+        return Finding("libbpf", "missing", str(error), "Install libbpf 1.1 or newer: libbpf1.")
+    return Finding("libbpf", "ok", "libbpf.so.1")
+
+
+def program() -> Finding:
+    """The compiled congestion control."""
+    file = object_file()
+    if file is not None:
+        return Finding("bpf program", "ok", str(file))
+    return Finding("bpf program", "missing", "not built", "Build it: make -C bpf.")
+
+
+def build_tools() -> Finding:
+    """What building the program takes."""
+    lacking = [tool for tool in ("clang", "bpftool", "make") if _tool(tool) is None]
+    if not lacking:
+        return Finding("build tools", "ok", "clang, bpftool, make")
+    advice = f"Only needed to build the BPF program: install {', '.join(lacking)}."
+    status: Status = "warn" if object_file() else "missing"
+    return Finding("build tools", status, f"without {', '.join(lacking)}", advice)
+
+
+def struct_ops() -> Finding:
+    """Loads and registers our congestion control, and removes it again."""
+    pacer = BpfPacer("doctor", slots=64)
+    try:
+        pacer.open()
+        registered = pacer.congestion_control in _AVAILABLE.read_text().split()
+    except PacingError as error:
+        advice = "Without it flows are paced by SO_MAX_PACING_RATE: no top-up, slower to resume."
+        return Finding("struct_ops", "missing", str(error), advice)
+    finally:
+        pacer.close()
+    if pacer.congestion_control in _AVAILABLE.read_text().split():
+        return Finding("struct_ops", "warn", "did not unregister", "Please report this.")
+    if not registered:
+        return Finding("struct_ops", "missing", "loads, does not register", "Please report this.")
+    return Finding("struct_ops", "ok", "our congestion control loads and registers")
+
+
+def pidfd_getfd() -> Finding:
+    """Reaching the sockets of other processes: the back end without BPF."""
+    pacer = SocketPacer("doctor")
+    try:
+        pacer.open()
+    except PacingError as error:
+        advice = "Needs Linux 5.6 and, for other users' processes, CAP_SYS_PTRACE."
+        return Finding("pidfd_getfd", "missing", str(error), advice)
+    finally:
+        pacer.close()
+    return Finding("pidfd_getfd", "ok", "sockets of other processes can be reached")
+
+
+def congestion_controls() -> Finding:
+    """What the kernel offers besides ours."""
+    found = _AVAILABLE.read_text().split()
+    if "cubic" in found:
+        return Finding("congestion controls", "ok", " ".join(found))
+    advice = "Only a baseline of measurements is missing: modprobe tcp_cubic."
+    return Finding("congestion controls", "warn", " ".join(found), advice)
+
+
+def _queue(kind: str, purpose: str) -> Finding:
+    """Whether the kernel has a queueing discipline, tried in a namespace that vanishes at once."""
+    name = f"sch_{kind}"
+    if _tool("tc") is None or _tool("unshare") is None:
+        return Finding(name, "warn", "cannot be tried", "Install iproute2 and util-linux.")
+    done = subprocess.run(
+        ["unshare", "--net", "tc", "qdisc", "add", "dev", "lo", "root", kind],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode == 0:
+        return Finding(name, "ok", f"works: {purpose}")
+    said = (done.stderr.strip().splitlines() or ["refused"])[0]
+    return Finding(name, "warn", said, f"Load or enable it where you need {purpose}.")
+
+
+def fq() -> Finding:
+    """Fair queueing with pacing by departure time."""
+    return _queue("fq", "pacing by departure time (TCP paces itself without it)")
+
+
+def htb() -> Finding:
+    """Rate-limited classes."""
+    return _queue("htb", "the lab's links")
+
+
+def _tool(name: str) -> str | None:
+    path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"  # where Debian keeps bpftool and tc
+    return shutil.which(name, path=path)
+
+
+PROBES: tuple[Callable[[], Finding], ...] = (
+    kernel,
+    btf,
+    capabilities,
+    memlock,
+    libbpf,
+    program,
+    build_tools,
+    struct_ops,
+    pidfd_getfd,
+    congestion_controls,
+    fq,
+    htb,
+)

@@ -1,0 +1,438 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Our congestion control in this kernel."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flowslotd.pacing.base import UNPACED, PaceEntry, PacingError
+from flowslotd.pacing.bpf_cc import BpfPacer, unique_name
+from flowslotd.pacing.layout import Mode
+
+pytestmark = pytest.mark.root
+
+MB = 1_000_000
+LONG = 3600 * 10**9
+
+
+def entry(flow: Any, rate: float, *, guaranteed: bool = True, **more: Any) -> PaceEntry:
+    given = {"ceiling": rate, "growth": 0.0, **more}
+    return PaceEntry(flow.cookie, rate, guaranteed=guaranteed, **given)
+
+
+def later(ns: int = LONG) -> int:
+    return time.monotonic_ns() + ns
+
+
+def stat(pacer: BpfPacer, flow: Any) -> np.void:
+    row = pacer.stat(flow.cookie)
+    assert row is not None
+    return row[0]
+
+
+@pytest.fixture
+def from_here() -> Any:
+    """Helpers of conftest.py (tests are not a package)."""
+    return sys.modules[next(m for m in sys.modules if m.endswith("tests.bpf.conftest"))]
+
+
+def test_paces_a_socket_that_never_used_bbr(pacer: BpfPacer, flows: Callable[..., Any]) -> None:
+    flow = flows()
+    flow.enlist(pacer.congestion_control)
+    assert stat(pacer, flow)["mode"] == Mode.OPEN
+    assert flow.rate() > 50 * MB  # or the rest proves nothing
+    for rate in (10 * MB, 30 * MB, 2 * MB):
+        assert pacer.apply([entry(flow, rate)], later()) == 1
+        assert flow.comes_to(rate)
+        assert stat(pacer, flow)["mode"] == Mode.RESERVED
+
+
+def test_capped_is_a_ceiling(pacer: BpfPacer, flows: Callable[..., Any]) -> None:
+    flow = flows()
+    flow.enlist(pacer.congestion_control)
+    for rate in (20 * MB, 3 * MB, 20 * MB):
+        pacer.apply([entry(flow, rate, guaranteed=False)], later())
+        assert flow.comes_to(rate)
+        assert stat(pacer, flow)["mode"] == Mode.CAPPED
+
+
+def test_a_rate_of_zero_holds_the_flow_but_not_for_ever(
+    pacer: BpfPacer, flows: Callable[..., Any]
+) -> None:
+    flow = flows()
+    flow.enlist(pacer.congestion_control)
+    pacer.apply([entry(flow, 0)], later())
+    assert flow.comes_to(256_000, 0.3)
+    pacer.apply([entry(flow, 20 * MB)], later())
+    assert flow.comes_to(20 * MB)
+
+
+def test_reserved_ignores_loss_and_capped_yields(
+    net: Any, pacer: BpfPacer, flows: Callable[..., Any]
+) -> None:
+    net.shape(mbit=40, buffer=30_000)  # 4.8 MB/s of payload for a flow that asks for 10
+    lost = {}
+    for guaranteed in (True, False):
+        flow = flows()
+        flow.enlist(pacer.congestion_control)
+        pacer.apply([entry(flow, 10 * MB, guaranteed=guaranteed)], later())
+        time.sleep(0.5)
+        before = stat(pacer, flow)
+        time.sleep(1)
+        after = stat(pacer, flow)
+        segments = (int(after["acked"]) - int(before["acked"])) / 1448
+        lost[guaranteed] = (int(after["retrans"]) - int(before["retrans"])) / segments
+        assert after["rate"] == 10 * MB
+        assert segments * 1448 > 2.4 * MB  # it gets on all the same
+        flow.stop()
+    assert lost[True] > 0.3
+    assert lost[False] < 0.1
+
+
+def test_send_buffers_hold_more_than_a_moment(
+    pacer: BpfPacer, flows: Callable[..., Any], from_here: Any
+) -> None:
+    """A paced flow's window is small; the kernel would have its application wake up every ms."""
+    flow = flows(busy=False)
+    flow.enlist(pacer.congestion_control)
+    pacer.apply([entry(flow, 20 * MB)], later())
+    flow.sock.settimeout(10)
+    flow.sock.sendall(bytes(6 * MB))
+    assert flow.sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) > 20 * MB * 0.025
+
+
+def test_top_up_takes_what_is_free(pacer: BpfPacer, flows: Callable[..., Any]) -> None:
+    flow = flows()
+    flow.enlist(pacer.congestion_control)
+    pacer.apply([entry(flow, 5 * MB, ceiling=20 * MB, growth=500_000, queue_us=50_000)], later())
+    assert flow.comes_to(20 * MB)  # and not beyond its ceiling
+    pacer.apply([entry(flow, 5 * MB, ceiling=20 * MB, queue_us=50_000)], later())
+    assert pacer.apply([entry(flow, 5 * MB)], later()) == 1
+    assert flow.comes_to(5 * MB)
+
+
+def test_top_up_is_given_up_when_a_queue_grows(
+    net: Any, pacer: BpfPacer, flows: Callable[..., Any]
+) -> None:
+    net.shape(mbit=80, buffer=200_000)  # 9.5 MB/s, 20 ms of buffer
+    flow = flows()
+    flow.enlist(pacer.congestion_control)
+    pacer.apply([entry(flow, 5 * MB, ceiling=40 * MB, growth=200_000, queue_us=20_000)], later())
+    assert flow.comes_to(9.5 * MB)
+    before, extras = stat(pacer, flow)["retrans"], []
+    for _ in range(300):
+        extras.append(int(stat(pacer, flow)["extra"]))
+        time.sleep(0.003)
+    assert min(extras) == 0  # gave way, again and again,
+    assert max(extras) > 3 * MB  # and came back
+    assert stat(pacer, flow)["retrans"] - before < 20
+
+
+def test_the_smallest_rtt_of_a_path_is_shared(
+    net: Any, pacer: BpfPacer, flows: Callable[..., Any]
+) -> None:
+    first, second = flows(), flows()
+    for flow in (first, second):
+        flow.enlist(pacer.congestion_control)
+    assert pacer.apply([entry(f, 5 * MB) for f in (first, second)], later()) == 2
+    pacer.refresh(later())
+    base = min(int(stat(pacer, f)["min_rtt_us"]) for f in (first, second))
+    told = {int(pacer._ctl["base_rtt_us"][pacer._slot(f.cookie)]) for f in (first, second)}
+    assert len(told) == 1
+    assert told.pop() >= base
+
+
+def test_fail_open_past_the_deadline(pacer: BpfPacer, flows: Callable[..., Any]) -> None:
+    for guaranteed in (True, False):
+        flow = flows()
+        flow.enlist(pacer.congestion_control)
+        pacer.apply([entry(flow, 2 * MB, guaranteed=guaranteed)], later(10**9))
+        assert stat(pacer, flow)["cookie"] == flow.cookie
+        assert flow.comes_to(2 * MB) or stat(pacer, flow)["mode"] == Mode.OPEN
+        pacer.refresh(time.monotonic_ns())
+        assert flow.rate() > 50 * MB
+        row = stat(pacer, flow)
+        assert (row["mode"], row["rate"]) == (Mode.OPEN, UNPACED)
+        pacer.refresh(later())  # the daemon is back
+        assert flow.comes_to(2 * MB)
+
+
+def test_only_changes_are_written_and_strangers_passed_over(
+    pacer: BpfPacer, flows: Callable[..., Any]
+) -> None:
+    flow, stranger = flows(busy=False), flows(busy=False)
+    assert pacer.apply([entry(flow, MB)], later()) == 0  # not enlisted yet
+    flow.enlist(pacer.congestion_control)
+    both = [entry(flow, MB), entry(stranger, MB)]
+    assert [pacer.apply(both, later()) for _ in range(2)] == [1, 0]
+    assert pacer.apply([entry(flow, 2 * MB), *both], later()) == 0  # the last word counts
+    assert pacer.apply([*both, entry(flow, 2 * MB)], later()) == 1
+    pacer.release(flow.cookie)
+    pacer.refresh(later())
+    assert pacer._ctl["deadline_ns"][pacer._slot(flow.cookie)] == 0
+
+
+def test_a_reused_slot_does_not_obey_the_old_entry(
+    pacer: BpfPacer, flows: Callable[..., Any]
+) -> None:
+    old = flows()
+    old.enlist(pacer.congestion_control)
+    pacer.apply([entry(old, MB)], later())
+    slot = pacer._slot(old.cookie)
+    old.stop()
+    new = flows()
+    new.enlist(pacer.congestion_control)
+    assert pacer._slot(new.cookie) == slot
+    assert flow_is_open(pacer, new)
+    assert pacer.counters().cookie.tolist() == [new.cookie]
+    pacer.refresh(later())
+    assert flow_is_open(pacer, new)
+    assert pacer.apply([entry(new, MB)], later()) == 1
+    assert new.comes_to(MB)
+
+
+def flow_is_open(pacer: BpfPacer, flow: Any) -> bool:
+    return bool(flow.rate() > 50 * MB and stat(pacer, flow)["mode"] == Mode.OPEN)
+
+
+def test_more_flows_than_slots(pacer: BpfPacer, flows: Callable[..., Any]) -> None:
+    made = [flows(busy=False) for _ in range(70)]
+    for flow in made:
+        flow.enlist(pacer.congestion_control)
+    assert len(pacer.counters().cookie) == 63
+    applied = pacer.apply([entry(flow, 5 * MB) for flow in made], later())
+    assert applied == 63
+    late = made[-1]
+    late.sock.sendall(bytes(MB))  # it works, unscheduled
+    for flow in made[:30]:
+        flow.stop()
+    assert len(pacer.counters().cookie) == 33
+    fresh = flows(busy=False)
+    fresh.enlist(pacer.congestion_control)
+    assert pacer.apply([entry(fresh, 5 * MB)], later()) == 1
+
+
+def test_events(pacer: BpfPacer, flows: Callable[..., Any], from_here: Any) -> None:
+    flow = flows(busy=False)
+    source, target = flow.sock.getsockname(), flow.peer.getsockname()
+    seen: list[Any] = []
+
+    def happened(kind: str) -> bool:
+        seen.extend(pacer.events())
+        return any(event.kind == kind for event in seen)
+
+    flow.enlist(pacer.congestion_control)
+    assert happened("new")
+    base = int(pacer.counters().acked[0])
+    pacer.watch(flow.cookie, base + 100_000)
+    flow.sock.sendall(bytes(60_000))
+    assert from_here.soon(lambda: happened("start"))
+    assert from_here.soon(lambda: int(pacer.counters().acked[0]) == base + 60_000)
+    assert not happened("drained")
+    time.sleep(0.02)  # idle, so the next send is a start again
+    flow.sock.sendall(bytes(60_000))
+    assert from_here.soon(lambda: happened("drained"))
+    pacer.watch(flow.cookie, base + 110_000)  # has been reached already
+    assert from_here.soon(lambda: sum(e.kind == "drained" for e in seen + pacer.events()) >= 1)
+    flow.stop()
+    assert from_here.soon(lambda: happened("closed"))
+    kinds = [event.kind for event in seen]
+    assert kinds[0] == "new"
+    assert kinds[-1] == "closed"
+    assert kinds.count("start") == 2
+    for event in seen:
+        assert (event.cookie, event.src, event.dst) == (flow.cookie, *source[:1], *target[:1])
+        assert (event.sport, event.dport) == (source[1], target[1])
+    assert pacer.counters().cookie.size == 0
+
+
+def test_a_target_that_was_passed_before_is_reported_once(
+    pacer: BpfPacer, flows: Callable[..., Any], from_here: Any
+) -> None:
+    flow = flows(busy=False)
+    flow.enlist(pacer.congestion_control)
+    flow.sock.sendall(bytes(50_000))
+    assert from_here.soon(lambda: int(pacer.counters().acked[0]) >= 50_000)
+    pacer.events()
+    pacer.watch(flow.cookie, 40_000)
+    assert [event.kind for event in pacer.events()] == ["drained"]
+    flow.sock.sendall(bytes(50_000))  # now the kernel sees it, too
+    assert from_here.soon(lambda: int(pacer.counters().acked[0]) >= 100_000)
+    assert "drained" not in [event.kind for event in pacer.events()]
+
+
+def test_events_wake_a_selector(pacer: BpfPacer, flows: Callable[..., Any]) -> None:
+    import select
+
+    fd = pacer.event_fd()
+    assert fd is not None
+    assert select.select([fd], [], [], 0)[0] == []
+    flows(busy=False).enlist(pacer.congestion_control)
+    assert select.select([fd], [], [], 5)[0] == [fd]
+    assert [event.kind for event in pacer.events()] == ["new"]
+    assert select.select([fd], [], [], 0)[0] == []
+
+
+def test_a_listener_hands_it_to_the_connections_it_accepts(
+    net: Any, pacer: BpfPacer, from_here: Any
+) -> None:
+    with from_here.inside(net.here):
+        server = socket.create_server(("", 0))
+    with from_here.inside(net.there):
+        client = socket.socket()
+    with server, client:
+        name = pacer.congestion_control.encode()
+        server.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)
+        client.connect((from_here.HERE, server.getsockname()[1]))
+        peer, _ = server.accept()
+        with peer:
+            assert pacer.counters().cookie.size == 0  # nobody has asked for its cookie
+            cookie = from_here.cookie_of(peer)
+            peer.sendall(b"x")
+            assert from_here.soon(lambda: pacer.counters().cookie.tolist() == [cookie])
+
+
+def test_two_daemons_on_one_kernel(pacer: BpfPacer, flows: Callable[..., Any]) -> None:
+    other = BpfPacer("test", slots=64)
+    other.open()
+    try:
+        assert other.congestion_control != pacer.congestion_control
+        mine, its = flows(), flows()
+        mine.enlist(pacer.congestion_control)
+        its.enlist(other.congestion_control)
+        assert pacer.apply([entry(mine, 5 * MB), entry(its, 5 * MB)], later()) == 1
+        assert other.apply([entry(mine, 2 * MB), entry(its, 2 * MB)], later()) == 1
+        assert mine.comes_to(5 * MB)
+        assert its.comes_to(2 * MB)
+        mine.enlist(other.congestion_control)  # as a job does when it has a new daemon
+        assert [event.kind for event in pacer.events()][-1] == "closed"
+        assert other.apply([entry(mine, 3 * MB)], later()) == 1
+        assert mine.comes_to(3 * MB)
+    finally:
+        other.close()
+    assert its.rate() > 50 * MB
+
+
+def test_leaving_restores_the_socket(pacer: BpfPacer, flows: Callable[..., Any]) -> None:
+    flow = flows()
+    flow.enlist(pacer.congestion_control)
+    pacer.apply([entry(flow, MB)], later())
+    assert flow.comes_to(MB)
+    flow.enlist("reno")
+    assert flow.rate() > 50 * MB
+    assert pacer.counters().cookie.size == 0
+
+
+def test_jobs_need_no_privileges(pacer: BpfPacer, net: Any) -> None:
+    select = (
+        "import os, socket; os.setgid(65534); os.setuid(65534); "
+        f"socket.socket().setsockopt(6, 13, {pacer.congestion_control.encode()!r})"
+    )
+    subprocess.run([sys.executable, "-c", select], check=True)
+
+
+LOADER = """
+import sys, time
+from flowslotd.pacing.base import PaceEntry
+from flowslotd.pacing.bpf_cc import BpfPacer
+pacer = BpfPacer("victim", slots=64)
+if sys.argv[1] == "without-link":
+    load = pacer._load
+    pacer._load = lambda elf, link: load(elf, link=False)
+pacer.open()
+print(pacer.congestion_control, flush=True)
+cookie = int(sys.stdin.readline())
+entry = PaceEntry(cookie, 2e6, 2e6, True, 0)
+print(pacer.apply([entry], time.monotonic_ns() + 1_500_000_000), flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("how", ["link", "without-link"])
+def test_fail_open_when_the_daemon_is_killed(
+    flows: Callable[..., Any], from_here: Any, how: str
+) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", LOADER, how],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdin is not None and child.stdout is not None
+    try:
+        name = child.stdout.readline().strip()
+        assert name in from_here.names()
+        programs = {
+            int(line.split()[1])
+            for info in Path(f"/proc/{child.pid}/fdinfo").iterdir()
+            for line in info.read_text().splitlines()
+            if line.startswith("prog_id:")
+        }
+        assert programs
+        flow = flows()
+        flow.enlist(name)
+        print(flow.cookie, file=child.stdin, flush=True)
+        assert child.stdout.readline() == "1\n"
+    finally:
+        os.kill(child.pid, signal.SIGKILL)
+        child.communicate()
+    assert from_here.soon(lambda: name not in from_here.names())
+    assert from_here.soon(lambda: flow.rate() > 50 * MB)  # past the deadline
+    flow.stop()
+    assert from_here.soon(lambda: not programs & loaded())
+
+
+def loaded() -> set[int]:
+    """Ids of all BPF programs in the kernel."""
+    import json
+
+    shown = subprocess.run(["bpftool", "-j", "prog", "show"], check=True, capture_output=True)
+    return {program["id"] for program in json.loads(shown.stdout)}
+
+
+def test_closing_leaves_nothing(flows: Callable[..., Any], from_here: Any) -> None:
+    pacer = BpfPacer("test", slots=64)
+    before = len(os.listdir("/proc/self/fd"))
+    pacer.open()
+    assert pacer.congestion_control in from_here.names()
+    flow = flows()
+    flow.enlist(pacer.congestion_control)
+    pacer.apply([entry(flow, MB)], later())
+    assert flow.comes_to(MB)
+    pacer.close()
+    assert pacer.congestion_control not in from_here.names()
+    assert flow.rate() > 50 * MB
+    flow.stop()
+    assert len(os.listdir("/proc/self/fd")) == before
+    pacer.close()  # harmless
+    pacer.open()  # and it can start again
+    pacer.close()
+
+
+def test_names_fit_the_kernel() -> None:
+    for instance in ("", "h1", "a very long instance name", "späße/:"):
+        name = unique_name(instance)
+        assert len(name.encode()) <= 15
+        assert name.replace("_", "").replace("-", "").isalnum()
+    assert len({unique_name("x") for _ in range(20)}) > 1
+
+
+def test_a_foreign_object_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = tmp_path / "flowslot.bpf.o"
+    monkeypatch.setattr("flowslotd.pacing.bpf_cc.PLACES", (wrong,))
+    with pytest.raises(PacingError, match="make -C bpf"):
+        BpfPacer("test").open()
+    wrong.write_bytes(b"\x7fELF nothing else")
+    with pytest.raises(PacingError, match="rebuild"):
+        BpfPacer("test").open()
+    wrong.write_bytes(b"\x7fELF fs_placeholder_\0")
+    with pytest.raises(PacingError, match="refuses"):
+        BpfPacer("test").open()

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Python view of the shared tables is the C header's."""
+
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flowslotd.pacing import layout
+
+HEADER = Path(__file__).parents[2] / "bpf" / "flowslot.h"
+TYPES = {"fs_ctl": layout.CTL, "fs_stat": layout.STAT, "fs_event": layout.EVENT}
+
+
+def fields(name: str, dtype: np.dtype) -> list[str]:
+    lines = [f"{name} {dtype.itemsize}"]
+    for field in dtype.names:
+        kind, offset = dtype.fields[field][:2]
+        lines.append(f"{name}.{field} {offset} {kind.itemsize}")
+    return lines
+
+
+@pytest.mark.parametrize("compiler", ["gcc", "clang"])
+def test_offsets_and_sizes_are_those_of_the_header(tmp_path: Path, compiler: str) -> None:
+    source = [f'#include <stdio.h>\n#include <stddef.h>\n#include "{HEADER}"\nint main(void) {{']
+    for name, dtype in TYPES.items():
+        source.append(f'printf("{name} %zu\\n", sizeof(struct {name}));')
+        for field in dtype.names:
+            member = f"((struct {name} *)0)->{field}"
+            source.append(
+                f'printf("{name}.{field} %zu %zu\\n", offsetof(struct {name}, {field}), '
+                f"sizeof({member}));"
+            )
+    modes = {**layout.Mode.__members__, "GUARANTEED": layout.GUARANTEED}
+    kinds = layout.EventKind.__members__
+    for constant in [*modes, *kinds]:
+        source.append(f'printf("FS_{constant} %d\\n", (int)FS_{constant});')
+    source.append("return 0; }")
+    program = tmp_path / "print.c"
+    program.write_text("\n".join(source))
+    subprocess.run([compiler, str(program), "-o", str(tmp_path / "print")], check=True)
+    printed = subprocess.run([tmp_path / "print"], check=True, capture_output=True, text=True)
+    want = [line for name, dtype in TYPES.items() for line in fields(name, dtype)]
+    want += [f"FS_{key} {int(value)}" for key, value in [*modes.items(), *kinds.items()]]
+    assert printed.stdout.split("\n")[:-1] == want
+
+
+def test_every_field_of_the_header_is_in_the_python_type() -> None:
+    text = HEADER.read_text()
+    for name, dtype in TYPES.items():
+        body = text.split(f"struct {name} {{")[1].split("};")[0]
+        words = [line.split(";")[0] for line in body.split("\n") if ";" in line]
+        members = [
+            part.split("[")[0].strip()
+            for word in words
+            for part in word.split(None, 1)[1].split(",")
+        ]
+        assert members == list(dtype.names)
+
+
+def test_addresses() -> None:
+    assert layout.address(2, bytes([10, 0, 0, 1]) + bytes(12)) == "10.0.0.1"
+    assert layout.address(10, bytes(15) + b"\1") == "::1"
+    assert layout.address(10, bytes(10) + b"\xff\xff\x0a\0\0\1") == "10.0.0.1"

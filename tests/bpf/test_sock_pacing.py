@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pacing through SO_MAX_PACING_RATE, and what frees the sockets when the daemon cannot."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from flowslotd.pacing import guardian, make_pacer
+from flowslotd.pacing.base import PaceEntry
+from flowslotd.pacing.sock_pacing import SocketPacer
+
+pytestmark = pytest.mark.root
+
+MB = 1_000_000
+LONG = 3600 * 10**9
+
+
+@pytest.fixture
+def from_here() -> Any:
+    """Helpers of conftest.py (tests are not a package)."""
+    return sys.modules[next(m for m in sys.modules if m.endswith("tests.bpf.conftest"))]
+
+
+@pytest.fixture
+def sockets() -> Iterator[SocketPacer]:
+    pacer = make_pacer("socket", "test")
+    assert isinstance(pacer, SocketPacer)
+    yield pacer
+    pacer.close()
+
+
+def entry(cookie: int, rate: float) -> PaceEntry:
+    return PaceEntry(cookie, rate, rate, guaranteed=True, growth=0)
+
+
+def later(ns: int = LONG) -> int:
+    return time.monotonic_ns() + ns
+
+
+def limit(flow: Any) -> int:
+    return int.from_bytes(flow.sock.getsockopt(socket.SOL_SOCKET, 47, 8), sys.byteorder)
+
+
+def attach(pacer: SocketPacer, flow: Any) -> None:
+    pacer.attach(flow.cookie, os.getpid(), flow.sock.fileno())
+
+
+def test_paces_and_lets_go(sockets: SocketPacer, flows: Callable[..., Any]) -> None:
+    flow = flows()
+    attach(sockets, flow)
+    assert flow.rate() > 50 * MB
+    for rate in (10 * MB, 3 * MB):
+        assert sockets.apply([entry(flow.cookie, rate)], later()) == 1
+        assert sockets.apply([entry(flow.cookie, rate)], later()) == 0
+        assert flow.comes_to(rate)
+        counters = sockets.counters()
+        assert counters.cookie.tolist() == [flow.cookie]
+        assert counters.rate[0] == rate
+        assert counters.acked[0] > 0
+    sockets.release(flow.cookie)
+    assert limit(flow) == guardian.UNLIMITED
+    assert flow.rate() > 50 * MB
+
+
+def test_closing_frees_all(sockets: SocketPacer, flows: Callable[..., Any]) -> None:
+    made = [flows(busy=False) for _ in range(3)]
+    for flow in made:
+        attach(sockets, flow)
+    assert sockets.apply([entry(flow.cookie, MB) for flow in made], later()) == 3
+    assert [limit(flow) for flow in made] == [MB] * 3
+    assert sockets._guard is not None
+    watcher = sockets._guard.pid
+    sockets.close()
+    assert [limit(flow) for flow in made] == [guardian.UNLIMITED] * 3
+    assert not os.path.exists(f"/proc/{watcher}")
+
+
+def test_another_socket_under_the_same_number_is_not_touched(
+    sockets: SocketPacer, flows: Callable[..., Any]
+) -> None:
+    flow, other = flows(busy=False), flows(busy=False)
+    sockets.attach(flow.cookie, os.getpid(), other.sock.fileno())
+    assert sockets.apply([entry(flow.cookie, MB)], later()) == 0
+    assert limit(other) == limit(flow) == guardian.UNLIMITED
+    events = [(event.kind, event.cookie) for event in sockets.events()]
+    assert events == [("closed", flow.cookie)]
+
+
+def test_a_vanished_process_is_a_closed_flow(sockets: SocketPacer) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    sockets.attach(12345, gone.pid, 3)
+    assert sockets.counters().cookie.size == 0
+    assert [event.kind for event in sockets.events()] == ["closed"]
+    assert sockets.apply([entry(12345, MB)], later()) == 0
+
+
+def test_no_descriptor_is_kept(sockets: SocketPacer, flows: Callable[..., Any]) -> None:
+    flow = flows(busy=False)
+    attach(sockets, flow)
+    before = len(os.listdir("/proc/self/fd"))
+    for rate in range(1, 20):
+        sockets.apply([entry(flow.cookie, rate * MB)], later())
+        sockets.counters()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_drained_is_noticed(sockets: SocketPacer, flows: Callable[..., Any]) -> None:
+    flow = flows(busy=False)
+    attach(sockets, flow)
+    base = int(sockets.counters().acked[0])
+    sockets.watch(flow.cookie, base + 50_000)
+    flow.sock.sendall(bytes(60_000))
+    end = time.monotonic() + 5
+    while int(sockets.counters().acked[0]) < base + 60_000 and time.monotonic() < end:
+        time.sleep(0.01)
+    assert [(event.kind, event.cookie) for event in sockets.events()] == [("drained", flow.cookie)]
+    sockets.counters()
+    assert sockets.events() == []
+
+
+def test_fail_open_when_the_daemon_sleeps(
+    sockets: SocketPacer, flows: Callable[..., Any], from_here: Any
+) -> None:
+    flow = flows()
+    attach(sockets, flow)
+    sockets.apply([entry(flow.cookie, MB)], later(10**8))
+    assert limit(flow) == MB
+    assert from_here.soon(lambda: limit(flow) == guardian.UNLIMITED)
+    assert flow.rate() > 50 * MB
+    sockets.refresh(later())  # awake again: it knows that nothing is paced any more
+    assert sockets.apply([entry(flow.cookie, MB)], later()) == 1
+    assert limit(flow) == MB
+
+
+def test_a_dead_guardian_is_replaced(sockets: SocketPacer, flows: Callable[..., Any]) -> None:
+    assert sockets._guard is not None
+    first = sockets._guard.pid
+    os.kill(first, signal.SIGKILL)
+    sockets._guard._process.wait()
+    flow = flows(busy=False)
+    attach(sockets, flow)
+    assert sockets.apply([entry(flow.cookie, MB)], later()) == 1
+    assert sockets._guard.pid != first
+
+
+OWNER = """
+import sys, time
+from flowslotd.pacing import PaceEntry, make_pacer
+pacer = make_pacer("socket", "victim")
+cookie, pid, fd = map(int, sys.stdin.readline().split())
+pacer.attach(cookie, pid, fd)
+entry = PaceEntry(cookie, 1e6, 1e6, True, 0)
+print(pacer.apply([entry], time.monotonic_ns() + 3600 * 10**9), pacer._guard.pid, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("disturbed", [False, True])
+def test_fail_open_when_the_daemon_is_killed(
+    flows: Callable[..., Any], from_here: Any, disturbed: bool
+) -> None:
+    flow = flows()
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert owner.stdin is not None and owner.stdout is not None
+    try:
+        print(flow.cookie, os.getpid(), flow.sock.fileno(), file=owner.stdin, flush=True)
+        applied, watcher = map(int, owner.stdout.readline().split())
+        assert (applied, limit(flow)) == (1, MB)
+        if disturbed:  # as a service manager does to all processes of a service
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                os.kill(watcher, number)
+    finally:
+        os.kill(owner.pid, signal.SIGKILL)
+        owner.communicate()
+    assert from_here.soon(lambda: limit(flow) == guardian.UNLIMITED)
+    assert from_here.soon(lambda: not os.path.exists(f"/proc/{watcher}/fd"))
+    assert flow.rate() > 50 * MB

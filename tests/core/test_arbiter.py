@@ -1,0 +1,378 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arbiter's rules, one by one. Rates in these tests: one link carries 100 bytes/s."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flowslot.arbiter import Arbiter, ArbiterConfig, SessionState
+from flowslot.errors import ProtocolError, ScheduleRefused
+from flowslot.messages import Ack, Demand, Done, Grant, Held, Hello
+from flowslot.policy.base import AllocationState, Floats
+from flowslot.units import MILLISECOND, Nanos
+
+MS = int(MILLISECOND)
+LEASE = 120
+
+
+class Wanted:
+    """An allocator that gives each flow what the test wants."""
+
+    def __init__(self) -> None:
+        self.rates: dict[int, float] = {}
+
+    def allocate(self, state: AllocationState, now: Nanos) -> Floats:
+        return np.array([self.rates.get(int(f), 0.0) for f in state.flow])
+
+    def next_change(self, state: AllocationState, now: Nanos) -> Nanos | None:
+        return None
+
+
+class Bench:
+    """An arbiter of two links of 100 bytes/s, past its recovery, with sessions 1 and 2."""
+
+    def __init__(self, **config: Any) -> None:
+        self.want = Wanted()
+        self.config = ArbiterConfig(target=1.0, **config)
+        self.arbiter = Arbiter([100.0, 100.0], self.config, self.want)
+        self.arbiter.step(at(0))
+        self.time = 200
+        for session in (1, 2):
+            self.arbiter.hello(at(200), Hello(f"h{session}", session))
+
+    def demand(self, flow: int, /, *links: int, session: int = 1, **more: Any) -> list[str]:
+        demand = Demand(flow, 1, "job", links or (0,), 1000)
+        refusals = self.arbiter.demand(at(self.time), session, [replace(demand, **more)])
+        return [r.reason for r in refusals]
+
+    def step(self, **rates: float) -> dict[tuple[int, int], Grant]:
+        """Let the allocator want `f7=50.0`, and return the grants by session and flow."""
+        self.want.rates.update({int(name[1:]): rate for name, rate in rates.items()})
+        self.time += 1
+        sent = self.arbiter.step(at(self.time))
+        return {(session, g.flow): g for session, grants in sent.items() for g in grants}
+
+    def ack(self, grant: Grant, session: int = 1) -> None:
+        self.arbiter.ack(at(self.time), session, [Ack(grant.flow, grant.inc, grant.seq)])
+
+    def keep_alive(self, until: int, *sessions: int) -> None:
+        while self.time < until:
+            self.time += 50
+            for session in sessions:
+                assert self.arbiter.heartbeat(at(self.time), session)
+
+    def committed(self) -> list[float]:
+        return self.arbiter.commitments().tolist()
+
+
+def at(milliseconds: int) -> Nanos:
+    return Nanos(milliseconds * MS)
+
+
+def test_raises_wait_for_the_acknowledgement_of_lowers() -> None:
+    b = Bench()
+    b.demand(7, 0)
+    b.demand(8, 0, 1, session=2)
+    first = b.step(f7=100.0)
+    assert first[1, 7].rate == 100.0 and not first[1, 7].must_ack and first[1, 7].ceiling == 100.0
+    lower = b.step(f7=20.0, f8=80.0)
+    assert list(lower) == [(1, 7)] and lower[1, 7].must_ack
+    assert b.committed() == [100.0, 0.0]
+    assert b.step() == {}
+    b.ack(lower[1, 7])
+    up = b.step()
+    assert up[2, 8].rate == 80.0
+    assert b.committed() == [100.0, 80.0]
+    assert (b.arbiter.granted, b.arbiter.preempted) == (2, 1)
+
+
+def test_every_lower_stays_committed_until_it_is_acknowledged() -> None:
+    b = Bench()
+    b.demand(7)
+    b.step(f7=90.0)
+    lowers = [b.step(f7=rate)[1, 7] for rate in (70.0, 50.0)]
+    again = b.step(f7=60.0)[1, 7]
+    assert b.committed()[0] == 90.0 and again.rate == 60.0
+    b.ack(lowers[0])
+    assert b.committed()[0] == 70.0
+    b.ack(lowers[0])  # repeated
+    b.ack(replace(lowers[0], seq=999))  # never sent
+    b.ack(lowers[1], session=2)  # not his
+    assert b.committed()[0] == 70.0
+    b.ack(again)
+    assert b.committed()[0] == 60.0
+
+
+def test_no_more_lowers_than_can_be_remembered() -> None:
+    b = Bench()
+    b.demand(7)
+    b.step(f7=90.0)
+    rates = (80.0, 70.0, 60.0, 50.0, 40.0, 30.0)
+    sent = [b.step(f7=rate).get((1, 7)) for rate in rates]
+    assert [g is not None for g in sent] == [True] * 4 + [False] * 2
+    assert b.committed()[0] == 90.0
+    last = sent[3]
+    assert last is not None
+    b.ack(last)
+    assert b.step()[1, 7].rate == 30.0
+
+
+def test_raised_on_all_links_at_once_to_the_least_available() -> None:
+    b = Bench()
+    b.demand(7, 0)
+    b.demand(8, 1)
+    b.demand(9, 0, 1, session=2)
+    b.step(f7=60.0, f8=90.0)
+    sent = b.step(f7=50.0, f8=50.0, f9=50.0)
+    assert sent.keys() == {(1, 7), (1, 8), (2, 9)}
+    assert sent[2, 9].rate == pytest.approx(10.0)
+    b.ack(sent[1, 8])
+    assert b.step()[2, 9].rate == pytest.approx(40.0)
+    assert max(b.committed()) <= 100.0
+    b.ack(sent[1, 7])
+    assert b.step()[2, 9].rate == pytest.approx(50.0)
+
+
+def test_small_changes_are_ignored_except_to_zero() -> None:
+    b = Bench()
+    b.demand(7)
+    b.step(f7=50.0)
+    assert b.step(f7=50.4) == {} and b.step(f7=49.6) == {}
+    assert b.step(f7=50.6)[1, 7].rate == 50.6
+    b.step(f7=0.4)
+    assert b.step(f7=0.0)[1, 7].rate == 0.0
+    # A small flow's whole rate may be less than that part of a link.
+    assert b.step(f7=0.3)[1, 7].rate == 0.3
+
+
+def test_ignored_changes_never_add_up_to_more_than_the_link() -> None:
+    b = Bench()
+    for flow in range(10):
+        b.demand(flow)
+    b.step(**{f"f{k}": 10.0 for k in range(10)})
+    b.demand(99)
+    lowers = b.step(**{f"f{k}": 9.6 for k in range(10)}, f99=4.0)
+    assert len([g for g in lowers.values() if g.must_ack]) == 10
+    for grant in lowers.values():
+        b.ack(grant)
+    assert b.step()[1, 99].rate == pytest.approx(4.0)
+
+
+def test_lease_and_echo() -> None:
+    b = Bench()
+    b.demand(7)
+    b.step(f7=50.0)
+    assert b.arbiter.heartbeat(at(300), 1)
+    assert b.arbiter.next_wakeup(at(301)) == at(200 + LEASE + 1)  # the other session's
+    assert not b.arbiter.heartbeat(at(300), 99)
+    b.arbiter.step(at(300 + LEASE))
+    assert b.arbiter.state(1) is SessionState.SYNCED
+    assert b.committed()[0] == 50.0
+    b.arbiter.step(at(300 + LEASE + 1))
+    assert b.arbiter.state(1) is SessionState.UNSYNCED
+    assert b.committed()[0] == 0.0
+    assert not b.arbiter.heartbeat(at(425), 1), "an echo would revive void grants"
+    assert b.demand(7) == [] and b.step() == {}
+    assert b.arbiter.expired == 2
+
+
+def test_a_closed_stream_keeps_its_commitments_until_the_lease_ends() -> None:
+    b = Bench()
+    b.demand(7)
+    b.demand(8, session=2)
+    b.step(f7=100.0)
+    b.arbiter.goodbye(at(b.time), 1)
+    assert b.arbiter.state(1) is SessionState.EXPIRED
+    assert not b.arbiter.heartbeat(at(b.time), 1)
+    b.keep_alive(300, 2)
+    assert b.step(f7=0.0, f8=100.0) == {}
+    b.keep_alive(350, 2)
+    assert b.step()[2, 8].rate == 100.0
+
+
+def test_a_session_that_never_acknowledges_loses_its_lease() -> None:
+    b = Bench(ack_timeout_ns=Nanos(200 * MS))
+    b.demand(7)
+    b.demand(8, session=2)
+    b.step(f7=100.0)
+    b.step(f7=0.0, f8=100.0)
+    b.keep_alive(350, 1, 2)
+    assert b.step() == {} and b.arbiter.heartbeat(at(b.time), 1)
+    b.keep_alive(450, 2)
+    b.step()
+    assert not b.arbiter.heartbeat(at(b.time), 1)
+    b.keep_alive(b.time + LEASE, 2)
+    assert b.step()[2, 8].rate == 100.0
+
+
+def test_hello_replaces_everything() -> None:
+    b = Bench()
+    b.demand(7)
+    b.demand(8)
+    b.step(f7=50.0, f8=30.0)
+    b.step(f7=40.0)  # not acknowledged
+    b.arbiter.hello(at(b.time), Hello("h1", 11, (Held(7, 1, 45.0),)))
+    assert b.committed()[0] == 45.0
+    assert b.arbiter.state(1) is SessionState.UNSYNCED
+    # Whatever still arrives from the old stream, or arrives again, has no effect.
+    b.demand(8)
+    b.arbiter.done(at(b.time), 1, [Done(7, 1)])
+    b.arbiter.hello(at(b.time), Hello("h1", 1))
+    b.arbiter.hello(at(b.time), Hello("h1", 11))
+    assert b.committed()[0] == 45.0
+    assert b.step()[11, 7].rate == 40.0
+
+
+def test_recovery_raises_nothing_for_a_lease() -> None:
+    want = Wanted()
+    arbiter = Arbiter([100.0, 100.0], ArbiterConfig(target=1.0), want)
+    arbiter.hello(at(1000), Hello("h1", 1, (Held(7, 1, 60.0),)))
+    arbiter.hello(at(1000), Hello("h2", 2))
+    assert arbiter.waits_for_demands()
+    assert arbiter.commitments().tolist() == [60.0, 60.0], "its path is not known yet"
+    arbiter.demand(at(1001), 1, [Demand(7, 1, "a", (0,), 100)])
+    arbiter.demand(at(1001), 2, [Demand(8, 1, "b", (1,), 100)])
+    assert arbiter.commitments().tolist() == [60.0, 0.0]
+    want.rates = {7: 20.0, 8: 100.0}
+    lower = arbiter.step(at(1002))
+    assert [g.rate for g in lower[1]] == [20.0] and 2 not in lower
+    with pytest.raises(ScheduleRefused, match="just started"):
+        arbiter.update_schedule(at(1002), "x", [1], [1.0])
+    for time in (1060, 1119):
+        assert arbiter.heartbeat(at(time), 1) and arbiter.heartbeat(at(time), 2)
+        assert arbiter.step(at(time)) == {}
+    assert arbiter.next_wakeup(at(1120)) == at(1121)
+    assert [g.rate for g in arbiter.step(at(1121))[2]] == [100.0]
+
+
+def test_held_flows_without_a_demand_are_taken_back() -> None:
+    b = Bench()
+    b.arbiter.hello(at(b.time), Hello("h1", 11, (Held(7, 1, 60.0),)))
+    b.keep_alive(b.time + LEASE // 2, 11, 2)
+    assert b.step() == {}
+    b.keep_alive(b.time + LEASE // 2, 11, 2)
+    taken = b.step()[11, 7]
+    assert taken.rate == 0.0 and taken.must_ack
+    assert b.committed() == [60.0, 60.0]
+    b.ack(taken, session=11)
+    assert b.committed() == [0.0, 0.0]
+
+
+def test_explicit_schedules_and_commitments_share_the_link() -> None:
+    b = Bench()
+    b.demand(7)
+    b.step(f7=50.0)
+    with pytest.raises(ScheduleRefused) as caught:
+        b.arbiter.update_schedule(at(b.time), "x", [1, 0], [10.0, 60.0])
+    assert caught.value.link == 0
+    b.arbiter.update_schedule(at(b.time), "x", [1, 0], [10.0, 40.0])
+    assert b.arbiter.load_table(at(b.time))[0, :3].tolist() == [60.0, 90.0, 50.0]
+    assert b.step(f7=80.0)[1, 7].rate == 60.0, "a grant has no end: no slot may be too full"
+    for _ in range(3):
+        b.keep_alive(b.time + 50, 1)
+    assert b.step()[1, 7].rate == 80.0, "the schedule is over"
+
+
+def test_ended_flows_do_not_come_back_by_late_demands() -> None:
+    b = Bench()
+    b.demand(7, inc=3)
+    b.step(f7=50.0)
+    b.arbiter.done(at(b.time), 1, [Done(7, 2)])  # of an earlier life
+    assert b.committed()[0] == 50.0
+    b.arbiter.done(at(b.time), 1, [Done(7, 3)])
+    assert b.committed()[0] == 0.0
+    assert b.demand(7, inc=3) == []
+    assert b.step() == {}
+    b.demand(7, inc=4)
+    assert b.step()[1, 7].inc == 4
+
+
+def test_flows_belong_to_their_session() -> None:
+    b = Bench()
+    b.demand(7)
+    b.step(f7=50.0)
+    b.arbiter.done(at(b.time), 2, [Done(7, 1)])
+    assert b.committed()[0] == 50.0
+    b.demand(7, 1, session=2)  # the same number is another flow there
+    assert b.step()[2, 7].rate == 50.0
+    assert b.committed() == [50.0, 50.0]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"links": (2,)}, "link index must be from 0 to 1"),
+        ({"links": (-1,)}, "link index must be from 0 to 1"),
+        ({"links": ()}, "path must have 1 to 16 links"),
+        ({"links": (0,) * 17}, "path must have 1 to 16 links"),
+        ({"links": (0, 0)}, "path crosses a link twice"),
+        ({"cap": math.nan}, "cap is not a number"),
+        ({"job": ""}, "job name must have 1 to 64 characters"),
+        ({"job": "j" * 65}, "job name must have 1 to 64 characters"),
+        ({"flow": -1}, "flow or incarnation is out of range"),
+        ({"flow": 2**64}, "flow or incarnation is out of range"),
+        ({"inc": 2**63}, "flow or incarnation is out of range"),
+    ],
+)
+def test_nonsense_is_refused(change: dict[str, Any], reason: str) -> None:
+    b = Bench()
+    assert b.demand(7, **change) == [reason]
+    assert b.arbiter.refused == 1
+    assert b.step(f7=50.0) == {}
+
+
+def test_numbers_out_of_range_are_clamped() -> None:
+    b = Bench()
+    wild = {"remaining": 2**80, "cap": -math.inf, "wait_ns": -5, "period_ns": 2**80}
+    assert b.demand(7, **wild, next_in_ns=-(2**90), next_bytes=-1) == []
+    assert b.demand(8, flow=2**64 - 1, remaining=-3) == []
+    b.want.rates[2**64 - 1] = 5.0
+    assert b.step(f7=50.0).keys() == {(1, 7), (1, 2**64 - 1)}
+
+
+def test_limits_and_changed_paths() -> None:
+    b = Bench(max_flows_per_session=2)
+    assert b.demand(1) == [] and b.demand(2) == []
+    assert b.demand(3) == ["the session already has 2 flows"]
+    assert "path cannot change" in b.demand(2, 1)[0]
+    b.arbiter.done(at(b.time), 1, [Done(1, 1)])
+    assert b.demand(3) == []
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [
+        Hello("", 5),
+        Hello("h" * 65, 5),
+        Hello("h5", -1),
+        Hello("h5", 1),  # somebody else's session
+        Hello("h5", 5, (Held(1, 1, math.nan),)),
+        Hello("h5", 5, (Held(1, 1, math.inf),)),
+        Hello("h5", 5, (Held(1, 1, -1.0),)),
+        Hello("h5", 5, (Held(-1, 1, 1.0),)),
+        Hello("h5", 5, (Held(1, 1, 1.0), Held(1, 1, 1.0))),
+        Hello("h5", 5, tuple(Held(f, 1, 1.0) for f in range(2049))),
+    ],
+)
+def test_a_hello_that_makes_no_sense_changes_nothing(hello: Hello) -> None:
+    b = Bench()
+    with pytest.raises(ProtocolError):
+        b.arbiter.hello(at(b.time), hello)
+    assert b.arbiter.state(5) is SessionState.UNSYNCED
+    assert b.committed() == [0.0, 0.0]
+
+
+def test_too_many_sessions() -> None:
+    b = Bench(max_sessions=2)
+    with pytest.raises(ProtocolError, match="already 2 sessions"):
+        b.arbiter.hello(at(b.time), Hello("h3", 3))
+    b.arbiter.hello(at(b.time), Hello("h2", 4))  # replaces its own
+
+
+@pytest.mark.parametrize("capacity", [[], [0.0], [-1.0], [math.nan], [math.inf], [[1.0]]])
+def test_capacity_is_checked(capacity: Any) -> None:
+    with pytest.raises(ValueError, match="capacity"):
+        Arbiter(capacity, ArbiterConfig(), Wanted())

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowslot.policy.fill import link_sum, max_min
+
+LINKS = 5
+
+
+@st.composite
+def networks(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    flows = draw(st.lists(st.sets(st.integers(0, LINKS - 1), min_size=1, max_size=3), min_size=1,
+                          max_size=12))
+    paths = np.full((len(flows), 3), LINKS, dtype=np.int32)
+    for row, links in enumerate(flows):
+        paths[row, : len(links)] = sorted(links)
+    rate = st.floats(0.0, 100.0)
+    capacity = np.array([*draw(st.lists(rate, min_size=LINKS, max_size=LINKS)), np.inf])
+    bound = st.one_of(rate, st.just(np.inf))
+    limit = np.array(draw(st.lists(bound, min_size=len(flows), max_size=len(flows))))
+    return paths, capacity, limit
+
+
+@settings(deadline=None)
+@given(networks())
+def test_max_min(network: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
+    """Feasible, and every flow is at its limit or has a full link on which nobody has more."""
+    paths, capacity, limit = network
+    rate = max_min(paths, capacity, limit)
+    used = link_sum(paths, rate, LINKS)
+    assert np.all(used[:-1] <= capacity[:-1] * (1 + 1e-9) + 1e-9)
+    assert np.all(rate <= limit)
+    for f in range(len(rate)):
+        if rate[f] < limit[f] - 1e-9:
+            bottlenecks = [
+                link
+                for link in paths[f]
+                if link != LINKS
+                and used[link] >= capacity[link] - 1e-6
+                and rate[f] >= rate[(paths == link).any(axis=1)].max() - 1e-6
+            ]
+            assert bottlenecks, (f, rate, used)
+
+
+def test_known_case() -> None:
+    # Links of 10 and 4; one flow over both, one on each, the last one bounded.
+    paths = np.array([[0, 1], [0, 2], [1, 2]], dtype=np.int32)
+    capacity = np.array([10.0, 4.0, np.inf])
+    assert max_min(paths, capacity, np.full(3, np.inf)).tolist() == [2, 8, 2]
+    assert max_min(paths, capacity, np.array([np.inf, 3.0, 1.0])).tolist() == [3, 3, 1]

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Policies on states made by hand. One link carries 100 bytes/s unless said."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowslot.decision import Pace
+from flowslot.errors import FlowslotError
+from flowslot.policy import registry
+from flowslot.policy.base import AllocationState, Floats, View
+from flowslot.policy.fill import link_sum
+from flowslot.policy.stagger import StaggerAllocator
+from flowslot.units import MILLISECOND, Nanos
+
+MS = float(MILLISECOND)
+NOW = Nanos(10**9)
+
+
+def state(*flows: dict[str, Any], capacity: tuple[float, ...] = (100.0,)) -> AllocationState:
+    """Each flow: job, links, and what differs from an active flow with 100 bytes left."""
+    n, n_links = len(flows), len(capacity)
+    names = sorted({f["job"] for f in flows})
+    paths = np.full((n, 3), n_links, dtype=np.int32)
+    for row, flow in enumerate(flows):
+        links = flow.get("links", (0,))
+        paths[row, : len(links)] = links
+
+    def column(name: str, default: float) -> Floats:
+        return np.array([float(f.get(name, default)) for f in flows])
+
+    left = column("left", 100.0)
+    return AllocationState(
+        paths=paths,
+        capacity=np.array([*capacity, np.inf]),
+        job=np.array([names.index(f["job"]) for f in flows]),
+        job_names=names,
+        flow=np.arange(n, dtype=np.uint64),
+        remaining=left,
+        cap=column("cap", math.inf),
+        wait_ns=column("wait", 0.0) * MS,
+        period_ns=column("period", 1000.0) * MS,
+        due_ns=column("due", 0.0) * MS,
+        next_bytes=column("next", 0.0),
+        idle_ns=np.where(left > 0, 0.0, column("idle", 1000.0) * MS),
+        goal=column("goal", 0.0),
+    )
+
+
+def stagger(*flows: dict[str, Any], capacity: tuple[float, ...] = (100.0,)) -> list[float]:
+    rates = StaggerAllocator().allocate(state(*flows, capacity=capacity), NOW)
+    return [round(rate, 6) for rate in rates.tolist()]
+
+
+def test_shorter_job_first_and_a_floor_for_the_other() -> None:
+    # Fair rates are 50 each, floors an eighth of that.
+    assert stagger({"job": "a", "left": 300}, {"job": "b", "left": 100}) == [6.25, 93.75]
+
+
+def test_ties_go_by_name_and_waiting_counts() -> None:
+    assert stagger({"job": "b"}, {"job": "a"}) == [6.25, 93.75]
+    assert stagger({"job": "b", "left": 190, "wait": 250}, {"job": "a"}) == [93.75, 6.25]
+
+
+def test_a_gang_ends_together_and_other_links_are_topped_up() -> None:
+    rates = stagger(
+        {"job": "a", "left": 300, "links": (0, 1)},
+        {"job": "a", "left": 100, "links": (0,)},
+        {"job": "b", "left": 900, "links": (1,)},
+        capacity=(100.0, 200.0),
+    )
+    assert rates == [75.0, 25.0, 125.0]
+
+
+def test_what_a_capped_flow_leaves_goes_to_the_other_job() -> None:
+    assert stagger({"job": "a", "cap": 10}, {"job": "b", "left": 900}) == [10.0, 90.0]
+    # Nobody else is there: it stays ready for it.
+    assert stagger({"job": "a", "cap": 10}) == [100.0]
+    assert stagger({"job": "a", "cap": 10}, {"job": "b", "left": 900, "cap": 20}) == [80.0, 20.0]
+
+
+def test_a_blocked_flow_neither_holds_up_its_gang_nor_starves_others() -> None:
+    rates = stagger(
+        {"job": "a", "left": 10, "cap": 0, "links": (0,), "goal": 100.0},
+        {"job": "a", "left": 50, "links": (1,)},
+        {"job": "b", "left": 900, "links": (0,)},
+        capacity=(100.0, 100.0),
+    )
+    assert rates == [0.0, 100.0, 100.0]
+
+
+def test_standing_grants_go_to_the_job_that_is_due_first() -> None:
+    a = {"job": "a", "left": 0, "next": 500, "due": 300}
+    b = {"job": "b", "left": 0, "next": 500, "due": 80}
+    assert stagger(a, b) == [0.0, 100.0]
+    assert stagger(a, {**b, "due": 295}) == [0.0, 100.0]
+    assert stagger({**a, "goal": 100}, {**b, "due": 295}) == [100.0, 0.0]
+    assert stagger(a, {**b, "due": -600}) == [100.0, 0.0], "seems to be gone"
+    assert stagger(a, {**b, "next": 0}) == [100.0, 0.0], "nothing is known of it"
+    assert stagger(a, b, {"job": "c"}) == [0.0, 0.0, 100.0]
+
+
+def test_a_jobs_own_idle_flows_come_before_other_jobs() -> None:
+    rates = stagger(
+        {"job": "a", "links": (0,)},
+        {"job": "a", "links": (1,), "left": 0, "next": 100, "due": 200},
+        {"job": "b", "links": (1,), "left": 0, "next": 100, "due": 1},
+        capacity=(100.0, 100.0),
+    )
+    assert rates == [100.0, 100.0, 0.0]
+
+
+@pytest.mark.parametrize("moved", [0.0, 2.0, 50.0, 90.0])
+def test_a_job_alone_keeps_its_rates(moved: float) -> None:
+    """Noise of progress, siblings that end or start a little apart, computing: no change."""
+    goals = [24.0, 24.0, 24.0, 24.0]
+    noise = [0.0, 1.0, -1.0, 0.5]
+    full = [{"job": "a", "left": 100 - moved + x, "goal": g}
+            for x, g in zip(noise, goals, strict=True)]
+    ended = {"left": 0, "next": 100, "due": 50, "idle": 3}
+    starting = {"left": 0, "next": 100, "due": 4, "idle": 200}
+    assert stagger(*full, capacity=(96.0,)) == goals
+    assert stagger({**full[0], **ended}, *full[1:], capacity=(96.0,)) == goals
+    assert stagger({**full[0], **starting}, *full[1:], capacity=(96.0,)) == goals
+    assert stagger(*({**f, **ended} for f in full), capacity=(96.0,)) == goals
+    gone = {"left": 0, "next": 100, "due": 200, "idle": 100}
+    alone = stagger({**full[0], **gone}, *full[1:], capacity=(96.0,))
+    assert alone[0] == 0.0 and sum(alone) == pytest.approx(96.0, rel=1e-6)
+
+
+def test_next_change_is_the_start_of_the_window() -> None:
+    s = state({"job": "a", "left": 0, "next": 100, "due": 50, "idle": 100})
+    assert StaggerAllocator().next_change(s, NOW) == NOW + 40 * MILLISECOND + 1
+    assert StaggerAllocator().next_change(state({"job": "a"}), NOW) is None
+
+
+FLOW = st.fixed_dictionaries(
+    {
+        "job": st.sampled_from("abcd"),
+        "links": st.sets(st.integers(0, 3), min_size=1, max_size=3).map(sorted),
+        "left": st.one_of(st.just(0), st.floats(1e-3, 1e9)),
+        "cap": st.sampled_from([math.inf, math.inf, 0.0, 1.0, 1e3, 1e8]),
+        "wait": st.floats(0, 1e4),
+        "period": st.sampled_from([0.0, 10.0, 1e4]),
+        "due": st.floats(-1e3, 1e3),
+        "next": st.one_of(st.just(0), st.floats(1, 1e9)),
+        "idle": st.one_of(st.floats(0, 1e3), st.just(math.inf)),
+        "goal": st.one_of(st.just(0.0), st.floats(0, 1e8)),
+    }
+)
+
+
+@pytest.mark.parametrize("name", ["stagger", "fair"])
+@settings(deadline=None, max_examples=150)
+@given(
+    flows=st.lists(FLOW, min_size=1, max_size=12),
+    capacity=st.lists(st.sampled_from([0.0, 1e3, 1e7, 1e9]), min_size=4, max_size=4),
+)
+def test_any_state(name: str, flows: list[dict[str, Any]], capacity: list[float]) -> None:
+    """Never over capacity; every active flow that can gets something; nothing is left over."""
+    make = registry.get(name).allocator
+    assert make is not None
+    s = state(*flows, capacity=tuple(capacity))
+    rates = make(registry.PolicyOptions()).allocate(s, NOW)
+    assert np.all(np.isfinite(rates)) and np.all(rates >= 0)
+    used = link_sum(s.paths, rates, 4)[:-1]
+    assert np.all(used <= s.capacity[:-1] * (1 + 1e-9) + 1e-9)
+    room = s.capacity.copy()
+    room[:-1] -= used
+    for f in range(len(flows)):
+        path = s.paths[f]
+        if s.remaining[f] > 0 and s.cap[f] > 0 and s.capacity[path].min() > 0:
+            assert rates[f] > 0
+            links = path[path < 4]
+            spare = (room[links] - 0.0011 * s.capacity[links]).min()
+            assert rates[f] >= s.cap[f] * (1 - 1e-9) or spare <= 0
+
+
+def view(grants: int, **changes: Any) -> View:
+    fields: dict[str, Any] = {
+        "slot": 7,
+        "horizon": 10,
+        "capacity": np.array([100.0, 60.0]),
+        "flow": np.arange(10, 10 + grants, dtype=np.uint64),
+        "paths": np.array([[0, 2], [0, 1], [2, 2]], dtype=np.int32)[:grants],
+        "job": np.zeros(grants, dtype=np.int64),
+        "job_names": ["a"],
+        "remaining": np.ones(grants),
+        "cap": np.full(grants, np.inf),
+        "guaranteed": np.array([True, False, True])[:grants],
+    }
+    return View(**{**fields, **changes})
+
+
+def test_stagger_paces_what_is_granted() -> None:
+    policy = registry.get("stagger").host_policy(registry.PolicyOptions())
+    grants = np.array([5.0, 0.0, math.nan])
+    first, second = policy.decide(NOW, view(3), grants, np.array([90.0, 80.0, math.nan]))
+    assert isinstance(first, Pace) and isinstance(second, Pace)
+    assert (first.flow, first.ceiling, first.guaranteed) == (10, 90.0, True)
+    assert (second.flow, second.ceiling, second.guaranteed) == (11, 80.0, False)
+    assert first.schedule.rate_at(7) == 5.0 and second.schedule.rate_at(7) == 0.0
+
+
+def test_static_divides_by_the_number_of_flows() -> None:
+    nothing = np.full(3, math.nan)
+
+    def rates(**options: Any) -> dict[int, float]:
+        policy = registry.get("static").host_policy(registry.PolicyOptions(**options))
+        decisions = policy.decide(NOW, view(3), nothing, nothing)
+        paces = [d for d in decisions if isinstance(d, Pace)]
+        assert len(paces) == len(decisions) and not any(d.guaranteed for d in paces)
+        assert all(d.ceiling == d.schedule.rate_at(7) for d in paces)
+        return {d.flow: d.ceiling for d in paces}
+
+    assert rates() == {10: 50.0, 11: 50.0}  # the third one is not mapped
+    assert rates(flows_on_link={0: 4, 1: 3}) == {10: 25.0, 11: 20.0}
+
+
+def test_registry() -> None:
+    assert registry.names() == ("stagger", "static", "fair")
+    fair = registry.get("fair")
+    assert not fair.paces and not fair.needs_arbiter
+    assert not fair.host_policy(registry.PolicyOptions()).decide(
+        NOW, view(3), np.zeros(3), np.zeros(3)
+    )
+    with pytest.raises(FlowslotError, match=r'no policy is called "staggr"; did you mean `stagger`'):
+        registry.get("staggr")
+    with pytest.raises(ValueError, match="floor_share"):
+        StaggerAllocator(0.0)

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shared by the lab's tests."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from flowslot_lab.state import NETNS, ROOT, RunState
+
+SCENARIOS = Path(__file__).parents[2] / "lab/scenarios"
+TWO_HOSTS = """
+name = "small"
+warmup = 1
+[links]
+rate_mbps = 400
+buffer_kb = 128
+[[hosts]]
+name = "h1"
+[[hosts]]
+name = "h2"
+[[jobs]]
+name = "a"
+kind = "ring"
+hosts = ["h1", "h2"]
+bytes = 500_000
+sockets = 2
+slice_kb = 25
+compute_s = 0.01
+"""
+
+
+class Quiet:
+    """A Watch that shows nothing."""
+
+    def begin(self, label: str, total: int) -> None: ...
+
+    def advance(self, done: int) -> None: ...
+
+
+def traces(run_id: str) -> dict[str, list[str]]:
+    """What exists of a run now: namespaces, processes, directories, devices of the host."""
+    processes = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and entry.name != str(os.getpid()):
+            try:
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                continue
+            if f"/flowslot-lab/{run_id}/" in command and state != "Z":
+                processes.append(command)
+    known = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
+    spaces = NETNS.iterdir() if NETNS.is_dir() else ()
+    return {
+        "namespaces": sorted(p.name for p in spaces if p.name.startswith(f"fl{run_id}-")),
+        "processes": processes,
+        "directories": [str(p) for p in (ROOT / run_id,) if p.exists()],
+        "congestion_controls": [name for name in known.read_text().split() if run_id in name],
+        "devices": [p.name for p in Path("/sys/class/net").iterdir() if run_id in p.name],
+    }
+
+
+NOTHING: dict[str, list[str]] = {
+    "namespaces": [],
+    "processes": [],
+    "directories": [],
+    "congestion_controls": [],
+    "devices": [],
+}
+
+
+@pytest.fixture
+def state() -> Iterator[RunState]:
+    state = RunState.create()
+    yield state
+    state.clean()
+
+
+@pytest.fixture
+def flowslot() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts `flowslot ARGS` as a process; kills it at the end."""
+    started = []
+
+    def start(*args: str) -> subprocess.Popen[str]:
+        program = [str(Path(sys.executable).with_name("flowslot")), *args]
+        process = subprocess.Popen(
+            program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+from pathlib import Path
+
+import pytest
+from flowslot_lab.cli import app
+from typer.testing import CliRunner
+
+from .conftest import SCENARIOS, TWO_HOSTS
+
+
+def invoke(*args: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, args)
+    return result.exit_code, result.output
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (TWO_HOSTS.replace('name = "h2"', 'name = "h1"'), "field `hosts[1].name`: host"),
+        ("name = ", "not valid TOML"),
+        (TWO_HOSTS.replace("400", "-1"), "field `links.rate_mbps`: must be greater than 0"),
+    ],
+)
+def test_a_bad_scenario_is_one_line_and_status_2(tmp_path: Path, text: str, problem: str) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(text)
+    status, output = invoke("run", str(path))
+    assert status == 2
+    assert output.startswith(f"flowslot lab: {path}: {problem}")
+    assert output.count("\n") == 1
+
+
+def test_a_missing_scenario_is_status_2(tmp_path: Path) -> None:
+    status, output = invoke("run", str(tmp_path / "none.toml"))
+    assert (status, output) == (
+        2, f"flowslot lab: {tmp_path}/none.toml: cannot be read: No such file or directory\n",
+    )  # fmt: skip
+
+
+def test_an_unknown_policy_is_status_2() -> None:
+    status, output = invoke("run", str(SCENARIOS / "two-equal.toml"), "--policy", "cubic,magic")
+    assert status == 2
+    assert 'no policy is called "magic"; of: cubic, reno, bbr, static, fair, stagger' in output
+
+
+def test_without_root_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    status, output = invoke("run", str(SCENARIOS / "two-equal.toml"), "--policy", "cubic")
+    assert (status, output) == (
+        1, "flowslot lab: needs root for its network namespaces: run it as root or with sudo\n",
+    )  # fmt: skip
+
+
+def test_list_shows_scenarios_and_their_limits() -> None:
+    status, output = invoke("list", str(SCENARIOS))
+    assert status == 0
+    assert "ps-incast.toml: a parameter server" in output
+    assert "6.4 MB / (400 Mbit/s x 1448/1514) on h1->s1 = 0.1538 s" in output

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real job processes over the loopback interface, without the lab's network."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flowslot_lab.content import Content, CorruptionError
+from flowslot_lab.job import compute_ns
+from flowslot_lab.jobspec import JobSpec
+
+ITERATIONS = 4
+Start = Callable[..., list[subprocess.Popen[str]]]
+
+
+def make_spec(kind: str, rank: int, ranks: int, **changes: Any) -> JobSpec:
+    values: dict[str, Any] = {
+        "job": "j",
+        "kind": kind,
+        "rank": rank,
+        "addresses": tuple(f"127.0.0.{i + 1}" for i in range(ranks)),
+        "port": 0,
+        "sockets": 2,
+        "slices": 3,
+        "slice_bytes": 5000,
+        "barrier": False,
+        "compute_s": 0.001,
+        "jitter": 0.02,
+        "seed": 1,
+        "iterations": ITERATIONS,
+        "start_s": 0.0,
+        "congestion_control": "reno",
+        "register": "",
+    }
+    return JobSpec(**{**values, **changes})
+
+
+@pytest.fixture
+def start(tmp_path: Path, unused_port: int) -> Iterator[Start]:
+    processes: list[subprocess.Popen[str]] = []
+
+    def run(specs: list[dict[str, Any]], kind: str) -> list[subprocess.Popen[str]]:
+        for rank, changes in enumerate(specs):
+            path = tmp_path / f"{rank}.json"
+            make_spec(kind, rank, len(specs), port=unused_port, **changes).write(path)
+            command = [sys.executable, "-m", "flowslot_lab.job", str(path)]
+            pipe = subprocess.PIPE
+            processes.append(
+                subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+            )
+        for process in processes:
+            assert json.loads(process.stdout.readline()) == {"event": "ready"}
+        for process in processes:
+            process.stdin.write(f"{time.monotonic_ns()}\n")
+            process.stdin.flush()
+        return processes
+
+    yield run
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def unused_port() -> int:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def reports(processes: list[subprocess.Popen[str]]) -> list[dict[str, Any]]:
+    found = []
+    for process in processes:
+        for line in process.stdout:
+            event = json.loads(line)
+            if event["event"] == "done":
+                found.append(event)
+                break
+        else:
+            pytest.fail(process.stderr.read())
+    return found
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_ring_verifies_every_byte(start: Start, ranks: int) -> None:
+    done = reports(start([{}] * ranks, "ring"))
+    each = ITERATIONS * 2 * (ranks - 1) * 2 * 3 * 5000
+    assert [report["verified_bytes"] for report in done] == [each] * ranks
+    assert all(len(report["ends"]) == ITERATIONS for report in done)
+    assert all(report["trace"][-1][1] == each for report in done)
+
+
+@pytest.mark.parametrize("barrier", [False, True])
+def test_parameter_server_verifies_every_byte(start: Start, barrier: bool) -> None:
+    done = reports(start([{"barrier": barrier}] * 4, "ps"))
+    each = ITERATIONS * 2 * 3 * 5000
+    assert [report["verified_bytes"] for report in done] == [each, each, each, 3 * each]
+    assert done[3]["ends"] == []
+
+
+@pytest.mark.parametrize("kind", ["ring", "ps"])
+def test_wrong_content_is_noticed(start: Start, kind: str) -> None:
+    processes = start([{}, {"seed": 2}, {}], kind)
+    errors = [process.communicate()[1] for process in processes]
+    assert any("CorruptionError: word" in error for error in errors)
+    assert all(process.returncode == 1 for process in processes)
+
+
+def test_every_kind_of_damage_is_noticed() -> None:
+    content = Content(1, "j", 1000, 3)
+    sums = np.zeros(1000, np.uint32)
+    for rank in range(3):
+        part = np.empty(1000, np.uint32)
+        content.fill(part, rank, 7)
+        sums += part
+    constant = content.constant(range(3), 7)
+    content.check(sums, 0, 3, constant)
+    content.check(sums[100:200], 100, 3, constant)
+    damaged = sums.copy()
+    damaged[41] ^= 1 << 30
+    with pytest.raises(CorruptionError, match="word 41 "):
+        content.check(damaged, 0, 3, constant)
+    with pytest.raises(CorruptionError, match="word 101 "):  # moved by one word
+        content.check(sums[100:200], 101, 3, constant)
+    with pytest.raises(CorruptionError):  # one rank missing
+        content.check(sums, 0, 2, content.constant(range(2), 7))
+    with pytest.raises(CorruptionError):  # left from the iteration before
+        content.check(sums, 0, 3, content.constant(range(3), 8))
+
+
+def test_compute_jitter_is_seeded_and_shared_by_the_workers() -> None:
+    first, second = (make_spec("ring", rank, 2, compute_s=0.1) for rank in range(2))
+    times = [compute_ns(first, i) for i in range(500)]
+    assert times == [compute_ns(second, i) for i in range(500)]
+    assert times != [
+        compute_ns(make_spec("ring", 0, 2, compute_s=0.1, seed=2), i) for i in range(500)
+    ]
+    assert np.mean(times) == pytest.approx(0.1e9, rel=0.005)
+    assert np.std(times) == pytest.approx(0.002e9, rel=0.15)

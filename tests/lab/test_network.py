@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lab on the real kernel: networks, runs, and that nothing is left of them."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from flowslot_lab.net import Network, run
+from flowslot_lab.procs import start, stop
+from flowslot_lab.runner import LiveRun, Options, measure
+from flowslot_lab.scenario import load, parse
+from flowslot_lab.state import ROOT, RunState, clean_dead, start_time
+
+from .conftest import NOTHING, SCENARIOS, TWO_HOSTS, Quiet, traces
+
+pytestmark = pytest.mark.root
+Flowslot = Callable[..., subprocess.Popen[str]]
+
+
+def test_network_has_the_asked_rates_and_buffers_and_leaves_nothing(state: RunState) -> None:
+    net = Network(load(SCENARIOS / "ps-incast.toml"), state)
+    began = time.monotonic()
+    net.up()
+    assert time.monotonic() - began < 10  # 0.3 s where it was written
+    ports = run(["tc", "-n", net.switch, "qdisc", "show"])
+    assert ports.count("qdisc htb 1: dev d-") == 5
+    assert ports.count("limit 64000b") + ports.count("limit 62500b") == 5
+    classes = run(["tc", "-n", net.hosts["h1"], "class", "show", "dev", "eth0"])
+    assert "rate 400Mbit ceil 400Mbit burst 8" in classes
+    offloads = run(["nsenter", f"--net=/run/netns/{net.hosts['h5']}", "ethtool", "-k", "eth0"])
+    for feature in ("tcp-segmentation", "generic-segmentation", "generic-receive"):
+        assert f"{feature}-offload: off" in offloads
+    command = ["ip", "netns", "exec", net.hosts["h5"], "cat"]
+    mask = run([*command, "/sys/class/net/eth0/queues/rx-0/rps_cpus"]).strip()
+    assert int(mask.replace(",", ""), 16) == (1 << (os.cpu_count() or 1)) - 1
+    counters = net.counters()
+    assert set(counters.link_bytes) == {
+        f"{a}->{b}" for i in range(1, 6) for a, b in ((f"h{i}", "s1"), ("s1", f"h{i}"))
+    }
+    assert counters.retransmits == counters.control_packets == 0
+    net.down()
+    net.down()
+    assert traces(state.id)["namespaces"] == []
+    state.clean()
+    assert traces(state.id) == NOTHING
+
+
+def test_baseline_run_verifies_bytes_and_measures(state: RunState) -> None:
+    scenario = parse(TWO_HOSTS, "small.toml")
+    result = measure(scenario, Options(("cubic", "reno"), repeat=2, iterations=5), state, Quiet())
+    assert [(r.policy, r.repeat) for r in result.runs] == [
+        ("cubic", 1), ("reno", 1), ("cubic", 2), ("reno", 2),
+    ]  # fmt: skip
+    for measured in result.runs:
+        assert measured.evidence.bytes_verified == 6 * 2 * 500_000
+        assert measured.evidence.rate_writes == 0
+        assert len(measured.jobs[0].times) == 5
+        assert all(0 < used < 1.05 for used in measured.utilisation.values())
+        assert measured.jobs[0].slowdowns.min() > 0.95  # nothing beats the physical limit
+    assert set(result.alone) == {"a"}
+    state.clean()
+    assert traces(state.id) == NOTHING
+
+
+def test_jobs_alone_are_measured_once_per_kind(state: RunState) -> None:
+    text = TWO_HOSTS + TWO_HOSTS[TWO_HOSTS.index("[[jobs]]") :].replace('"a"', '"b"')
+    result = measure(parse(text, "f"), Options(("cubic",), iterations=3), state, Quiet())
+    assert result.alone["a"] == result.alone["b"] > 0.01
+    folders = sorted(path.name for path in state.path.iterdir() if path.is_dir())
+    assert folders == ["01-small-cubic", "02-small-cubic"]
+
+
+def test_a_job_that_dies_fails_the_run(state: RunState) -> None:
+    from flowslot_lab.net import LabError
+
+    live = LiveRun(parse(TWO_HOSTS, "f"), state, "cubic", 1000, use_switch=False)
+    with pytest.raises(LabError, match=r"job-a-. ended with status"), live:
+        for done in live.follow(Quiet()):
+            if done >= 2:
+                live.jobs.workers[0].process.signal(signal.SIGKILL)
+    state.clean()
+    assert traces(state.id) == NOTHING
+
+
+def begin(flowslot: Flowslot, *options: str) -> tuple[subprocess.Popen[str], str]:
+    """Start a long run; returns it and its id once its jobs exist."""
+    scenario = str(SCENARIOS / "two-equal.toml")
+    process = flowslot("lab", "run", scenario, "--iterations", "1000", *options)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()
+        for journal in ROOT.glob("[0-9a-f]*/journal"):
+            text = journal.read_text()
+            if f"owner {process.pid} " in text and " job-b-1\n" in text:
+                return process, journal.parent.name
+        time.sleep(0.05)
+    raise AssertionError("the run did not begin")
+
+
+@pytest.mark.parametrize(
+    ("number", "policy", "status"),
+    [
+        (signal.SIGINT, "cubic", 130),
+        (signal.SIGTERM, "cubic", 143),
+        (signal.SIGINT, "stagger", 130),
+    ],
+)
+def test_an_interrupted_run_leaves_nothing(
+    flowslot: Flowslot, number: signal.Signals, policy: str, status: int
+) -> None:
+    process, run_id = begin(flowslot, "--policy", policy)
+    process.send_signal(number)
+    process.communicate(timeout=30)
+    assert traces(run_id) == NOTHING
+    assert process.returncode == status
+
+
+@pytest.mark.parametrize("policy", ["cubic", "stagger"])
+def test_after_kill_the_next_start_is_clean(flowslot: Flowslot, policy: str) -> None:
+    process, run_id = begin(flowslot, "--policy", policy)
+    process.kill()
+    process.communicate()
+    deadline = time.monotonic() + 10
+    while traces(run_id)["processes"] and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert traces(run_id)["processes"] == []  # they die with the lab, before anyone cleans
+    assert traces(run_id)["namespaces"] != []
+    other, other_id = begin(flowslot, "--policy", "cubic")
+    assert traces(run_id) == NOTHING
+    assert flowslot("lab", "clean").wait(30) == 0
+    assert traces(other_id)["namespaces"] != []  # a live run is not touched
+    other.send_signal(signal.SIGINT)
+    other.communicate(timeout=30)
+    assert traces(other_id) == NOTHING
+
+
+def test_clean_kills_only_what_the_dead_run_started(tmp_path: Path) -> None:
+    dead = RunState.create(tmp_path)
+    dead.begin("x")
+    process = start(dead, "sleeper", None, ["sleep", "60"])
+    bystander = subprocess.Popen(["sleep", "60"])
+    try:
+        dead.note("process", bystander.pid, 12345, "an-id-that-was-used-again")
+        assert clean_dead(tmp_path) == []  # its owner, this process, lives
+        journal = dead.path / "journal"
+        owner = f"owner {os.getpid()} {start_time(os.getpid())}"
+        journal.write_text(journal.read_text().replace(owner, f"owner {os.getpid()} 1"))
+        removed = clean_dead(tmp_path)
+        assert removed == [f"process {process.pid} (run {dead.id})"]
+        assert process.popen.wait(5) == -signal.SIGKILL
+        assert bystander.poll() is None
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        stop([process])
+        bystander.kill()
+        bystander.wait()
+
+
+def test_json_alone_on_standard_output(flowslot: Flowslot, tmp_path: Path) -> None:
+    scenario = tmp_path / "small.toml"
+    scenario.write_text(TWO_HOSTS)
+    process = flowslot(
+        "lab", "run", str(scenario), "--policy", "cubic", "--iterations", "5", "-o", "json",
+        "--figure", str(tmp_path / "f.png"), "--keep-logs", str(tmp_path / "logs"),
+    )  # fmt: skip
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert json.loads(out)["runs"][0]["jobs"][0]["iterations"] == 5
+    assert (tmp_path / "f.png").stat().st_size > 1000
+    assert (tmp_path / "logs/01-small-cubic/job-a-0.json").exists()
+
+
+@pytest.mark.parametrize("switch", ["--switch", "--no-switch"])
+def test_stagger_run_is_real(flowslot: Flowslot, switch: str) -> None:
+    scenario = str(SCENARIOS / "two-equal.toml")
+    process = flowslot(
+        "lab", "run", scenario, "--policy", "stagger", "--iterations", "5", switch, "-o", "json"
+    )
+    out, err = process.communicate(timeout=90)
+    assert process.returncode == 0, err
+    evidence = json.loads(out)["runs"][0]["evidence"]
+    assert evidence["reservations"]["granted"] > 0
+    assert evidence["rate_writes"] > 0
+    assert evidence["bytes_verified"] == 10 * 4 * 5_000_000
+    names = {"daemon-h1", "daemon-h2", "job-a-0", "job-a-1", "job-b-0", "job-b-1"}
+    if switch == "--switch":
+        assert set(evidence["pids"]) == names | {"switch"}
+        assert evidence["grpc_connections"] == 2
+    else:
+        assert set(evidence["pids"]) == names
+        assert evidence["grpc_connections"] == evidence["control_packets"] == 0

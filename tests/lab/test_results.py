@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+import numpy as np
+import pytest
+from flowslot_lab.figure import draw, received_rate
+from flowslot_lab.jobspec import Report
+from flowslot_lab.results import (
+    Evidence,
+    JobRun,
+    LabResult,
+    Run,
+    best_baseline,
+    iteration_times,
+    summarise,
+)
+from flowslot_lab.runner import LiveRun, RunFailed, expected_bytes
+from flowslot_lab.scenario import Scenario, load
+from flowslot_lab.state import RunState
+from flowslot_lab.table import print_result
+from rich.console import Console
+
+from .conftest import SCENARIOS
+
+MS = 1_000_000
+
+
+@pytest.fixture
+def scenario() -> Scenario:
+    return load(SCENARIOS / "two-equal.toml")
+
+
+def make_run(scenario: Scenario, policy: str, repeat: int, factors: list[list[float]]) -> Run:
+    """`factors`: slowdowns of each job."""
+    jobs = []
+    for job, slow in zip(scenario.jobs, factors, strict=True):
+        ideal = scenario.ideal_s(job)
+        trace = [(0.1 * i, 1000 * i) for i in range(60)]
+        jobs.append(JobRun(job, ideal, np.array(slow) * ideal, {0: trace, 1: trace}))
+    return Run(policy, repeat, Evidence(bytes_verified=1), jobs, 7, {"h1->s1": 0.5})
+
+
+def test_iteration_ends_with_its_last_worker() -> None:
+    reports = [
+        Report(started=0, ends=[100 * MS, 210 * MS, 300 * MS]),
+        Report(started=0, ends=[110 * MS, 200 * MS, 340 * MS]),
+        Report(started=0),  # a server
+    ]
+    assert iteration_times(reports, 0) == pytest.approx([0.110, 0.100, 0.130])
+    assert iteration_times(reports, 1) == pytest.approx([0.100, 0.130])
+
+
+def test_summary_pools_repeats_and_jobs(scenario: Scenario) -> None:
+    runs = [
+        make_run(scenario, "cubic", 1, [[1.0, 1.2], [1.4, 1.6]]),
+        make_run(scenario, "cubic", 2, [[1.0, 1.0], [2.0, 2.0]]),
+    ]
+    summary = summarise("cubic", runs)
+    assert summary.slowdown_mean == pytest.approx(1.4)
+    assert summary.slowdown_p99 == pytest.approx(2.0)
+    assert (summary.worst_job, summary.worst_job_name) == (pytest.approx(1.75), "b")
+    assert summary.spread_mean == pytest.approx(0.2)
+    assert summary.spread_p99 == pytest.approx(2.0 - 1.594)
+    assert (summary.retransmits, summary.iterations) == (14, 8)
+
+
+def test_best_baseline_is_per_metric(scenario: Scenario) -> None:
+    runs = [
+        make_run(scenario, "cubic", 1, [[1.1, 1.1], [1.1, 1.9]]),
+        make_run(scenario, "bbr", 1, [[1.4, 1.4], [1.4, 1.4]]),
+        make_run(scenario, "stagger", 1, [[1.0, 1.0], [1.0, 1.0]]),
+    ]
+    summaries = LabResult(scenario, runs, {}).summaries()
+    assert best_baseline(summaries, "slowdown_mean") == ("cubic", pytest.approx(1.3))
+    assert best_baseline(summaries, "slowdown_p99") == ("bbr", pytest.approx(1.4))
+    assert best_baseline(summaries[2:], "slowdown_mean") is None
+
+
+def test_json_has_the_documented_keys(scenario: Scenario) -> None:
+    run = make_run(scenario, "stagger", 1, [[1.0, 1.5], [1.5, 1.5]])
+    document = LabResult(scenario, [run], {"a": 0.25}).to_json()
+    assert document["scenario"] == "two-equal"
+    row = document["runs"][0]
+    assert (row["policy"], row["repeat"], row["retransmits"]) == ("stagger", 1, 7)
+    assert row["evidence"]["reservations"] == {
+        "granted": 0, "refused": 0, "preempted": 0, "expired": 0,
+    }  # fmt: skip
+    assert {"pids", "rate_writes", "holds", "bytes_verified"} <= set(row["evidence"])
+    job = row["jobs"][0]
+    assert (job["name"], job["iterations"], job["bytes"]) == ("a", 2, 5_000_000)
+    assert (job["compute_s"], job["alone_s"]) == (0.125, 0.25)
+    assert job["ideal_s"] == pytest.approx(scenario.ideal_s(scenario.jobs[0]), abs=1e-6)
+    assert job["mean_s"] == pytest.approx(1.25 * job["ideal_s"], abs=1e-5)
+    assert job["p50_s"] == pytest.approx(1.25 * job["ideal_s"], abs=1e-5)
+    assert job["slowdown_mean"] == 1.25
+    assert job["slowdown_p99"] == pytest.approx(1.495)
+    assert row["links"] == [{"link": "h1->s1", "capacity_bps": 4e8, "utilisation": 0.5}]
+    summary = document["summary"][0]
+    assert summary["policy"] == "stagger"
+    assert summary["slowdown_mean"] == 1.375
+    assert summary["worst_job"] == 1.5
+
+
+@pytest.mark.parametrize(
+    ("policy", "changes", "missing"),
+    [
+        ("stagger", {"granted": 0}, "no reservation was granted"),
+        ("stagger", {"rate_writes": 0}, "no rate was written"),
+        ("static", {"rate_writes": 0}, "no rate was written"),
+        ("stagger", {"bytes_verified": 41}, "received bytes verified"),
+        ("cubic", {"bytes_verified": 0}, "received bytes verified"),
+        ("stagger", {"grpc_connections": 1}, "1 gRPC connections"),
+        ("stagger", {"control_packets": 3}, "3 packets on the control network"),
+    ],
+)
+def test_a_run_without_its_evidence_fails(
+    scenario: Scenario, tmp_path, policy: str, changes: dict[str, int], missing: str
+) -> None:
+    run_state = RunState.create(tmp_path)
+    live = LiveRun(scenario, run_state, policy, 5, use_switch=False)
+    expected = expected_bytes(scenario, scenario.warmup + 5)
+    good = {"granted": 1, "rate_writes": 1, "bytes_verified": expected}
+    live.check(Evidence(**good))
+    with pytest.raises(RunFailed, match=missing):
+        live.check(Evidence(**{**good, **changes}))
+
+
+def test_every_byte_is_expected(scenario: Scenario) -> None:
+    assert expected_bytes(scenario, 3) == 3 * 2 * 2 * 5_000_000
+    assert expected_bytes(load(SCENARIOS / "ps-incast.toml"), 3) == 3 * 2 * 6_400_000
+
+
+def test_bandwidth_comes_from_the_receivers_on_that_link(scenario: Scenario) -> None:
+    run = make_run(scenario, "cubic", 1, [[1.0], [1.0]])
+    rate = received_rate(run.jobs[0], "s1->h2", 1.0, 2.0)
+    assert rate is not None
+    assert rate == pytest.approx(10_000)
+    assert received_rate(run.jobs[0], "s1->h7", 1.0, 2.0) is None
+
+
+def test_table_and_figure(scenario: Scenario, tmp_path, capsys) -> None:
+    runs = [
+        make_run(scenario, policy, 1, [[1.0, slow], [1.0, slow]])
+        for policy, slow in (("stagger", 1.1), ("cubic", 1.5), ("bbr", 1.6))
+    ]
+    result = LabResult(scenario, runs, {"a": 0.24, "b": 0.24})
+    print_result(result, Console(width=120))
+    text = capsys.readouterr().out
+    assert "1.250 cubic" in text
+    assert "5 MB / (400 Mbit/s x 1448/1514)" in text
+    draw(result, tmp_path / "deep" / "figure.png")
+    assert (tmp_path / "deep" / "figure.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages survive the wire; what is malformed is refused by field name."""
+
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from flowslot.errors import ProtocolError
+from flowslot.messages import (
+    Ack,
+    Demand,
+    Done,
+    Grant,
+    Heartbeat,
+    HeartbeatEcho,
+    Held,
+    Hello,
+    Refusal,
+)
+from flowslot_proto import convert
+from flowslot_proto import flowslot_pb2 as pb
+from flowslot_proto.convert import FromArbiter, FromDaemon, Opening
+from hypothesis import given
+from hypothesis import strategies as st
+
+LINKS = 6
+IDS = st.integers(0, 2**64 - 1)
+COUNTS = st.integers(0, 2**62)
+RATES = st.floats(0, 1e300)
+NAMES = st.text(min_size=1, max_size=64).filter(lambda s: s.isprintable())
+PATHS = st.lists(st.integers(0, LINKS - 1), max_size=4, unique=True).map(tuple)
+DEMANDS = st.builds(
+    Demand,
+    flow=IDS,
+    inc=COUNTS,
+    job=NAMES,
+    links=PATHS,
+    remaining=IDS,
+    cap=RATES | st.just(math.inf),
+    wait_ns=COUNTS,
+    period_ns=COUNTS,
+    next_in_ns=st.integers(-(2**62), 2**62),
+    next_bytes=COUNTS,
+)
+GRANTS = st.builds(
+    Grant, flow=IDS, inc=COUNTS, seq=COUNTS, rate=RATES, ceiling=RATES, must_ack=st.booleans()
+)
+FROM_DAEMON = st.builds(
+    FromDaemon,
+    session=COUNTS,
+    dones=st.lists(st.builds(Done, flow=IDS, inc=COUNTS)),
+    demands=st.lists(DEMANDS),
+    acks=st.lists(st.builds(Ack, flow=IDS, inc=COUNTS, seq=COUNTS)),
+    heartbeat=st.none() | st.builds(Heartbeat, n=COUNTS, wall_ns=COUNTS),
+)
+FROM_ARBITER = st.builds(
+    FromArbiter,
+    session=COUNTS,
+    grants=st.lists(GRANTS),
+    refusals=st.lists(st.builds(Refusal, flow=IDS, inc=COUNTS, reason=NAMES)),
+    echo=st.none() | st.builds(HeartbeatEcho, n=COUNTS, wall_ns=COUNTS),
+)
+
+
+def plain(message: FromDaemon | FromArbiter) -> dict[str, Any]:
+    """Empty parts of any kind are the same."""
+    values = {name: getattr(message, name) for name in message.__slots__}
+    return {k: list(v) if isinstance(v, list | tuple) else v for k, v in values.items()}
+
+
+@given(FROM_DAEMON)
+def test_what_a_daemon_says_survives(message: FromDaemon) -> None:
+    # The daemon numbers its links from 100, the switch backwards: the wire's are their own.
+    wire = {100 + i: i for i in range(LINKS)}
+    meaning = [LINKS - 1 - i for i in range(LINKS)]
+    sent = FromDaemon(
+        message.session,
+        message.dones,
+        [relinked(d, 100, 1) for d in message.demands],
+        message.acks,
+        message.heartbeat,
+    )
+    data = convert.write_daemon(sent, wire).SerializeToString()
+    got = convert.read_daemon(pb.DaemonMessage.FromString(data), meaning)
+    expected = plain(message) | {"demands": [relinked(d, LINKS - 1, -1) for d in message.demands]}
+    assert plain(got) == expected
+
+
+def relinked(demand: Demand, start: int, sign: int) -> Demand:
+    return replace(demand, links=tuple(start + sign * x for x in demand.links))
+
+
+@given(FROM_ARBITER)
+def test_what_the_arbiter_says_survives(message: FromArbiter) -> None:
+    data = convert.write_arbiter(message).SerializeToString()
+    assert plain(convert.read_arbiter(pb.ArbiterMessage.FromString(data))) == plain(message)
+
+
+@given(COUNTS, NAMES, st.lists(st.builds(Held, flow=IDS, inc=COUNTS, rate=RATES), max_size=5))
+def test_hello_survives(session: int, daemon: str, held: list[Held]) -> None:
+    held = list({h.flow: h for h in held}.values())
+    opening = Opening(Hello(daemon, session, tuple(held)), ("a", "b"), 120)
+    message = convert.write_daemon(FromDaemon(session), {}, opening)
+    data = message.SerializeToString()
+    assert convert.read_opening(pb.DaemonMessage.FromString(data)) == opening
+
+
+def test_links_that_the_stream_does_not_know_are_left_out_of_paths() -> None:
+    demand = Demand(1, 1, "j", (3, 5, 4), 10)
+    message = convert.write_daemon(FromDaemon(1, demands=[demand]), {3: 0, 4: 1})
+    assert convert.read_daemon(message, (3, 4)).demands[0].links == (3, 4)
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_are_refused_or_well_typed(data: bytes) -> None:
+    message = pb.DaemonMessage()
+    try:
+        message.MergeFromString(data)
+        got = convert.read_daemon(message, range(LINKS))
+    except Exception as error:
+        assert type(error).__name__ in ("ProtocolError", "DecodeError")
+    else:
+        assert all(not math.isnan(d.cap) for d in got.demands)
+
+
+@pytest.mark.parametrize(
+    ("batch", "field"),
+    [
+        (pb.GrantBatch(flow=[1], inc=[1], seq=[1], rate=[-1.0], ceiling=[1], must_ack=[1]), "rate"),
+        (
+            pb.GrantBatch(flow=[1], inc=[1], seq=[1], rate=[1], ceiling=[math.inf], must_ack=[1]),
+            "ceiling",
+        ),
+        (pb.GrantBatch(flow=[1], inc=[1], seq=[1], rate=[1], ceiling=[1]), "must_ack"),
+        (pb.GrantBatch(flow=[1], inc=[1], seq=[2**63], rate=[1], ceiling=[1], must_ack=[1]), "seq"),
+    ],
+)
+def test_daemons_do_not_trust_switches_either(batch: pb.GrantBatch, field: str) -> None:
+    with pytest.raises(ProtocolError, match=f"`grants.{field}`"):
+        convert.read_arbiter(pb.ArbiterMessage(session=1, grants=batch))
+
+
+def test_converting_needs_no_grpc() -> None:
+    code = "import sys, flowslot_proto.convert; sys.exit('grpc' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_hundred_demands_are_a_small_message() -> None:
+    demands = [
+        Demand(10_000 + i, 7, f"job{i % 4}", (i % 5, 5), 5_000_000, math.inf, 10**8, 2 * 10**8)
+        for i in range(100)
+    ]
+    message = convert.write_daemon(FromDaemon(1, demands=demands), {i: i for i in range(LINKS)})
+    assert message.ByteSize() < 3500
+    assert len(message.demands.path_hops) == 5
+    assert len(message.demands.jobs) == 4

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts real `flowslot-switch` processes, and talks to them as a plain client."""
+
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Self, TypeVar
+
+import grpc
+from flowslot_proto import flowslot_pb2 as pb
+from flowslot_proto.flowslot_pb2_grpc import EmulatedSwitchStub
+
+T = TypeVar("T")
+DEADLINE_S = 30.0
+GBPS = 0.4
+LINKS = ("h1->s1", "s1->h1", "h2->s1", "s1->h2")
+LEASE_NS = 100_000_000
+
+
+def topology(port: int, links: tuple[str, ...] = LINKS, switch: str | None = "s1") -> str:
+    text = f'[[switches]]\nname = "s1"\naddress = "127.0.0.1:{port}"\n'
+    for i in (1, 2):
+        text += (
+            f'[[hosts]]\nname = "h{i}"\n[[hosts.nics]]\nname = "eth0"\n'
+            f'addresses = ["10.78.0.{i}"]\nup = "h{i}->s1"\ndown = "s1->h{i}"\n'
+        )
+    for link in links:
+        text += f'[[links]]\nname = "{link}"\ncapacity_gbps = {GBPS}\n'
+        text += f'switch = "{switch}"\n' if switch else ""
+    return text
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def until(probe: Callable[[], T], what: str) -> T:
+    """Wait for something to become true; how long it takes decides nothing."""
+    end = time.monotonic() + DEADLINE_S
+    while not (value := probe()):
+        assert time.monotonic() < end, f"never happened: {what}"
+        time.sleep(0.01)
+    return value
+
+
+class Switch:
+    """A switch process on a port of its own, its files in `folder`; ended with the context."""
+
+    def __init__(self, folder: Path, slot_ms: float = 60.0) -> None:
+        self.port = free_port()
+        self.address = f"127.0.0.1:{self.port}"
+        self.config = folder / "switch.toml"
+        self.topology = folder / "topology.toml"
+        self.log = folder / "switch.log"
+        self.topology.write_text(topology(self.port))
+        self.configure(f"[arbiter]\nslot_ms = {slot_ms}\n")
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def configure(self, text: str) -> None:
+        self.config.write_text(f'name = "s1"\n{text}')
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def start(self, env: dict[str, str] | None = None) -> Self:
+        with self.log.open("ab") as log:
+            command = [str(Path(sys.executable).with_name("flowslot-switch"))]
+            self.process = subprocess.Popen(
+                [*command, "--config", str(self.config)], stderr=log, env=env
+            )
+        self.describe()
+        return self
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+    def logged(self, text: str) -> str:
+        return until(lambda: text in self.log.read_text() and self.log.read_text(), text)
+
+    def channel(self) -> grpc.Channel:
+        return grpc.insecure_channel(
+            self.address,
+            options=[
+                ("grpc.use_local_subchannel_pool", 1),
+                ("grpc.initial_reconnect_backoff_ms", 50),
+                ("grpc.min_reconnect_backoff_ms", 50),
+                ("grpc.max_reconnect_backoff_ms", 100),
+                ("grpc.max_send_message_length", -1),
+            ],
+        )
+
+    def describe(self) -> pb.DescribeReply:
+        with self.channel() as channel:
+            stub = EmulatedSwitchStub(channel)
+            return stub.Describe(pb.DescribeRequest(), wait_for_ready=True, timeout=DEADLINE_S)
+
+    def load(self, link: str) -> float:
+        """What is reserved on a link in the present slot."""
+        return next(row.load[0] for row in self.describe().links if row.link == link)
+
+    def wait_recovered(self) -> None:
+        until(lambda: not self.describe().recovering, "the switch has recovered")
+
+
+class Peer:
+    """A daemon's end of a stream, by hand."""
+
+    def __init__(self, channel: grpc.Channel, session: int) -> None:
+        self.session = session
+        self.grants: dict[int, tuple[float, int, bool]] = {}
+        self._out: queue.SimpleQueue[pb.DaemonMessage | None] = queue.SimpleQueue()
+        stub = EmulatedSwitchStub(channel)
+        messages: Iterator[pb.DaemonMessage] = iter(self._out.get, None)
+        self.call = stub.Negotiate(messages, wait_for_ready=True, timeout=DEADLINE_S)
+        self._n = 0
+
+    def say(self, **parts: object) -> None:
+        self._out.put(pb.DaemonMessage(session=self.session, **parts))
+
+    def hello(
+        self, daemon: str = "h1", links: tuple[str, ...] = LINKS, **held: list[float]
+    ) -> None:
+        self.say(
+            hello=pb.Hello(daemon=daemon, links=links, lease_ns=LEASE_NS, held=pb.HeldBatch(**held))
+        )
+
+    def demand(
+        self, flow: int, path: list[int], remaining: int = 10**8, inc: int = 1, job: str = ""
+    ) -> None:
+        self.say(
+            demands=pb.DemandBatch(
+                jobs=[job or f"job{flow}"],
+                path_hops=[len(path)],
+                path_links=path,
+                flow=[flow],
+                inc=[inc],
+                job=[0],
+                path=[0],
+                remaining=[remaining],
+                cap=[float("inf")],
+                wait_ns=[0],
+                period_ns=[0],
+                next_in_ns=[0],
+                next_bytes=[0],
+            )
+        )
+
+    def ack(self, flow: int, inc: int = 1) -> None:
+        self.say(acks=pb.AckBatch(flow=[flow], inc=[inc], seq=[self.grants[flow][1]]))
+
+    def read(self) -> pb.ArbiterMessage:
+        message = next(self.call)
+        assert message.session == self.session
+        batch = message.grants
+        for flow, seq, rate, must_ack in zip(
+            batch.flow, batch.seq, batch.rate, batch.must_ack, strict=True
+        ):
+            self.grants[flow] = (rate, seq, must_ack)
+        return message
+
+    def rate(self, flow: int) -> float:
+        return self.grants[flow][0] if flow in self.grants else 0.0
+
+    def read_until(self, reached: Callable[[], bool]) -> None:
+        while not reached():
+            self.read()
+
+    def fence(self) -> None:
+        """Everything said so far has been decided upon, and what it brought us is read."""
+        self._n += 1
+        self.say(heartbeat=pb.Heartbeat(n=self._n, wall_ns=1))
+        while self.read().echo.n != self._n:
+            pass
+
+    def status(self) -> tuple[grpc.StatusCode, str]:
+        """What the stream is closed with."""
+        try:
+            while True:
+                self.read()
+        except StopIteration:
+            return grpc.StatusCode.OK, ""
+        except grpc.RpcError:
+            return self.call.code(), self.call.details()
+
+    def close(self) -> None:
+        self._out.put(None)
+        self.call.cancel()

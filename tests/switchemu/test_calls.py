@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The paper's two calls, by a plain client."""
+
+import math
+import threading
+from collections.abc import Iterator
+
+import grpc
+import pytest
+from flowslot.units import goodput
+from flowslot_proto import flowslot_pb2 as pb
+from flowslot_proto.flowslot_pb2_grpc import EmulatedSwitchStub
+from switchproc import GBPS, LINKS, Switch
+
+OK = pb.UpdateScheduleReply.STATUS_OK
+REFUSED = pb.UpdateScheduleReply.STATUS_REFUSED
+GOODPUT = goodput(GBPS * 1e9)
+RESERVABLE = 0.96 * GOODPUT
+PATH = ("h1->s1", "s1->h2")
+K = 10
+
+
+@pytest.fixture
+def stub(shared_switch: Switch) -> Iterator[EmulatedSwitchStub]:
+    with shared_switch.channel() as channel:
+        stub = EmulatedSwitchStub(channel)
+        yield stub
+        for flow in range(8):
+            update(stub, flow, rates=())
+
+
+def update(
+    stub: EmulatedSwitchStub,
+    flow: int,
+    links: tuple[str, ...] = PATH,
+    rates: tuple[float, ...] = (),
+    **more: object,
+) -> pb.UpdateScheduleReply:
+    return stub.UpdateSchedule(
+        pb.UpdateScheduleRequest(scheduler="me", flow=flow, links=links, rates=rates, **more)
+    )
+
+
+def fetch(
+    stub: EmulatedSwitchStub, links: tuple[str, ...] = PATH, slots: int = 0
+) -> pb.FetchFeedbackReply:
+    return stub.FetchFeedback(pb.FetchFeedbackRequest(links=links, slots=slots))
+
+
+def by_slot(reply: pb.FetchFeedbackReply, link: int = 0) -> dict[int, float]:
+    return {reply.slot + k: load for k, load in enumerate(reply.links[link].load)}
+
+
+def test_feedback_has_k_rates_link_by_link_and_their_sum(stub: EmulatedSwitchStub) -> None:
+    base = fetch(stub).slot + 1
+    assert update(stub, 1, rates=(1e6, 2e6, 3e6), slot=base).status == OK
+    assert update(stub, 2, links=("s1->h2",), rates=(5e5,) * 5, slot=base).status == OK
+    reply = fetch(stub)
+    assert [row.link for row in reply.links] == list(PATH)
+    assert reply.links[0].goodput == pytest.approx(GOODPUT)
+    assert reply.links[0].reservable == pytest.approx(RESERVABLE)
+    assert [len(row.load) for row in reply.links] == [K, K]
+    assert len(reply.path) == K
+    first, second = by_slot(reply, 0), by_slot(reply, 1)
+    for slot, want in ((base, 1e6), (base + 1, 2e6), (base + 2, 3e6), (base + 3, 0.0)):
+        if slot >= reply.slot:  # slots pass while we look
+            assert first[slot] == pytest.approx(want)
+            assert second[slot] == pytest.approx(want + 5e5)
+            assert reply.path[slot - reply.slot] == pytest.approx(2 * want + 5e5)
+    short = fetch(stub, slots=3)
+    assert [len(row.load) for row in short.links] == [3, 3]
+    assert len(short.path) == 3
+
+
+def test_update_replaces_the_flows_schedule(stub: EmulatedSwitchStub) -> None:
+    update(stub, 1, rates=(0.7 * GOODPUT,) * K)
+    assert update(stub, 1, rates=(0.8 * GOODPUT,) * K).status == OK
+    assert fetch(stub).links[0].load[0] == pytest.approx(0.8 * GOODPUT)
+    assert update(stub, 1, rates=(0.0,) * K).status == OK
+    assert max(fetch(stub).links[0].load) == pytest.approx(0.0, abs=1.0)
+
+
+def test_refusal_has_status_reason_and_link_and_changes_nothing(stub: EmulatedSwitchStub) -> None:
+    update(stub, 1, links=("s1->h2",), rates=(0.5 * GOODPUT,) * K)
+    reply = update(stub, 2, rates=(0.5 * GOODPUT,) * K)
+    assert reply.status == REFUSED
+    assert reply.link == "s1->h2"
+    assert "capacity" in reply.reason
+    assert max(fetch(stub).links[0].load) == 0.0
+
+
+def test_rates_of_slots_that_have_passed_are_skipped(stub: EmulatedSwitchStub) -> None:
+    base = fetch(stub).slot - 2
+    assert update(stub, 1, rates=(9e6, 9e6, 1e6, 2e6, 3e6, 4e6), slot=base).status == OK
+    assert max(fetch(stub).links[0].load) <= 4e6
+    late = update(stub, 2, rates=(1e6,), slot=base + 100)
+    assert late.status == REFUSED
+    assert "10 slots" in late.reason
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"links": ("h1->s1", "nowhere")}, "`links[1]`"),
+        ({"links": ("h1->s1", "h1->s1")}, "`links[1]`"),
+        ({"links": ()}, "`links`"),
+        ({"rates": (1.0, math.nan)}, "`rates`"),
+        ({"rates": (-1.0,)}, "`rates`"),
+        ({"rates": (1.0,) * (K + 1)}, "`rates`"),
+    ],
+)
+def test_nonsense_is_invalid_and_names_the_field(
+    stub: EmulatedSwitchStub, shared_switch: Switch, change: dict[str, object], field: str
+) -> None:
+    before = shared_switch.describe().counters.rejected
+    with pytest.raises(grpc.RpcError) as error:
+        update(stub, 1, **{"rates": (1.0,), **change})
+    assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert field in error.value.details()
+    assert shared_switch.describe().counters.rejected == before + 1
+
+
+def test_feedback_refuses_unknown_links_and_too_many_slots(stub: EmulatedSwitchStub) -> None:
+    for links, slots, field in ((("nowhere",), 0, "`links[0]`"), (PATH, K + 1, "`slots`")):
+        with pytest.raises(grpc.RpcError) as error:
+            fetch(stub, links, slots)
+        assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert field in error.value.details()
+
+
+def test_two_clients_in_a_race_never_over_commit(shared_switch: Switch) -> None:
+    rounds = 40
+    gate = threading.Barrier(2)
+    won: list[list[bool]] = [[], []]
+    worst = [0.0, 0.0]
+
+    def client(me: int) -> None:
+        with shared_switch.channel() as channel:
+            stub = EmulatedSwitchStub(channel)
+            for _ in range(rounds):
+                gate.wait()
+                reply = update(stub, 6 + me, rates=(0.6 * GOODPUT,) * K)
+                won[me].append(reply.status == OK)
+                worst[me] = max(worst[me], *fetch(stub).links[1].load)
+                gate.wait()
+                update(stub, 6 + me, rates=())
+
+    threads = [threading.Thread(target=client, args=(me,)) for me in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [a != b for a, b in zip(*won, strict=True)] == [True] * rounds
+    assert 0.59 * GOODPUT < max(worst) <= RESERVABLE
+
+
+def test_describe_says_who_it_is_and_what_it_holds(shared_switch: Switch) -> None:
+    reply = shared_switch.describe()
+    assert (reply.name, reply.pid) == ("s1", shared_switch.pid)
+    assert [row.link for row in reply.links] == list(LINKS)
+    assert all(len(row.load) == K for row in reply.links)
+    assert reply.uptime_ns > 0
+    assert reply.lease_ns == 2 * reply.slot_ns == 120_000_000
+    assert reply.counters.steps > 0

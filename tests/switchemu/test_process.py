@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The switch process: configuration, signals, systemd."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from switchproc import LINKS, Peer, Switch, topology, until
+
+
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    program = Path(sys.executable).with_name("flowslot-switch")
+    return subprocess.run(
+        [program, *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "parts"),
+    [
+        ('name = "s1"\nlisten = "nowhere"', ["switch.toml", "`listen`", "host:port"]),
+        ('name = "s1"\nlissten = "x:1"', ["switch.toml", "`lissten`", "did you mean `listen`?"]),
+        ('name = "s1"\n[arbiter]\ntarget = 1.5', ["`arbiter.target`", "1.5"]),
+        ('name = "s9"', ["`name`", "must be one of: s1"]),
+        ('name = "s1"\ntopology = "none.toml"', ["none.toml", "cannot be read"]),
+        ("name = ", ["switch.toml", "TOML"]),
+        ("", ["`name`", "required"]),
+    ],
+)
+def test_bad_configuration_is_one_clear_line_and_status_2(
+    tmp_path: Path, config: str, parts: list[str]
+) -> None:
+    file = tmp_path / "switch.toml"
+    file.write_text(config)
+    (tmp_path / "topology.toml").write_text(topology(7400))
+    result = run("--config", file)
+    assert result.returncode == 2
+    [line] = result.stderr.splitlines()
+    assert [part for part in parts if part not in line] == []
+
+
+def test_bad_topology_names_its_own_file(tmp_path: Path) -> None:
+    (tmp_path / "switch.toml").write_text('name = "s1"')
+    text = topology(7400).replace("capacity_gbps = 0.4", "capacity_gbps = -1", 1)
+    (tmp_path / "topology.toml").write_text(text)
+    result = run("--config", tmp_path / "switch.toml")
+    assert result.returncode == 2
+    assert "topology.toml" in result.stderr
+    assert "`links[0].capacity_gbps`" in result.stderr
+
+
+def test_usage_errors_are_status_2(tmp_path: Path) -> None:
+    assert run().returncode == 2
+    assert run("--name", "s1").returncode == 2
+    assert run("--topology", tmp_path / "none", "--name", "s1").returncode == 2
+    assert "host:port" in run("--listen", "x").stderr
+
+
+def test_a_taken_address_is_a_failure(switch: Switch) -> None:
+    result = run("--config", switch.config)
+    assert result.returncode == 1
+    assert switch.address in result.stderr.splitlines()[-1]
+
+
+def test_overrides_replace_the_file(switch: Switch, tmp_path: Path) -> None:
+    other = Switch(tmp_path)
+    with other:
+        program = Path(sys.executable).with_name("flowslot-switch")
+        other.process = subprocess.Popen(
+            [program, "--topology", switch.topology, "--name", "s1", "--listen", other.address]
+        )
+        assert other.describe().pid == other.pid != switch.describe().pid
+
+
+def test_sigterm_closes_streams_and_ends_with_0(switch: Switch) -> None:
+    with switch.channel() as channel:
+        peer = Peer(channel, 1)
+        peer.hello()
+        peer.fence()
+        switch.signal(signal.SIGTERM)
+        code, details = peer.status()
+    assert (code.name, details) == ("UNAVAILABLE", "the switch process stops")
+    assert switch.process is not None
+    assert switch.process.wait(timeout=30) == 0
+
+
+def test_a_bad_reload_keeps_the_last_good_configuration(switch: Switch) -> None:
+    pid = switch.describe().pid
+    for bad in ("[arbiter]\ntarget = 7\n", 'listen = "127.0.0.1:1"\n', "nonsense"):
+        switch.log.write_text("")
+        switch.configure(bad)
+        switch.signal(signal.SIGHUP)
+        assert "switch.toml" in switch.logged("not reloaded")
+        reply = switch.describe()
+        assert reply.pid == pid
+        assert reply.links[0].reservable == pytest.approx(0.96 * reply.links[0].goodput)
+
+
+def test_a_good_reload_asks_all_daemons_for_hello(switch: Switch) -> None:
+    pid = switch.describe().pid
+    with switch.channel() as channel:
+        peer = Peer(channel, 1)
+        peer.hello()
+        peer.fence()
+        switch.configure("[arbiter]\ntarget = 0.5\n")
+        switch.signal(signal.SIGHUP)
+        code, details = peer.status()
+    assert code.name == "UNAVAILABLE"
+    assert "configuration has changed" in details
+    reply = switch.describe()
+    assert reply.pid == pid
+    assert reply.links[0].reservable == pytest.approx(0.5 * reply.links[0].goodput)
+    assert len(reply.links) == len(LINKS)
+
+
+def test_systemd_hears_ready_watchdog_reload_and_stop(tmp_path: Path) -> None:
+    address = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener, Switch(tmp_path) as switch:
+        listener.bind(address)
+        listener.settimeout(0.1)
+        heard = ""
+
+        def hears(word: str) -> bool:
+            nonlocal heard
+            with contextlib.suppress(TimeoutError):
+                heard += listener.recv(4096).decode() + "\n"
+            return word in heard
+
+        switch.start({**os.environ, "NOTIFY_SOCKET": address, "WATCHDOG_USEC": "200000"})
+        for word in ("READY=1", "STATUS=s1: 4 links", "WATCHDOG=1"):
+            until(lambda word=word: hears(word), word)
+        heard = ""
+        switch.signal(signal.SIGHUP)
+        for word in ("RELOADING=1", "READY=1"):
+            until(lambda word=word: hears(word), word)
+        switch.signal(signal.SIGTERM)
+        until(lambda: hears("STOPPING=1"), "STOPPING")

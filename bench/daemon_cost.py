@@ -23,11 +23,13 @@ from typing import Any
 
 import numpy as np
 import psutil
+
 from flowslot_shm.client import JobClient
 from flowslot_shm.layout import Role
 
 PROGRAMS = Path(sys.executable).parent
 PORT = 7778
+NICE = ("nice", "-n", "-10")  # as the systemd units have it
 FLOWS, PROCESSES = 100, 8
 BYTES = 100_000
 PERIOD_S = 0.45
@@ -71,16 +73,18 @@ def measure(
         )
         if switch:
             files = ("--topology", directory / "topology.toml")
-            arbiter = _start(stack, hosts[0], PROGRAMS / "flowslot-switch", "--name", "s1", *files)
-        daemon = _start(stack, hosts[0], PROGRAMS / "flowslotd", "--config", config)
+            program = (*NICE, PROGRAMS / "flowslot-switch")
+            arbiter = _start(stack, hosts[0], *program, "--name", "s1", *files)
+        daemon = _start(stack, hosts[0], *NICE, PROGRAMS / "flowslotd", "--config", config)
         me = (sys.executable, "-m", "bench.daemon_cost")
         _start(stack, hosts[1], *me, "--receive")
+        _wait_for(lambda: _listens(hosts[1]))
         _wait_for((directory / "run" / "control.sock").exists)
         for i in range(PROCESSES):
             sockets = flows // PROCESSES + (i < flows % PROCESSES)
             offset = PERIOD_S * (i % jobs) / jobs
             _start(stack, hosts[0], *me, "--send", directory / "run", i % jobs, sockets, offset)
-        _wait_for(lambda: _status(directory)["flows"]["paced"] == flows)
+        _wait_for(lambda: _status(directory)["flows"]["paced"] >= 0.9 * flows)
         time.sleep(2.0)
         (cpu, user), started = _cpu(daemon), time.monotonic()
         switch_cpu = _cpu(arbiter)[0] if switch else 0.0
@@ -146,6 +150,11 @@ def _wait_for(condition: Any, seconds: float = 30.0) -> None:
         time.sleep(0.1)
 
 
+def _listens(host: str) -> bool:
+    command = ["ip", "netns", "exec", host, "ss", "-Hltn", f"sport = :{PORT}"]
+    return bool(subprocess.run(command, check=True, capture_output=True).stdout)
+
+
 def _ask(directory: Path, command: str) -> Any:
     with socket.socket(socket.AF_UNIX) as peer:
         peer.connect(str(directory / "run" / "control.sock"))
@@ -193,14 +202,14 @@ def _send(runtime_dir: Path, name: str, flows: int, offset_s: float) -> None:
                 selector.register(sock, selectors.EVENT_WRITE)
             while left:
                 for key, _ in selector.select():
-                    sock = key.fileobj
-                    assert isinstance(sock, socket.socket)
-                    sent = sock.send(data[: left[sock]])
-                    writers[sock].done(sent)
-                    left[sock] -= sent
-                    if not left[sock]:
-                        del left[sock]
-                        selector.unregister(sock)
+                    free = key.fileobj
+                    assert isinstance(free, socket.socket)
+                    sent = free.send(data[: left[free]])
+                    writers[free].done(sent)
+                    left[free] -= sent
+                    if not left[free]:
+                        del left[free]
+                        selector.unregister(free)
 
 
 def _connect() -> socket.socket:

@@ -92,9 +92,7 @@ def step(flows: int = FLOWS, links: int = LINKS, rounds: int = 500) -> dict[str,
     allocator = registry.get("stagger").allocator
     assert allocator is not None
     config = ArbiterConfig(recovery=False, max_flows_per_session=max(flows, 1))
-    arbiter = Arbiter(
-        np.full(links, goodput(10e9)), config, allocator(registry.PolicyOptions())
-    )
+    arbiter = Arbiter(np.full(links, goodput(10e9)), config, allocator(registry.PolicyOptions()))
     arbiter.hello(Nanos(0), Hello("h1", 1))
     samples: list[int] = []
     grants = 0

@@ -7,7 +7,8 @@ where others must give way first, their acknowledgements are in it. Demands of a
 are repeated at every slot. Patterns:
 - `phases`: jobs become active at times of their own, on all hosts within 2 ms; they communicate a
   fifth of their time, so that their links are busy for four fifths of it;
-- `contended`: the same for half of their time: always someone must give way;
+- `turns`: jobs communicate one after the other, as scheduled jobs do: nobody has to give way;
+- `contended`: as `phases`, but for half of their time: always someone must give way;
 - `aligned`: all flows of all hosts become active at the same slot boundary.
 """
 
@@ -21,15 +22,17 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Self
 
 import grpc
 import numpy as np
 import psutil
 import uvloop
+
 from flowslot.messages import Demand
 from flowslot.topology import parse_topology
 from flowslot.units import MILLISECOND, Nanos
@@ -40,7 +43,7 @@ from flowslotd.domain_grpc import GrpcDomain
 
 SLOT_NS = Nanos(60 * MILLISECOND)
 PERIOD_S = (0.210, 0.290, 0.370, 0.430)  # of the jobs, no common divisor near a slot
-BUSY = {"phases": 0.2, "contended": 0.5, "aligned": 0.5}  # part of its period
+BUSY = {"phases": 0.2, "turns": 0.2, "contended": 0.5, "aligned": 0.5}  # part of its period
 SPREAD_S = 0.002
 FLOW_BYTES = 400_000
 
@@ -75,8 +78,6 @@ class Client:
         )
         self.domain.on_grants = self._on_grants
         self.latency_ns: list[int] = []
-        self.batches: list[int] = []
-        self.errors: Counter[str] = Counter()
         self._pattern = pattern
         self._asked: dict[int, int] = {}
         self._inc = [1] * len(PERIOD_S)
@@ -107,11 +108,14 @@ class Client:
             self._say([j for j, active in enumerate(self._active) if active])
 
     async def _job(self, job: int, end: float) -> None:
-        period = PERIOD_S[job] if self._pattern != "aligned" else 4 * SLOT_NS / 1e9
-        spread = SPREAD_S if self._pattern != "aligned" else 0.0
+        aligned, turns = self._pattern == "aligned", self._pattern == "turns"
+        period = 4 * SLOT_NS / 1e9 if aligned else PERIOD_S[0 if turns else job]
+        spread = 0.0 if aligned else SPREAD_S
+        offset = job / len(PERIOD_S) * period if turns else 0.0
         self._turn(job, False)
         while time.time() < end:
-            start = (time.time() // period + 1) * period + self._random.uniform(0, spread)
+            start = ((time.time() - offset) // period + 1) * period + offset
+            start += self._random.uniform(0, spread)
             await asyncio.sleep(start - time.time())
             self._inc[job] += 1
             self._turn(job, True)
@@ -148,14 +152,11 @@ class Client:
             self.domain.demand(now, demands)
 
     def _on_grants(self, now: Nanos, grants: Sequence[tuple[int, float, float]]) -> None:
-        samples = [
+        self.latency_ns += [
             now - self._asked.pop(flow)
             for flow, rate, _ in grants
             if rate > 0 and flow in self._asked
         ]
-        self.latency_ns += samples
-        if samples:
-            self.batches.append(max(samples))
 
 
 async def client(args: argparse.Namespace) -> None:
@@ -167,7 +168,6 @@ async def client(args: argparse.Namespace) -> None:
     json.dump(
         {
             "latency_ns": one.latency_ns,
-            "first_ns": one.batches,
             "round_trip": stats.round_trip.summary(),
             "unanswered": len(one._asked),
             "cpu_s": sum(after[:2]) - sum(before[:2]),
@@ -184,7 +184,7 @@ async def client(args: argparse.Namespace) -> None:
 
 def measure(
     seconds: float = 6.0, daemons: int = 5, flows: int = 100, pattern: str = "phases"
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Run it; latencies in ms over all flows of all daemons, processor time, bandwidth."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -205,22 +205,47 @@ def measure(
         try:
             before = _describe(port)
             cpu, sent = psutil.Process(switch.pid).cpu_times(), _loopback_bytes()
-            outputs = _run_clients(topology, seconds, daemons, flows, pattern)
+            with Stalls() as stalls:
+                outputs = _run_clients(topology, seconds, daemons, flows, pattern)
             after = _describe(port)
             cpu_s = sum(psutil.Process(switch.pid).cpu_times()[:2]) - sum(cpu[:2])
             sent = _loopback_bytes() - sent
             return _report(outputs, before, after, seconds) | {
                 "switch_cpu_share": round(cpu_s / seconds, 3),
                 "bandwidth_mbit_s": round(sent * 8 / seconds / 1e6, 2),
+                "machine_stall_max_ms": round(stalls.worst_s * 1e3, 1),
             }
         finally:
             switch.terminate()
             switch.communicate(timeout=10)
 
 
+class Stalls:
+    """How long this machine keeps an idle thread waiting: what no result can be better than."""
+
+    def __enter__(self) -> Self:
+        self.worst_s = 0.0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        step = 0.005
+        before = time.monotonic()
+        while not self._stop.wait(step):
+            now = time.monotonic()
+            self.worst_s = max(self.worst_s, now - before - step)
+            before = now
+
+
 def _run_clients(
     topology: Path, seconds: float, daemons: int, flows: int, pattern: str
-) -> list[dict[str, object]]:
+) -> list[dict[str, Any]]:
     command = [sys.executable, "-m", "bench.negotiation", "--seconds", str(seconds)]
     command += ["--topology", str(topology), "--hosts", str(daemons), "--flows", str(flows)]
     started = [
@@ -247,20 +272,18 @@ def _loopback_bytes() -> int:
 
 
 def _report(
-    outputs: list[dict[str, object]],
+    outputs: list[dict[str, Any]],
     before: pb.DescribeReply,
     after: pb.DescribeReply,
     seconds: float,
-) -> dict[str, object]:
+) -> dict[str, Any]:
     a, b = after.counters, before.counters
     messages = a.messages_in + a.messages_out - b.messages_in - b.messages_out
     steps = a.steps - b.steps
     return {
-        "flows": _percentiles([x for o in outputs for x in o["latency_ns"]]),
-        "messages": _percentiles([x for o in outputs for x in o["first_ns"]]),
-        "round_trip_ms": [
-            round(max(o["round_trip"][p] for o in outputs) / 1e3, 2) for p in ("p50_us", "p99_us")
-        ],
+        **_percentiles([x for o in outputs for x in o["latency_ns"]]),
+        "round_trip_p50_ms": round(max(o["round_trip"]["p50_us"] for o in outputs) / 1e3, 2),
+        "round_trip_p90_ms": round(max(o["round_trip"]["p90_us"] for o in outputs) / 1e3, 2),
         "unanswered": sum(o["unanswered"] for o in outputs),
         "leases_lost": sum(o["expired"] for o in outputs),
         "errors": sorted({o["error"] for o in outputs if o["error"]}),

@@ -22,8 +22,8 @@
 #define FS_RECOVERY_CWND 10
 #define FS_MIN_RTT_US 250ULL
 
-/* Send buffers grow until they hold so much of the reserved rate. */
-#define FS_SNDBUF_NS (30 * FS_MS)
+/* Send buffers grow until they hold what the ceiling carries in this time (and to tcp_wmem). */
+#define FS_SNDBUF_NS (20 * FS_MS)
 
 /* Top-up: given up when the RTT is this share of the buffer above its minimum... */
 #define FS_QUEUE_PERCENT 30
@@ -37,6 +37,7 @@
 /* Catching up: so much of the past counts, is repaid within so long, by at most one part in so
  * many of the rate. Bytes ahead of the rate count up to FS_AHEAD. */
 #define FS_OWED_NS (2 * FS_MS)
+#define FS_OWED_PERCENT 60
 #define FS_REPAY_NS (4 * FS_MS)
 #define FS_REPAY_SHARE 4
 #define FS_OVER_SHARE 32

@@ -74,6 +74,8 @@ static __always_inline void addresses(struct sock *sk, __u16 *family, __u16 *spo
 		*(__u32 *)dst = c->skc_daddr;
 		return;
 	}
+	if (!bpf_core_field_exists(c->skc_v6_daddr))
+		return; /* a kernel without IPv6 */
 #pragma unroll
 	for (int i = 0; i < 4; i++) {
 		((__u32 *)src)[i] = c->skc_v6_rcv_saddr.in6_u.u6_addr32[i];
@@ -147,6 +149,8 @@ static __always_inline void enter(struct sock *sk, struct flow *f, __u8 mode, __
 	f->extra = 0;
 	f->grown_ns = now;
 	f->owed = 0;
+	f->owed_ns = now;
+	f->owed_sent = tp->bytes_sent;
 	/* The thresholds of the time when losses did not count say nothing; during recovery the
 	 * kernel steers by this one. */
 	if (f->mode == FS_RESERVED && !recovering(sk))
@@ -249,16 +253,18 @@ static __always_inline void top_up(struct tcp_sock *tp, struct flow *f, struct f
 				   __s32 rtt_us, __u64 now)
 {
 	__u64 base = tp->rtt_min.s[0].v, gap = min64(now - f->grown_ns, FS_GROW_NS);
-	__u64 rtt = recent_rtt(f, rtt_us, now);
+	__u64 rtt = recent_rtt(f, rtt_us, now), queue;
 
 	if (ctl->base_rtt_us)
 		base = min64(base, ctl->base_rtt_us);
 	f->grown_ns = now;
 	if (rtt == ~0U)
 		return;
-	if (rtt > base + (__u64)ctl->queue_us * FS_QUEUE_PERCENT / 100) {
+	queue = rtt > base ? (rtt - base) * 100 / max64(ctl->queue_us, 1) : 0;
+	if (queue > FS_OWED_PERCENT && f->owed > 0)
+		f->owed = 0;
+	if (queue > FS_QUEUE_PERCENT) {
 		f->extra = 0;
-		f->owed = f->owed < 0 ? f->owed : 0;
 	} else if (f->backlog_ns && now - f->backlog_ns > FS_SETTLE_NS) {
 		f->extra = min64(f->extra + (__u64)ctl->growth * gap / FS_MS,
 				 ctl->ceiling > ctl->reserved ? ctl->ceiling - ctl->reserved : 0);
@@ -327,7 +333,8 @@ __u32 BPF_PROG(fs_min_tso_segs, struct sock *sk)
 
 /*
  * How much a send buffer may hold, in windows. The kernel's two are a millisecond's worth for our
- * small windows, and the application would have to wake up that often.
+ * small windows: the application would have to wake up that often, and a held flow would have next
+ * to nothing to send when its rate is raised. Hence the ceiling, not the rate.
  */
 SEC("struct_ops/fs_sndbuf_expand")
 __u32 BPF_PROG(fs_sndbuf_expand, struct sock *sk)
@@ -339,7 +346,7 @@ __u32 BPF_PROG(fs_sndbuf_expand, struct sock *sk)
 
 	if (!ctl || f->mode == FS_OPEN)
 		return 2;
-	return max64(2, min64(ctl->reserved * FS_SNDBUF_NS / FS_SECOND / in_window, 1000));
+	return max64(2, min64(ctl->ceiling * FS_SNDBUF_NS / FS_SECOND / in_window, 1000));
 }
 
 SEC("struct_ops/fs_cong_avoid")

@@ -43,8 +43,9 @@ class Demand:
     """State of one flow. `remaining` > 0: it has bytes to send; 0: it is idle but registered.
 
     `cap`: most it can use (dependencies); inf = no bound. `wait_ns`: time since it became ready.
-    `period_ns`: iteration time of its job, 0 = unknown. `next_in_ns`, `next_bytes`: what is
-    expected once it is idle; `next_bytes` = 0: nothing known, no standing grant.
+    `period_ns`: iteration time of its job, 0 = unknown. `next_in_ns`: when it is expected to
+    become ready again, once it is idle. `next_bytes`: its bytes per iteration, as far as known;
+    0 = unknown, no standing grant.
     """
 
     flow: int

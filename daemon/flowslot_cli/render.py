@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import yaml
-from flowslot.units import wire_bps
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
+
+from flowslot.units import wire_bps
 
 Data = dict[str, Any]
 NONE = "-"

@@ -12,9 +12,9 @@ from typing import Annotated, Any
 
 import typer
 import yaml
+
 from flowslot.errors import ConfigError
 from flowslot.topology import parse_topology
-
 from flowslotd.config import load, read
 
 FAILURE, BAD_INPUT = 1, 2

@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
+from pydantic import Field, FiniteFloat
+
 from flowslot.errors import ConfigError, FlowslotError
 from flowslot.policy import registry
 from flowslot.settings import Settings, parse_toml
 from flowslot.slot import SlotGrid
 from flowslot.topology import Topology, parse_topology
 from flowslot.units import MILLISECOND, Nanos
-from pydantic import Field, FiniteFloat
 
 Name = Annotated[str, Field(min_length=1, max_length=64)]
 

@@ -18,7 +18,6 @@ from flowslot.errors import ConfigError, FlowslotError
 from flowslot.slot import SlotClock
 from flowslot.units import MILLISECOND, SECOND, Nanos
 from flowslot_shm.layout import Message
-
 from flowslotd import report
 from flowslotd.clock import monotonic, read_slot
 from flowslotd.config import Config, changed, load
@@ -35,7 +34,7 @@ P = ParamSpec("P")
 
 GATHER_NS = MILLISECOND
 """Events this close together share a pass: a job's sockets start one right after the other."""
-LAZY_NS = 4 * MILLISECOND
+LAZY_NS = 10 * MILLISECOND
 """What a flow leaves free can wait so long while its job goes on: top-up uses it meanwhile."""
 BUSY = 3
 """After a pass at events at least so many times its duration passes before the next one."""

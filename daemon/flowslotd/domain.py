@@ -16,7 +16,6 @@ from flowslot.policy.base import Floats
 from flowslot.policy.registry import PolicyOptions, PolicySpec
 from flowslot.topology import Topology
 from flowslot.units import Nanos
-
 from flowslotd.clock import monotonic, wall
 from flowslotd.config import Config
 from flowslotd.domain_base import Domain, DomainStats, Grants, OnGrants

@@ -11,7 +11,6 @@ from flowslot.grantbook import Changes
 from flowslot.messages import Demand, Done
 from flowslot.policy.base import Floats
 from flowslot.units import Nanos
-
 from flowslotd.metrics import Durations, Summary
 
 Grants = list[tuple[int, float, float]]

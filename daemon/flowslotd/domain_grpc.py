@@ -7,12 +7,12 @@ import logging
 import math
 import random
 import secrets
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import grpc
 import numpy as np
+
 from flowslot.errors import ProtocolError
 from flowslot.grantbook import GrantBook
 from flowslot.messages import Ack, Demand, Done, Grant, Heartbeat, HeartbeatEcho, Refusal
@@ -23,9 +23,9 @@ from flowslot.units import Nanos
 from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto.convert import FromDaemon, Opening, read_arbiter, write_daemon
 from flowslot_proto.flowslot_pb2_grpc import EmulatedSwitchStub
-
 from flowslotd.clock import monotonic, wall
 from flowslotd.domain_base import DomainStats, OnGrants
+from flowslotd.domain_heart import Heart
 
 FIRST_RETRY_S, LAST_RETRY_S = 0.02, 1.0
 CONNECT_S = 2.0
@@ -40,14 +40,9 @@ _OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.enable_http_proxy", 0),
 ]
-_SAMPLES = 32
 
 Call = grpc.aio.StreamStreamCall[pb.DaemonMessage, pb.ArbiterMessage]
 _log = logging.getLogger(__name__)
-
-
-def _ignore(now: Nanos) -> None:
-    """Default of the callbacks."""
 
 
 class LeaseLost(Exception):
@@ -75,8 +70,8 @@ class GrpcDomain:
     ) -> None:
         self.switch = switch.name
         self.on_grants: OnGrants = lambda now, grants: None
-        self.on_live: Callable[[Nanos], None] = _ignore
-        self.on_lost: Callable[[Nanos], None] = _ignore
+        self.on_live: Callable[[Nanos], None] = lambda now: None
+        self.on_lost: Callable[[Nanos], None] = lambda now: None
         self.live = False
         self.grpc_connections = 0
         self._address = switch.address
@@ -86,8 +81,7 @@ class GrpcDomain:
         self._index = {link: i for i, link in enumerate(self._held)}
         self._asks: dict[tuple[int, ...], bool] = {}
         self._lease_ns = lease_ns
-        self._beat_ns = slot_ns // 2
-        self._beat_at = Nanos(0)
+        self._heart = Heart(Nanos(slot_ns // 2))
         self._stats = stats
         self._book = GrantBook(daemon, lease_ns)
         # Unique among all daemons without asking anyone, and increasing.
@@ -98,9 +92,6 @@ class GrpcDomain:
         self._dones: dict[int, Done] = {}
         self._acks: dict[int, Ack] = {}
         self._heartbeat: Heartbeat | None = None
-        self._n = 0
-        self._beats: dict[int, tuple[Nanos, int]] = {}
-        self._offsets: deque[tuple[int, int]] = deque(maxlen=_SAMPLES)
         self._synced_at: Nanos | None = None
         self._wake = asyncio.Event()
         self._lost = asyncio.Event()
@@ -164,8 +155,8 @@ class GrpcDomain:
         }
 
     def clock_offset_us(self) -> float | None:
-        """See Domain. Of the last answers, the quickest says it best."""
-        return min(self._offsets)[1] / 1e3 if self._offsets else None
+        """See Domain."""
+        return self._heart.offset_us
 
     async def load_table(self, now: Nanos) -> Floats | None:
         """See Domain; None when the switch does not answer."""
@@ -252,7 +243,7 @@ class GrpcDomain:
         self._check_lease(now)
         self._session += 1
         hello = self._book.connect(now, self._session)
-        self._beats.clear()
+        self._heart.forget()
         self._acks.clear()
         self._dones.clear()
         self._lost.clear()
@@ -268,7 +259,7 @@ class GrpcDomain:
 
     async def _beat(self) -> None:
         while True:
-            wait_ns = self._beat_at + self._beat_ns - monotonic()
+            wait_ns = self._heart.due_at - monotonic()
             if wait_ns > 0:
                 await asyncio.sleep(wait_ns / 1e9)
             else:
@@ -276,16 +267,13 @@ class GrpcDomain:
                 self._wake.set()
 
     def _new_heartbeat(self) -> None:
-        now, wall_ns = monotonic(), wall()
-        self._n += 1
-        self._beat_at = now
-        self._book.sent_heartbeat(now, self._n)
-        self._beats[self._n] = (now, wall_ns)
-        self._heartbeat = Heartbeat(self._n, wall_ns)
+        now = monotonic()
+        self._heartbeat = self._heart.beat(now, wall())
+        self._book.sent_heartbeat(now, self._heartbeat.n)
 
     async def _write(self, call: Call, opening: Opening | None) -> None:
         while True:
-            if self._dirty and monotonic() - self._beat_at > self._beat_ns // 2:
+            if self._dirty and self._heart.soon(monotonic()):
                 self._new_heartbeat()  # one message instead of two
             message = FromDaemon(
                 self._session,
@@ -345,13 +333,9 @@ class GrpcDomain:
             assert self._stub is not None
             self._asking = asyncio.create_task(self._ask_pid(self._stub))
         self._check_live(now)
-        sent = self._beats.pop(echo.n, None)
-        if sent is None:
-            return
-        round_trip = now - sent[0]
-        self._stats.round_trip.add(round_trip)
-        self._offsets.append((round_trip, echo.wall_ns - sent[1] - round_trip // 2))
-        self._beats = {n: at for n, at in self._beats.items() if n > echo.n}
+        round_trip = self._heart.echoed(now, echo)
+        if round_trip is not None:
+            self._stats.round_trip.add(round_trip)
 
     def _refused(self, refusal: Refusal) -> None:
         """The flow stays without grant, and so is left alone."""

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+
 from flowslot.arbiter import Arbiter, ArbiterConfig
 from flowslot.grantbook import GrantBook
 from flowslot.messages import Demand, Done
 from flowslot.policy.base import Allocator, Floats
 from flowslot.units import Nanos
-
 from flowslotd.clock import monotonic
 from flowslotd.domain_base import DomainStats, Grants, OnGrants
 from flowslotd.metrics import Summary

@@ -7,7 +7,6 @@ from typing import NamedTuple
 from flowslot.decision import Decision, Hold, Pace
 from flowslot.schedule import Schedule
 from flowslot.units import Nanos
-
 from flowslotd.flowtable import FlowTable
 from flowslotd.pacing.base import PaceEntry, Pacer
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection
 from flowslot.errors import FlowslotError
 from flowslot.policy import registry
 from flowslot.policy.registry import PolicyOptions
-
 from flowslotd.config import Config
 from flowslotd.domain import open_domain
 from flowslotd.domain_base import Domain, OnGrants

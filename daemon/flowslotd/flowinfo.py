@@ -7,10 +7,11 @@ from ipaddress import ip_address
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
+
 from flowslot.topology import Topology
 from flowslot.topology_file import normal_ip
 from flowslot_shm.layout import Role, Transport, address
-from numpy.typing import NDArray
 
 Owns = Callable[[int, int, int], bool | None]
 """(pid, fd, cookie) -> whether that process holds that socket; None: cannot tell."""

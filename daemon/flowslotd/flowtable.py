@@ -9,13 +9,13 @@ import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
+
 from flowslot.messages import Demand
 from flowslot.policy.base import View
 from flowslot.topology import Topology
 from flowslot.units import MILLISECOND, Nanos
 from flowslot_shm.layout import SLOT, State
-from numpy.typing import NDArray
-
 from flowslotd.flowinfo import FlowInfo, Owns, Source, describe, place
 from flowslotd.progress import ROW, Counters, Records, advance
 
@@ -223,7 +223,7 @@ class FlowTable:
             wait_ns=now - onset if active else 0,
             period_ns=period,
             next_in_ns=next_in,
-            next_bytes=int(row["expected"]),
+            next_bytes=int(row["expected"] or row["target"]),
         )
 
     def _bind(self, now: Nanos, source: Source, snap: Records) -> None:

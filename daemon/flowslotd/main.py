@@ -11,8 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 import uvloop
-from flowslot.errors import ConfigError, FlowslotError
 
+from flowslot.errors import ConfigError, FlowslotError
 from flowslotd.config import load
 from flowslotd.daemon import Daemon
 

@@ -7,9 +7,10 @@ Pure array code over the columns of `ROW`: F flows at once.
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
+
 from flowslot.units import Nanos
 from flowslot_shm.layout import State
-from numpy.typing import NDArray
 
 Records = NDArray[np.void]
 Ints = NDArray[np.int64]

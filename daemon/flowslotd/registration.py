@@ -21,6 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
+
 from flowslot_shm.layout import (
     JOB_BYTES,
     MAGIC,

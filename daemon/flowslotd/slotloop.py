@@ -7,11 +7,11 @@ Holds no clock and no timer: `now` is passed in.
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
+
 from flowslot.messages import Done
 from flowslot.policy.base import HostPolicy
 from flowslot.slot import SlotGrid
 from flowslot.units import Nanos
-
 from flowslotd.domain_base import Domain
 from flowslotd.enforcer import Enforcer
 from flowslotd.flowinfo import Source

@@ -18,10 +18,10 @@ from types import FrameType
 from typing import Annotated, Literal, NoReturn
 
 import typer
-from flowslot.errors import ConfigError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from flowslot.errors import ConfigError
 from flowslot_lab import scenario as scenarios
 from flowslot_lab.figure import draw
 from flowslot_lab.net import LabError

@@ -10,6 +10,7 @@ import json
 import sys
 
 import grpc
+
 from flowslot_proto.flowslot_pb2 import DescribeRequest
 from flowslot_proto.flowslot_pb2_grpc import EmulatedSwitchStub
 

@@ -17,14 +17,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
-from flowslot_shm.client import JobClient
-from flowslot_shm.layout import Role
 
 from flowslot_lab.collectives import Collective, MakeFlow, PsServer, PsWorker, Ring
 from flowslot_lab.connect import Links, establish
 from flowslot_lab.content import CorruptionError
 from flowslot_lab.jobspec import JobSpec, Report
 from flowslot_lab.wire import Flow, Loop, PeerGone
+from flowslot_shm.client import JobClient
+from flowslot_shm.layout import Role
 
 _ROLES = {"ring": Role.RING, "push": Role.PUSH, "pull": Role.PULL}
 _ENDLESS = 1 << 40

@@ -21,11 +21,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
+from pydantic import Field, FiniteFloat
+
 from flowslot.errors import ConfigError
 from flowslot.settings import Settings, parse_toml
 from flowslot.units import goodput
-from pydantic import Field, FiniteFloat
-
 from flowslot_lab import variants
 
 _NAME = r"^[a-z][a-z0-9-]*$"

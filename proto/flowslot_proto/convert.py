@@ -22,7 +22,6 @@ from flowslot.messages import (
     Hello,
     Refusal,
 )
-
 from flowslot_proto import flowslot_pb2 as pb
 
 MAX_LINKS = 65536

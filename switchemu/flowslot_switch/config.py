@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from pydantic import Field, FiniteFloat
+
 from flowslot.arbiter import ArbiterConfig
 from flowslot.errors import ConfigError
 from flowslot.settings import Settings, parse_toml
 from flowslot.topology import Link, parse_topology
 from flowslot.topology_file import Endpoint, Name
 from flowslot.units import MILLISECOND, Nanos
-from pydantic import Field, FiniteFloat
 
 
 class ArbiterSettings(Settings):

@@ -14,11 +14,11 @@ from typing import Any
 
 import grpc
 import uvloop
+from pydantic import TypeAdapter, ValidationError
+
 from flowslot.errors import ConfigError
 from flowslot.topology_file import Endpoint, Name
 from flowslot_proto.flowslot_pb2_grpc import add_EmulatedSwitchServicer_to_server
-from pydantic import TypeAdapter, ValidationError
-
 from flowslot_switch import limits
 from flowslot_switch.config import Overrides, SwitchConfig, load
 from flowslot_switch.engine import Engine

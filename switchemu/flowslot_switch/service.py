@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import numpy as np
+
 from flowslot.errors import ProtocolError, ScheduleRefused
 from flowslot.units import Nanos
 from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto.convert import MAX_NAME, read_links, read_rates
 from flowslot_proto.flowslot_pb2_grpc import EmulatedSwitchServicer
-
 from flowslot_switch.engine import Engine
 from flowslot_switch.stream import STATUS, Closing, Context, LimitExceeded, Stream
 

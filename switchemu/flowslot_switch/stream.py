@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import grpc
+from google.protobuf.message import DecodeError
+
 from flowslot.errors import ProtocolError
 from flowslot.messages import Grant, HeartbeatEcho, Refusal
 from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto.convert import FromArbiter, read_daemon, read_opening, write_arbiter
-from google.protobuf.message import DecodeError
-
 from flowslot_switch import limits
 from flowslot_switch.engine import Engine, SessionEnded
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
 from flowslotd.pacing.bpf_cc import BpfPacer
 
 BYTES_RECEIVED = 128  # offset in struct tcp_info

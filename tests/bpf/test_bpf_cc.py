@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from flowslotd.pacing.base import UNPACED, PaceEntry, PacingError
 from flowslotd.pacing.bpf_cc import BpfPacer, unique_name
 from flowslotd.pacing.layout import Mode
@@ -106,7 +107,7 @@ def test_send_buffers_hold_more_than_a_moment(
     pacer.apply([entry(flow, 20 * MB)], later())
     flow.sock.settimeout(10)
     flow.sock.sendall(bytes(6 * MB))
-    assert flow.sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) > 20 * MB * 0.025
+    assert flow.sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) > 20 * MB * 0.018
 
 
 def test_top_up_takes_what_is_free(pacer: BpfPacer, flows: Callable[..., Any]) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from flowslotd.pacing import layout
 
 HEADER = Path(__file__).parents[2] / "bpf" / "flowslot.h"

@@ -4,6 +4,7 @@
 from pathlib import Path
 
 import pytest
+
 from flowslotd import probe
 from flowslotd.probe import Finding
 

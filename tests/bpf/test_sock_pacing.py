@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+
 from flowslotd.pacing import guardian, make_pacer
 from flowslotd.pacing.base import PaceEntry
 from flowslotd.pacing.sock_pacing import SocketPacer

@@ -7,7 +7,7 @@ parameter servers whose workers compute, then communicate. Deterministic for a s
 
 import heapq
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from flowslot.arbiter import Arbiter, ArbiterConfig
 from flowslot.grantbook import GrantBook
 from flowslot.messages import Demand, Grant
-from flowslot.policy.base import Floats
+from flowslot.policy.base import Allocator, Floats
 from flowslot.policy.fill import link_sum, max_min
 from flowslot.policy.stagger import StaggerAllocator
 from flowslot.units import MILLISECOND, SECOND, Nanos, goodput
@@ -46,9 +46,9 @@ class Job:
     name: str
     compute_s: float
     flows: list[int]
-    waits: list[tuple[int, ...]]
+    waits: Sequence[tuple[int, ...]]
     offset_s: float = 0.0
-    jitter: float = 0.02
+    jitter: float = 0.02  # of the computation time, standard deviation
     iteration: list[int] = field(default_factory=list)
     until: list[float] = field(default_factory=list)  # end of computation, inf: communicating
     started: list[float] = field(default_factory=list)
@@ -68,7 +68,9 @@ class Cluster:
         """Up link of one host, down link of the other."""
         return (2 * src, 2 * dst + 1)
 
-    def ring(self, name: str, volume: float, compute_s: float, hosts: int, **more: float) -> None:
+    def ring(
+        self, name: str, volume: float, compute_s: float, hosts: int, offset_s: float = 0.0
+    ) -> None:
         """A ring all-reduce; each worker sends `volume` bytes per iteration in 2 (n - 1) steps."""
         first = len(self.flows)
         for w in range(hosts):
@@ -85,11 +87,18 @@ class Cluster:
             )
         flows = [first + w for w in range(hosts)]
         waits = [(first + w, first + (w - 1) % hosts) for w in range(hosts)]
-        self.jobs.append(Job(name, compute_s, flows, waits, **more))
+        self.jobs.append(Job(name, compute_s, flows, waits, offset_s))
 
     def ps(
-        self, name: str, volume: float, compute_s: float, workers: list[int], sockets: int,
-        server: int = 0, **more: float,
+        self,
+        name: str,
+        volume: float,
+        compute_s: float,
+        *,
+        workers: list[int],
+        sockets: int,
+        server: int = 0,
+        offset_s: float = 0.0,
     ) -> None:
         """A parameter server; push and pull of `volume` bytes per worker, pipelined."""
         first, per = len(self.flows), volume / sockets
@@ -101,12 +110,22 @@ class Cluster:
         for w, host in enumerate(workers):
             for _ in range(sockets):
                 self.flows.append(
-                    Flow(name, self.hosts[server], self.path(server, host), per, w,
-                         chunk=per / 64, follows=pushes, begins=False)
+                    Flow(
+                        name,
+                        self.hosts[server],
+                        self.path(server, host),
+                        per,
+                        w,
+                        chunk=per / 64,
+                        follows=pushes,
+                        begins=False,
+                    )
                 )
-        pulls = [tuple(range(first + n + w * sockets, first + n + (w + 1) * sockets))
-                 for w in range(len(workers))]
-        self.jobs.append(Job(name, compute_s, list(range(first, first + 2 * n)), pulls, **more))
+        pulls = [
+            tuple(range(first + n + w * sockets, first + n + (w + 1) * sockets))
+            for w in range(len(workers))
+        ]
+        self.jobs.append(Job(name, compute_s, list(range(first, first + 2 * n)), pulls, offset_s))
 
     def ideal_s(self, job: Job) -> float:
         """Computation plus the job's bytes on its busiest link at that link's goodput."""
@@ -145,7 +164,7 @@ class Daemon:
             wait_ns=now - self.ready_at[flow] if active else 0,
             period_ns=int(self.period[flow]),
             next_in_ns=int(self.since[flow] + self.gap[flow] - now) if learnt else 0,
-            next_bytes=int(spec.volume) if learnt and not active else 0,
+            next_bytes=int(spec.volume) if learnt or active else 0,
         )
 
     def observe(self) -> None:
@@ -178,6 +197,7 @@ class Daemon:
             self.gap[flow] = gap if not old else 0.7 * old + 0.3 * gap
             self.period[flow] = period if not old else 0.7 * self.period[flow] + 0.3 * period
         self.active[flow], self.since[flow], self.ready_at[flow] = True, now, now
+        self.sim.starts.append((now, flow, float(self.sim.enforced[flow])))
 
     def _new_caps(self) -> list[int]:
         """Rule 1: 1.05 x predecessor's rate + backlog / 40 ms, when it moved by more than 10 %."""
@@ -221,16 +241,23 @@ class Fluid:
     """The simulation. `top_up`: flows also use what is free at the moment, as the kernel does."""
 
     def __init__(
-        self, cluster: Cluster, *, seed: int = 0, delay_ms: tuple[float, float] = (0.3, 1.0),
-        top_up: bool = False, config: ArbiterConfig | None = None,
+        self,
+        cluster: Cluster,
+        *,
+        seed: int = 0,
+        delay_ms: tuple[float, float] = (0.3, 1.0),
+        top_up: bool = False,
+        config: ArbiterConfig | None = None,
+        allocator: Allocator | None = None,
     ) -> None:
         self.cluster, self.flows = cluster, cluster.flows
         self.config = config or ArbiterConfig()
-        self.arbiter = Arbiter(cluster.capacity, self.config, StaggerAllocator())
+        self.arbiter = Arbiter(cluster.capacity, self.config, allocator or StaggerAllocator())
         self.now = Nanos(0)
         self.top_up = top_up
         self.counts = dict.fromkeys(("demands", "acks", "grants", "steps"), 0)
         self.grants_at: list[int] = []  # time of each grant message
+        self.starts: list[tuple[int, int, float]] = []  # (time, flow, its enforced rate then)
         self.worst_use = 0.0  # largest sum of enforced rates / capacity
         n = len(self.flows)
         self.volume = np.array([f.volume for f in self.flows])
@@ -309,7 +336,7 @@ class Fluid:
                 self.sent[f] >= job.iteration[w] * self.volume[f] - EPS for f in waits
             ):
                 if w == 0:
-                    if job.started[0] == job.started[0]:
+                    if not math.isnan(job.started[0]):
                         job.times.append(now - job.started[0])
                     job.started[0] = now
                 noise = 1.0 + job.jitter * float(np.clip(self._rng.standard_normal(), -3, 3))

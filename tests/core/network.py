@@ -7,6 +7,7 @@ anything that arrived may arrive again, also from streams that were given up.
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -157,10 +158,8 @@ class World:
         stream.up.append(arrive)
 
     def schedule(self, key: int, rate: float, offset: int) -> None:
-        try:
+        with suppress(ScheduleRefused):
             self.arbiter.update_schedule(self.now, key, [key % 3], [rate] * 2, offset)
-        except ScheduleRefused:
-            pass
 
     # --- delivery
 

@@ -65,7 +65,7 @@ class Bench:
                 assert self.arbiter.heartbeat(at(self.time), session)
 
     def committed(self) -> list[float]:
-        return self.arbiter.commitments().tolist()
+        return [float(c) for c in self.arbiter.commitments()]
 
 
 def at(milliseconds: int) -> Nanos:
@@ -326,7 +326,7 @@ def test_nonsense_is_refused(change: dict[str, Any], reason: str) -> None:
 
 def test_numbers_out_of_range_are_clamped() -> None:
     b = Bench()
-    wild = {"remaining": 2**80, "cap": -math.inf, "wait_ns": -5, "period_ns": 2**80}
+    wild: dict[str, Any] = {"remaining": 2**80, "cap": -math.inf, "wait_ns": -5, "period_ns": 2**80}
     assert b.demand(7, **wild, next_in_ns=-(2**90), next_bytes=-1) == []
     assert b.demand(8, flow=2**64 - 1, remaining=-3) == []
     b.want.rates[2**64 - 1] = 5.0

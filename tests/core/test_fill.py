@@ -10,8 +10,11 @@ LINKS = 5
 
 @st.composite
 def networks(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    flows = draw(st.lists(st.sets(st.integers(0, LINKS - 1), min_size=1, max_size=3), min_size=1,
-                          max_size=12))
+    flows = draw(
+        st.lists(
+            st.sets(st.integers(0, LINKS - 1), min_size=1, max_size=3), min_size=1, max_size=12
+        )
+    )
     paths = np.full((len(flows), 3), LINKS, dtype=np.int32)
     for row, links in enumerate(flows):
         paths[row, : len(links)] = sorted(links)

@@ -119,8 +119,9 @@ def test_a_job_alone_keeps_its_rates(moved: float) -> None:
     """Noise of progress, siblings that end or start a little apart, computing: no change."""
     goals = [24.0, 24.0, 24.0, 24.0]
     noise = [0.0, 1.0, -1.0, 0.5]
-    full = [{"job": "a", "left": 100 - moved + x, "goal": g}
-            for x, g in zip(noise, goals, strict=True)]
+    full = [
+        {"job": "a", "left": 100 - moved + x, "goal": g} for x, g in zip(noise, goals, strict=True)
+    ]
     ended = {"left": 0, "next": 100, "due": 50, "idle": 3}
     starting = {"left": 0, "next": 100, "due": 4, "idle": 200}
     assert stagger(*full, capacity=(96.0,)) == goals
@@ -228,7 +229,9 @@ def test_registry() -> None:
     assert not fair.host_policy(registry.PolicyOptions()).decide(
         NOW, view(3), np.zeros(3), np.zeros(3)
     )
-    with pytest.raises(FlowslotError, match=r'no policy is called "staggr"; did you mean `stagger`'):
+    with pytest.raises(
+        FlowslotError, match=r'no policy is called "staggr"; did you mean `stagger`'
+    ):
         registry.get("staggr")
     with pytest.raises(ValueError, match="floor_share"):
         StaggerAllocator(0.0)

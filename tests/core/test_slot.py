@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -51,5 +52,13 @@ def test_never_runs_backwards_nor_stops(steps: list[tuple[int, int]]) -> None:
 
 
 def test_schedule() -> None:
-    plan = Schedule(10, constant(0, 1.0, 3).rates + [0.0, 1.0, 2.0])
-    assert [plan.rate_at(s) for s in (9, 10, 11, 12, 13, 99)] == [1, 1, 2, 3, 3, 3]
+    plan = Schedule(10, np.array([1.0, 2.0, 3.0]))
+    assert constant(3, 5.0).rate_at(99) == 5.0
+    assert [float(plan.rate_at(s)) for s in (9, 10, 11, 12, 13, 99)] == [
+        1.0,
+        1.0,
+        2.0,
+        3.0,
+        3.0,
+        3.0,
+    ]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+
 from flowslot.topology import Topology, parse_topology
 from flowslot_shm.layout import SLOT, Message, Role, State, Transport
 from flowslot_shm.reader import RecordReader

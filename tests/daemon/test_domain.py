@@ -10,14 +10,16 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+
 from flowslot.errors import ConfigError
-from flowslot.messages import Demand, Done
+from flowslot.messages import Demand, Done, HeartbeatEcho
 from flowslot.policy import registry
 from flowslot.policy.registry import PolicyOptions
 from flowslot.units import Nanos
 from flowslotd import config
 from flowslotd.clock import monotonic
 from flowslotd.domain import Domain, open_domain
+from flowslotd.domain_heart import Heart
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "switchemu"))
 from switchproc import Switch, topology
@@ -171,6 +173,21 @@ def test_several_switch_processes_are_a_clear_error(tmp_path: Path) -> None:
     assert "topology.toml" in str(error.value)
     assert "s1" in str(error.value)
     assert "s2" in str(error.value)
+
+
+def test_the_clock_offset_is_that_of_the_quickest_answer() -> None:
+    heart = Heart(Nanos(30))
+    assert heart.offset_us is None
+    for at, round_trip, skew in ((0, 9000, 4000), (10_000, 1000, 0), (20_000, 5000, 2000)):
+        beat = heart.beat(Nanos(at), 10**6 + at)
+        # The switch is 7 us ahead; `skew` is how unevenly the two ways took.
+        echo = HeartbeatEcho(beat.n, beat.wall_ns + round_trip // 2 + skew + 7000)
+        assert heart.echoed(Nanos(at + round_trip), echo) == round_trip
+        assert heart.echoed(Nanos(at + round_trip), echo) is None, "a repeated echo tells nothing"
+    assert heart.offset_us == pytest.approx(7.0)
+    assert heart.due_at == 20_030
+    assert not heart.soon(Nanos(20_010))
+    assert heart.soon(Nanos(20_020))
 
 
 # --- with one

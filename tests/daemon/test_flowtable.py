@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
+
 from flowslot.topology import parse_topology
 from flowslot.units import MILLISECOND, Nanos
 from flowslot_shm.layout import Role, Transport
 from flowslotd.flowtable import FlowTable
-from numpy.typing import NDArray
 
 from .conftest import TOPOLOGY
 

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from flowslot.errors import ConfigError
 from flowslotd import config
 from flowslotd.control import AlreadyRunning, Control
@@ -355,3 +356,24 @@ def test_a_failed_start_leaves_nothing_behind(write, tmp_path):
         asyncio.run(daemon.run())
     assert not (tmp_path / "control.sock").exists()
     assert (tmp_path / "register.sock").read_text() == "not a socket"
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "error"),
+    [
+        ('mode = "enforec"', 2, "field `mode`: must be 'observe' or 'enforce', got \"enforec\""),
+        ("capacity = 1", 2, "field `capacity`: unknown key; known keys: "),
+        ('runtime_dir = "/proc/flowslot"', 1, "/proc/flowslot: No such file or directory"),
+        ('runtime_dir = "/dev/null"', 1, "/dev/null: File exists"),
+    ],
+)
+def test_errors_at_start_are_one_line_and_a_status(write, text, status, error):
+    program = str(Path(sys.executable).with_name("flowslotd"))
+    run = subprocess.run(
+        [program, "--config", str(write(f'host = "h1"\n{text}'))],
+        capture_output=True, text=True, check=False, timeout=30,
+    )  # fmt: skip
+    assert (run.returncode, run.stdout) == (status, "")
+    assert run.stderr.startswith("flowslotd: ")
+    assert error in run.stderr
+    assert run.stderr.count("\n") == 1

@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 import uvloop
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
 from flowslot_shm.client import JobClient
 from flowslot_shm.layout import MAGIC, PACKED_DOORBELL, REGISTER, REPLY, VERSION, Message, Role
 from flowslot_shm.writer import Record as OwnRecord
 from flowslotd import registration
 from flowslotd.registration import Limits, Record, RegistrationServer
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 CC = "fs_test_01"
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+
 from flowslot.decision import Hold, Pace
 from flowslot.policy import registry
 from flowslot.schedule import Schedule

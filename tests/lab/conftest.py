@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from flowslot_lab.state import NETNS, ROOT, RunState
 
 SCENARIOS = Path(__file__).parents[2] / "lab/scenarios"

@@ -2,8 +2,9 @@
 from pathlib import Path
 
 import pytest
-from flowslot_lab.cli import app
 from typer.testing import CliRunner
+
+from flowslot_lab.cli import app
 
 from .conftest import SCENARIOS, TWO_HOSTS
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from flowslot_lab.content import Content, CorruptionError
 from flowslot_lab.job import compute_ns
 from flowslot_lab.jobspec import JobSpec

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from flowslot_lab.net import Network, run
 from flowslot_lab.procs import start, stop
 from flowslot_lab.runner import LiveRun, Options, measure

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 import numpy as np
 import pytest
+from rich.console import Console
+
 from flowslot_lab.figure import draw, received_rate
 from flowslot_lab.jobspec import Report
 from flowslot_lab.results import (
@@ -16,7 +18,6 @@ from flowslot_lab.runner import LiveRun, RunFailed, expected_bytes
 from flowslot_lab.scenario import Scenario, load
 from flowslot_lab.state import RunState
 from flowslot_lab.table import print_result
-from rich.console import Console
 
 from .conftest import SCENARIOS
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
+
 from flowslot.errors import ConfigError
 from flowslot_lab.scenario import Scenario, load, parse
 

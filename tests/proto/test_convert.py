@@ -8,6 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from flowslot.errors import ProtocolError
 from flowslot.messages import (
     Ack,
@@ -23,8 +26,6 @@ from flowslot.messages import (
 from flowslot_proto import convert
 from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto.convert import FromArbiter, FromDaemon, Opening
-from hypothesis import given
-from hypothesis import strategies as st
 
 LINKS = 6
 IDS = st.integers(0, 2**64 - 1)

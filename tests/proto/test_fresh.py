@@ -5,8 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from flowslot_proto import flowslot_pb2, flowslot_pb2_grpc
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
+
+from flowslot_proto import flowslot_pb2, flowslot_pb2_grpc
 
 PROTO = Path(flowslot_pb2.__file__).parents[1]
 NAME = "flowslot_proto/flowslot.proto"

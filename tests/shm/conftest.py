@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from flowslot_shm.client import JobClient
 from flowslot_shm.layout import Message, Role
 from flowslot_shm.writer import FlowWriter

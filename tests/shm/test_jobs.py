@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+
 from flowslot_shm.client import JobClient
 from flowslot_shm.layout import MAGIC, REPLY, VERSION, Message, Role, State, Transport, address
 from flowslot_shm.reader import RecordReader

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from flowslot_shm import layout
 
 SHM = Path(__file__).parents[2] / "shm"

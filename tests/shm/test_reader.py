@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from flowslot_shm.client import JobClient
-from flowslot_shm.layout import HEADER, MAGIC, SLOT, VERSION, Role, State, Transport, record_bytes
-from flowslot_shm.reader import MAX_BYTES, MAX_COUNT, Fault, RecordError, RecordReader
-from flowslot_shm.writer import FlowWriter, Record
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
+
+from flowslot_shm.client import JobClient
+from flowslot_shm.layout import HEADER, MAGIC, SLOT, VERSION, Role, State, Transport, record_bytes
+from flowslot_shm.reader import MAX_BYTES, MAX_COUNT, Fault, RecordError, RecordReader
+from flowslot_shm.writer import FlowWriter, Record
 
 if TYPE_CHECKING:
     from tests.shm.conftest import CJob, Daemon

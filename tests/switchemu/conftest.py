@@ -33,3 +33,10 @@ def shared_switch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Switch]:
     with Switch(tmp_path_factory.mktemp("switch")) as process:
         process.start().wait_recovered()
         yield process
+
+
+@pytest.fixture(scope="module")
+def unhurried_switch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Switch]:
+    """One that never finds a daemon late; it grants nothing while it recovers, which is long."""
+    with Switch(tmp_path_factory.mktemp("unhurried"), slot_ms=1000, lease_slots=100) as process:
+        yield process.start()

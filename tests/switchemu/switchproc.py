@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 import grpc
+
 from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto.flowslot_pb2_grpc import EmulatedSwitchStub
 
@@ -54,14 +55,14 @@ def until(probe: Callable[[], T], what: str) -> T:
 class Switch:
     """A switch process on a port of its own, its files in `folder`; ended with the context."""
 
-    def __init__(self, folder: Path, slot_ms: float = 60.0) -> None:
+    def __init__(self, folder: Path, slot_ms: float = 60.0, lease_slots: int = 2) -> None:
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
         self.config = folder / "switch.toml"
         self.topology = folder / "topology.toml"
         self.log = folder / "switch.log"
         self.topology.write_text(topology(self.port))
-        self.configure(f"[arbiter]\nslot_ms = {slot_ms}\n")
+        self.configure(f"[arbiter]\nslot_ms = {slot_ms}\nlease_slots = {lease_slots}\n")
         self.process: subprocess.Popen[bytes] | None = None
 
     def configure(self, text: str) -> None:

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 import grpc
 import pytest
+from switchproc import GBPS, LINKS, Switch
+
 from flowslot.units import goodput
 from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto.flowslot_pb2_grpc import EmulatedSwitchStub
-from switchproc import GBPS, LINKS, Switch
 
 OK = pb.UpdateScheduleReply.STATUS_OK
 REFUSED = pb.UpdateScheduleReply.STATUS_REFUSED

@@ -27,8 +27,8 @@ Paths = NDArray[np.int32]
 class AllocationState:
     """What an allocator sees: all flows of a contention domain, packed. Read only.
 
-    A flow with `remaining` > 0 is active. An idle one is expected to become active with
-    `next_bytes` in `due_ns` (negative: overdue), and was last active `idle_ns` ago.
+    A flow with `remaining` > 0 is active. An idle one is expected to become active in `due_ns`
+    (negative: overdue), and was last active `idle_ns` ago.
     """
 
     paths: Paths  # int32[F, H], padded with L
@@ -41,7 +41,7 @@ class AllocationState:
     wait_ns: Floats  # [F] since it became ready (0 when idle)
     period_ns: Floats  # [F] iteration time of its job, 0 = unknown
     due_ns: Floats  # [F]
-    next_bytes: Floats  # [F], 0 = unknown
+    next_bytes: Floats  # [F] bytes per iteration, 0 = unknown
     idle_ns: Floats  # [F] (inf: never active; 0 when active)
     goal: Floats  # [F]: what the flow was to have after the last allocation
 

@@ -5,7 +5,9 @@ Per allocation: floors, so that everybody makes progress; then gangs, job by job
 `G / (1 + 4 wait / period)`, where G is the time the job's bottleneck needs for what is left; then
 max-min top-up. What is still unused stands ready for flows that are computing now, so that they
 start at full rate without a negotiation. A job whose present rates are good enough keeps them:
-progress reports are noisy, and every change costs messages and a round trip.
+progress reports are noisy, and every change costs messages and a round trip. For the same reason
+a job that shares no link with another one has the same rates in all its phases: each flow gets
+what its bytes per iteration are of the bottleneck's.
 """
 
 import math
@@ -35,6 +37,8 @@ WORTHWHILE = 20.0
 """A standing grant below this fraction (1/20) of what the job could use alone is not made."""
 FULL = 1e-3
 """A link with less than this share of its capacity left has nothing to top up with."""
+ROUNDING = 1e-9
+"""Relative; present goals that fill a link must not seem too much for it."""
 
 
 class StaggerAllocator:
@@ -77,42 +81,55 @@ class _Allocation:
         self.n_jobs = len(state.job_names)
         self.cell = state.job[:, None] * (self.n_links + 1) + state.paths
         self.floor_share = floor_share
-        # A flow that cannot send now is as good as idle: it must not hold up its gang.
-        closed = (state.capacity <= 0)[state.paths].any(axis=1)
-        blocked = (state.remaining > 0) & ((state.cap <= 0) | closed)
-        self.active: Bools = (state.remaining > 0) & ~blocked
-        self.later: Floats = np.where(blocked, state.remaining, state.next_bytes)
-        self.cap = state.cap
         self.left = np.maximum(state.capacity, 0.0)
+        closed = (state.capacity <= 0)[state.paths].any(axis=1)
+        self.solo = self._solo_rates(closed)
+        closed |= self.solo > 0  # settled: out of the turns
+        active: Bools = (state.remaining > 0) & ~closed
+        need = self._by_job(np.where(active, state.remaining, 0.0))
+        # What a dependency leaves unused matters only where another job could use it.
+        self.alone: Bools = ~((need > 0).sum(axis=0) > 1)[state.paths].any(axis=1)
+        self.cap: Floats = np.where(self.alone, np.inf, state.cap)
+        # A flow that cannot send now is as good as idle: it must not hold up its gang.
+        self.active = active & (self.cap > 0)
+        blocked = (state.remaining > 0) & ~self.active & (self.solo <= 0)
+        self.need = self._by_job(np.where(self.active, state.remaining, 0.0))
+        later = np.where(blocked, state.remaining, state.next_bytes)
+        self.later: Floats = np.where(self.solo > 0, 0.0, later)
         self.rate = np.zeros(len(state.remaining))
         self.short = np.zeros(len(state.remaining))
 
     def run(self) -> Floats:
         s = self.state
         idle = ~self.active & (self.later > 0)
-        need = self._by_job(np.where(self.active, s.remaining, 0.0))
-        users = (need > 0).sum(axis=0)
-        users[-1] = 0
-        alone = ~(users[s.paths] > 1).any(axis=1)
-        # What a dependency leaves unused matters only where another job could use it.
-        self.cap = np.where(alone, np.inf, s.cap)
-        gang = self._gang(self.active, s.remaining, need)
+        gang = self._gang(self.active, s.remaining, self.need)
         busy: Bools = np.asarray(gang.need.any(axis=1))
         # Siblings about to start keep their rates, but not from a flow that has none yet.
         starting = np.bincount(s.job[self.active & (s.goal <= 0)], minlength=self.n_jobs) > 0
-        kept = idle & (busy & ~starting)[s.job] & alone & self._near()
+        kept = idle & (busy & ~starting)[s.job] & self.alone & self._near()
         order = self._turns(gang, kept)
         self._floors_and_gangs(gang, order, kept)
         self._top_up()
         self._restore(order)
         self._stand(idle & ~kept, order, busy)
-        return self.rate
+        return self.rate + self.solo
+
+    def _solo_rates(self, closed: Bools) -> Floats:
+        """Rates of the jobs that share no link with another one; 0 for the others' flows."""
+        s = self.state
+        size = np.where(closed, 0.0, np.where(s.next_bytes > 0, s.next_bytes, s.remaining))
+        need = self._by_job(size)
+        shared = (need > 0).sum(axis=0) > 1
+        meets = np.bincount(s.job, shared[s.paths].any(axis=1), self.n_jobs) > 0
+        seconds = np.where(need > 0, need / np.maximum(self.left, 1e-9), 0.0).max(axis=1)
+        rates = size / np.maximum(seconds, 1e-12)[s.job]
+        return np.where(meets[s.job] | (size <= 0), 0.0, rates)
 
     def _gang(self, rows: Bools, size: Floats, need: Floats) -> _Gang:
         s = self.state
         lasts = np.zeros(self.n_jobs)
         late = rows & (s.goal < self.cap)  # more is of no use to the others
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore", over="ignore"):
             np.maximum.at(lasts, s.job[late], size[late] / s.goal[late])
         return _Gang(rows, need, self._by_job(np.where(rows, s.goal, 0.0)), lasts)
 
@@ -156,8 +173,8 @@ class _Allocation:
         for job in order:
             self.left += floors[job]
             rows = np.flatnonzero(s.job == job)
-            if (sibling_use[job] <= self.left).all():
-                self.left -= sibling_use[job]
+            if (sibling_use[job] <= self.left * (1 + ROUNDING)).all():
+                self.left = np.maximum(self.left - sibling_use[job], 0.0)
                 self.rate[rows] = siblings[rows]
             else:
                 kept[rows] = False
@@ -172,7 +189,7 @@ class _Allocation:
     def _take(self, gang: _Gang, job: int, rows: Rows, size: Floats) -> Floats:
         """Rates of one job's flows, as a gang: all end at the same time, as early as they can."""
         seconds = self._seconds(gang, job)
-        fits = (gang.hold[job] <= self.left * (1 + 1e-9)).all()
+        fits = (gang.hold[job] <= self.left * (1 + ROUNDING)).all()
         if fits and gang.lasts[job] <= KEEP_RATIO * seconds + KEEP_SLACK_S:
             goals: Floats = self.state.goal[rows]
             return goals
@@ -183,7 +200,7 @@ class _Allocation:
         """Time that the job's flows take when they share what is left."""
         need = gang.need[job]
         used = need > 0
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore", over="ignore"):
             return float((need[used] / self.left[used]).max())
 
     def _top_up(self) -> None:

@@ -37,7 +37,9 @@ KINDS: dict[int, Kind] = {
     EventKind.START: "start",
     EventKind.DRAINED: "drained",
 }
-_SET = ("reserved", "ceiling", "growth", "queue_us", "flags")
+_RATE, _SMALL = float(2**60), float(2**31)
+_SET = {"reserved": _RATE, "ceiling": _RATE, "growth": _SMALL, "queue_us": _SMALL}
+"""Numbers of an entry and the largest that is written: an infinite ceiling is none."""
 
 Slots = NDArray[np.intp]
 
@@ -148,23 +150,21 @@ class BpfPacer:
         slots, entries = self._find(entries)
         if not entries:
             return 0
-        want = np.array(
-            [
-                (e.cookie, 0, e.reserved, e.ceiling, 0, e.growth, e.queue_us, 0, e.guaranteed, 0)
-                for e in entries
-            ],
-            CTL,
-        )
-        want["flags"] *= GUARANTEED
+        want = np.zeros(len(entries), CTL)
+        for field, most in _SET.items():
+            values = np.array([getattr(e, field) for e in entries], np.float64)
+            want[field] = np.clip(values, 0, most)
+        want["cookie"] = [e.cookie for e in entries]
+        want["flags"] = [GUARANTEED * e.guaranteed for e in entries]
         ctl = self._ctl
         strange = ctl["cookie"][slots] != want["cookie"]
         self._claim(slots[strange], want["cookie"][strange])
         have = ctl[slots]
         changed = strange | (have["deadline_ns"] == 0)
-        for field in _SET:
+        for field in (*_SET, "flags"):
             changed |= have[field] != want[field]
         at = slots[changed]
-        for field in _SET:
+        for field in (*_SET, "flags"):
             ctl[field][at] = want[field][changed]
         ctl["deadline_ns"][slots] = deadline_ns
         self._live = np.union1d(self._live, slots)

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Heartbeats to a switch process: when the next one is due, and what their echoes tell."""
+
+from collections import deque
+
+from flowslot.messages import Heartbeat, HeartbeatEcho
+from flowslot.units import Nanos
+
+_SAMPLES = 32
+
+
+class Heart:
+    """Numbers heartbeats, never one twice; estimates the offset between the two wall clocks."""
+
+    def __init__(self, period_ns: Nanos) -> None:
+        self._period_ns = period_ns
+        self._n = 0
+        self._last = Nanos(0)
+        self._sent: dict[int, tuple[Nanos, int]] = {}
+        self._samples: deque[tuple[int, int]] = deque(maxlen=_SAMPLES)
+
+    @property
+    def due_at(self) -> Nanos:
+        """When the next one has to be sent (monotonic)."""
+        return Nanos(self._last + self._period_ns)
+
+    def soon(self, now: Nanos) -> bool:
+        """One may as well travel with a message that is being sent."""
+        return now > self._last + self._period_ns // 2
+
+    def beat(self, now: Nanos, wall_ns: int) -> Heartbeat:
+        """The next heartbeat, to be sent now."""
+        self._n += 1
+        self._last = now
+        self._sent[self._n] = (now, wall_ns)
+        return Heartbeat(self._n, wall_ns)
+
+    def echoed(self, now: Nanos, echo: HeartbeatEcho) -> int | None:
+        """Round trip in ns; None: nothing is known of that heartbeat (any more)."""
+        sent = self._sent.pop(echo.n, None)
+        if sent is None:
+            return None
+        round_trip = now - sent[0]
+        self._samples.append((round_trip, echo.wall_ns - sent[1] - round_trip // 2))
+        self._sent = {n: at for n, at in self._sent.items() if n > echo.n}
+        return round_trip
+
+    def forget(self) -> None:
+        """A new stream: what was sent in the old one is not answered any more."""
+        self._sent.clear()
+
+    @property
+    def offset_us(self) -> float | None:
+        """Their wall clock minus ours, by the quickest of the last answers."""
+        return min(self._samples)[1] / 1e3 if self._samples else None

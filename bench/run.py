@@ -29,10 +29,10 @@ def measure(bounds: list[dict[str, Any]], repeat: int) -> dict[str, list[float]]
         for name in modules:
             print(f"bench: {name} ({turn + 1}/{repeat})", file=sys.stderr, flush=True)
             result = importlib.import_module(f"bench.{name}").measure()
-            for metric in values:
+            for metric, got in values.items():
                 module, key = metric.split(".", 1)
                 if module == name:
-                    values[metric].append(float(result[key]))
+                    got.append(float(result[key]))
     return values
 
 

@@ -17,7 +17,7 @@
  * that would be more than 6 ms. */
 #define FS_MIN_RATE 256000ULL
 
-/* Window rule: cwnd = max(3, 2 * rate * max(srtt, 250 us) / mss). */
+/* Window rule: cwnd = 3 + 2 * rate * max(srtt, 250 us) / mss. */
 #define FS_MIN_CWND 3
 #define FS_RECOVERY_CWND 10
 #define FS_MIN_RTT_US 250ULL

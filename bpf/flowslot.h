@@ -48,7 +48,7 @@ struct fs_stat {
 	__u64 active_ns; /* last acknowledgement or transmission seen */
 	__u32 unsent; /* bytes that the application wrote and TCP has not sent yet */
 	__u32 srtt_us;
-	__u32 min_rtt_us;
+	__u32 min_rtt_us; /* all ones: not measured yet */
 	__u32 rtt_us; /* latest sample */
 	__u32 retrans; /* segments */
 	__u32 cwnd;    /* segments */

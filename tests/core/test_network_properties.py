@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from network import CAPACITY, CONFIG, World
 
@@ -43,12 +43,13 @@ EVENTS = st.lists(
 
 
 @settings(
-    max_examples=250,
+    max_examples=200,
     deadline=None,
     suppress_health_check=list(HealthCheck),
     report_multiple_bugs=False,
 )
 @given(EVENTS, st.booleans())
+@example([("demand", 0, 1), ("demand", 0, 3)], False)
 def test_never_over_commits_and_recovers(events: list[tuple[str, int, int]], warm: bool) -> None:
     world = World()
     if warm:

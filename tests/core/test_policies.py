@@ -133,6 +133,18 @@ def test_a_job_alone_keeps_its_rates(moved: float) -> None:
     assert alone[0] == 0.0 and sum(alone) == pytest.approx(96.0, rel=1e-6)
 
 
+@pytest.mark.parametrize("left", [(300, 100), (1, 100), (0, 100), (0, 0)])
+def test_a_job_that_meets_no_other_has_the_same_rates_in_all_phases(left: tuple[int, int]) -> None:
+    """In proportion to bytes per iteration; what the bottleneck leaves elsewhere is given out."""
+    job = [
+        {"job": "a", "links": (0, 1), "left": left[0], "next": 300},
+        {"job": "a", "links": (0,), "left": left[1], "next": 100},
+        {"job": "a", "links": (1,), "left": 0, "next": 300},
+    ]
+    other = {"job": "b", "links": (2,)}
+    assert stagger(*job, other, capacity=(100.0, 200.0, 50.0)) == [75.0, 25.0, 125.0, 50.0]
+
+
 def test_next_change_is_the_start_of_the_window() -> None:
     s = state({"job": "a", "left": 0, "next": 100, "due": 50, "idle": 100})
     assert StaggerAllocator().next_change(s, NOW) == NOW + 40 * MILLISECOND + 1

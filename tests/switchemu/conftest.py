@@ -14,8 +14,8 @@ from switchproc import Switch
 
 @pytest.fixture
 def switch(tmp_path: Path) -> Iterator[Switch]:
-    """A process that has just begun to serve, with slots of 60 ms."""
-    with Switch(tmp_path) as process:
+    """A process that has just begun to serve, and never finds a daemon late."""
+    with Switch(tmp_path, slot_ms=1000, lease_slots=100) as process:
         yield process.start()
 
 

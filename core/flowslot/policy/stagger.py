@@ -82,7 +82,7 @@ class _Allocation:
         self.cell = state.job[:, None] * (self.n_links + 1) + state.paths
         self.floor_share = floor_share
         self.left = np.maximum(state.capacity, 0.0)
-        closed = (state.capacity <= 0)[state.paths].any(axis=1)
+        closed: Bools = np.asarray((state.capacity <= 0)[state.paths].any(axis=1))
         self.solo = self._solo_rates(closed)
         closed |= self.solo > 0  # settled: out of the turns
         active: Bools = (state.remaining > 0) & ~closed
@@ -115,15 +115,26 @@ class _Allocation:
         return self.rate + self.solo
 
     def _solo_rates(self, closed: Bools) -> Floats:
-        """Rates of the jobs that share no link with another one; 0 for the others' flows."""
+        """Rates of the jobs that share no link with another one; 0 for the others' flows.
+
+        They depend on the bytes per iteration only, not on who is active or how far: what an idle
+        sibling leaves unused for the moment is for the top-up in the kernel.
+        """
         s = self.state
         size = np.where(closed, 0.0, np.where(s.next_bytes > 0, s.next_bytes, s.remaining))
         need = self._by_job(size)
         shared = (need > 0).sum(axis=0) > 1
-        meets = np.bincount(s.job, shared[s.paths].any(axis=1), self.n_jobs) > 0
-        seconds = np.where(need > 0, need / np.maximum(self.left, 1e-9), 0.0).max(axis=1)
-        rates = size / np.maximum(seconds, 1e-12)[s.job]
-        return np.where(meets[s.job] | (size <= 0), 0.0, rates)
+        unknown = (size > 0) & (s.next_bytes <= 0)
+        meets = np.bincount(s.job, shared[s.paths].any(axis=1) | unknown, self.n_jobs) > 0
+        rows = np.flatnonzero((size > 0) & ~meets[s.job])
+        rates = np.zeros(len(size))
+        if rows.size:
+            with np.errstate(divide="ignore", invalid="ignore"):
+                seconds = np.where(need > 0, need / self.left, 0.0).max(axis=1)
+            rates[rows] = size[rows] / seconds[s.job[rows]]
+            self._take_away(rows, rates[rows])
+            self._raise_to_fill(rates, rows, np.full(rows.size, np.inf))
+        return rates
 
     def _gang(self, rows: Bools, size: Floats, need: Floats) -> _Gang:
         s = self.state
@@ -183,8 +194,7 @@ class _Allocation:
             taken = np.minimum(rates, self.cap[rows])
             self.rate[rows] = taken
             self.short[rows] = rates - taken
-            self.left -= link_sum(s.paths[rows], taken, self.n_links)
-            np.maximum(self.left, 0.0, out=self.left)
+            self._take_away(rows, taken)
 
     def _take(self, gang: _Gang, job: int, rows: Rows, size: Floats) -> Floats:
         """Rates of one job's flows, as a gang: all end at the same time, as early as they can."""
@@ -205,12 +215,22 @@ class _Allocation:
 
     def _top_up(self) -> None:
         """Max-min over the active flows, of what is left."""
-        s = self.state
-        spare = (self.left >= FULL * s.capacity)[s.paths].all(axis=1)
-        rows = np.flatnonzero(self.active & spare)
+        rows = np.flatnonzero(self.active)
+        self._raise_to_fill(self.rate, rows, self.cap[rows] - self.rate[rows])
+
+    def _raise_to_fill(self, rate: Floats, rows: Rows, most: Floats) -> None:
+        """Add what is left on the paths of `rows` to their rates, max-min, each at most `most`."""
+        paths = self.state.paths[rows]
+        spare = (self.left >= FULL * self.state.capacity)[paths].all(axis=1)
+        rows, most = rows[spare], most[spare]
         if rows.size:
-            extra = max_min(s.paths[rows], self.left, self.cap[rows] - self.rate[rows])
-            self._give(rows, extra)
+            extra = max_min(paths[spare], self.left, most)
+            rate[rows] += extra
+            self._take_away(rows, extra)
+
+    def _take_away(self, rows: Rows, rates: Floats) -> None:
+        self.left -= link_sum(self.state.paths[rows], rates, self.n_links)
+        np.maximum(self.left, 0.0, out=self.left)
 
     def _restore(self, order: list[int]) -> None:
         """What capped flows could not use, and nobody else either, stays theirs after all."""
@@ -256,8 +276,7 @@ class _Allocation:
 
     def _give(self, rows: Rows, extra: Floats) -> None:
         self.rate[rows] += extra
-        self.left -= link_sum(self.state.paths[rows], extra, self.n_links)
-        np.maximum(self.left, 0.0, out=self.left)
+        self._take_away(rows, extra)
 
 
 class StaggerPolicy:

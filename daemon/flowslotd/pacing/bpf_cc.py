@@ -73,6 +73,8 @@ class BpfPacer:
         self._ctl = np.zeros(1, CTL)
         self._index: dict[int, int] = {}
         self._live: Slots = np.zeros(0, np.intp)
+        self._path: Slots = np.zeros(self._slots, np.intp)  # of each slot; numbers from _paths
+        self._paths: dict[bytes, int] = {}
         self._watched: dict[int, int] = {}
         self._pending: list[bytes] = []
 
@@ -177,13 +179,9 @@ class BpfPacer:
         self._ctl["deadline_ns"][live] = deadline_ns
         if not live.size:
             return
-        stat = self._stat[live]
-        _, path = np.unique(
-            np.concatenate([stat["src"], stat["dst"]], axis=1), axis=0, return_inverse=True
-        )
-        base = np.full(path.max() + 1, 2**32 - 1, np.uint32)
-        np.minimum.at(base, path, stat["min_rtt_us"])
-        self._ctl["base_rtt_us"][live] = base[path]
+        base = np.full(len(self._paths), 2**32 - 1, np.uint32)
+        np.minimum.at(base, self._path[live], self._stat["min_rtt_us"][live])
+        self._ctl["base_rtt_us"][live] = base[self._path[live]]
 
     def release(self, cookie: int) -> None:
         """See `Pacer`."""
@@ -233,6 +231,9 @@ class BpfPacer:
         self._ctl["drain_at"][slots] = 0
         self._ctl["base_rtt_us"][slots] = 0
         self._ctl["cookie"][slots] = cookies
+        for slot in slots.tolist():
+            ends = self._stat["src"][slot].tobytes() + self._stat["dst"][slot].tobytes()
+            self._path[slot] = self._paths.setdefault(ends, len(self._paths))
 
     # -- what the kernel tells ------------------------------------------------------------------
 

@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
+/* The rate and the window of a flow: reserved rate, top-up, catching up. */
+#ifndef FLOWSLOT_RATE_H
+#define FLOWSLOT_RATE_H
+
+/* Segments that keep `rate` busy with room to spare, and yet small bursts (a burst is at most
+ * half a window): a flow notices a new rate only after its last burst at the old one. */
+static __always_inline __u32 window(struct tcp_sock *tp, __u64 rate)
+{
+	__u64 rtt_us = max64(tp->srtt_us >> 3, FS_MIN_RTT_US);
+	__u64 mss = max64(tp->mss_cache, 1);
+
+	return FS_MIN_CWND + min64(2 * rate * rtt_us / 1000000 / mss, 1 << 20);
+}
+
+static __always_inline void enter(struct sock *sk, struct flow *f, __u8 mode, __u64 now)
+{
+	struct tcp_sock *tp = (struct tcp_sock *)sk;
+
+	f->extra = 0;
+	f->grown_ns = now;
+	f->owed = 0;
+	f->owed_ns = now;
+	f->owed_sent = tp->bytes_sent;
+	/* The thresholds of the time when losses did not count say nothing; during recovery the
+	 * kernel steers by this one. */
+	if (f->mode == FS_RESERVED && !recovering(sk))
+		tp->snd_ssthresh = TCP_INFINITE_SSTHRESH;
+	f->mode = mode;
+}
+
+/*
+ * What must be added to the rate to make good what late timers and busy processors lost. TCP's
+ * pacing makes up for half a burst at most.
+ */
+static __always_inline __u64 catch_up(struct tcp_sock *tp, struct flow *f, __u64 rate, __u64 now)
+{
+	__u64 passed = min64(now - f->owed_ns, FS_OWED_NS);
+	__s64 most = rate * FS_OWED_NS / FS_SECOND;
+
+	f->owed += (__s64)(rate * passed / FS_SECOND) - (__s64)(tp->bytes_sent - f->owed_sent);
+	f->owed_ns = now;
+	f->owed_sent = tp->bytes_sent;
+	if (f->owed > most)
+		f->owed = most;
+	if (f->owed < -FS_AHEAD)
+		f->owed = -FS_AHEAD;
+	if (f->owed <= 0)
+		return 0;
+	return min64(f->owed * FS_SECOND / FS_REPAY_NS, rate / FS_REPAY_SHARE);
+}
+
+/* Set the rate and the window. */
+static __always_inline void steer(struct sock *sk, struct flow *f, __u64 now)
+{
+	struct tcp_sock *tp = (struct tcp_sock *)sk;
+	struct fs_ctl *ctl = entry_of(f);
+	__u64 rate = FS_UNPACED;
+	__u8 mode = FS_OPEN;
+	__u32 cwnd;
+
+	if (ctl && now <= ctl->deadline_ns) {
+		mode = ctl->flags & FS_GUARANTEED ? FS_RESERVED : FS_CAPPED;
+		if (mode != f->mode)
+			enter(sk, f, mode, now);
+		rate = max64(min64(ctl->reserved + f->extra, ctl->ceiling), FS_MIN_RATE);
+		rate = min64(rate + catch_up(tp, f, rate, now),
+			     max64(ctl->ceiling + ctl->ceiling / FS_OVER_SHARE, rate));
+		cwnd = window(tp, rate);
+		if (mode == FS_RESERVED) {
+			if (recovering(sk))
+				cwnd = max64(cwnd, FS_RECOVERY_CWND);
+			tp->snd_cwnd = cwnd;
+		} else if (tp->snd_cwnd > cwnd) {
+			/* What the ceiling takes away was proven: slow start may regain it. */
+			if (!recovering(sk) && tp->snd_ssthresh < tp->snd_cwnd)
+				tp->snd_ssthresh = tp->snd_cwnd;
+			tp->snd_cwnd = cwnd;
+		}
+	} else if (mode != f->mode) {
+		enter(sk, f, mode, now);
+	}
+	sk->sk_pacing_rate = min64(rate, sk->sk_max_pacing_rate);
+}
+
+static __always_inline void publish(struct sock *sk, struct flow *f, __u64 now)
+{
+	struct tcp_sock *tp = (struct tcp_sock *)sk;
+	__u32 slot = f->slot;
+	struct fs_stat *st = bpf_map_lookup_elem(&fs_stat, &slot);
+
+	if (!st || !slot)
+		return;
+	st->acked = tp->bytes_acked;
+	st->extra = f->extra;
+	st->active_ns = now;
+	st->unsent = tp->write_seq - tp->snd_nxt;
+	st->srtt_us = tp->srtt_us >> 3;
+	st->min_rtt_us = tp->rtt_min.s[0].v;
+	st->retrans = tp->total_retrans;
+	st->cwnd = tp->snd_cwnd;
+	st->mode = f->mode;
+}
+
+/* The lowest RTT of this and the previous epoch: single samples also hold delayed ACKs. */
+static __always_inline __u64 recent_rtt(struct flow *f, __s32 rtt_us, __u64 now)
+{
+	if (now - f->epoch_ns > FS_EPOCH_NS) {
+		f->rtt_before = now - f->epoch_ns > 2 * FS_EPOCH_NS ? ~0U : f->rtt_now;
+		f->rtt_now = ~0U;
+		f->epoch_ns = now;
+	}
+	if (rtt_us >= 0 && (__u32)rtt_us < f->rtt_now)
+		f->rtt_now = rtt_us;
+	return f->rtt_now < f->rtt_before ? f->rtt_now : f->rtt_before;
+}
+
+/*
+ * Top-up: while the flow has more to send than its reserved rate carries, and the path's queue is
+ * short, extra grows; when the queue is not, it is gone at once, and so is the will to catch up.
+ */
+static __always_inline void top_up(struct tcp_sock *tp, struct flow *f, struct fs_ctl *ctl,
+				   __s32 rtt_us, __u64 now)
+{
+	__u64 base = tp->rtt_min.s[0].v, gap = min64(now - f->grown_ns, FS_GROW_NS);
+	__u64 rtt = recent_rtt(f, rtt_us, now), queue;
+
+	if (ctl->base_rtt_us)
+		base = min64(base, ctl->base_rtt_us);
+	f->grown_ns = now;
+	if (rtt == ~0U)
+		return;
+	queue = rtt > base ? (rtt - base) * 100 / max64(ctl->queue_us, 1) : 0;
+	if (queue > FS_OWED_PERCENT && f->owed > 0)
+		f->owed = 0;
+	if (queue > FS_QUEUE_PERCENT) {
+		f->extra = 0;
+	} else if (f->backlog_ns && now - f->backlog_ns > FS_SETTLE_NS) {
+		f->extra = min64(f->extra + (__u64)ctl->growth * gap / FS_MS,
+				 ctl->ceiling > ctl->reserved ? ctl->ceiling - ctl->reserved : 0);
+	}
+}
+
+#endif

@@ -17,10 +17,12 @@
  * that would be more than 6 ms. */
 #define FS_MIN_RATE 256000ULL
 
-/* Window rule: cwnd = 3 + 2 * rate * max(srtt, 250 us) / mss. */
+/* Window rule: cwnd = 3 + rate * (rtt + max(rtt / 4, 250 us)) / mss, where rtt is the lowest of the
+ * last 2 to 4 ms, and at least 250 us. */
 #define FS_MIN_CWND 3
 #define FS_RECOVERY_CWND 10
 #define FS_MIN_RTT_US 250ULL
+#define FS_MAX_RTT_US 1000000ULL
 
 /* Send buffers grow until they hold what the ceiling carries in this time (and to tcp_wmem). */
 #define FS_SNDBUF_NS (20 * FS_MS)

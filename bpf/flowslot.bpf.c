@@ -50,8 +50,9 @@ void BPF_PROG(fs_pkts_acked, struct sock *sk, const struct ack_sample *sample)
 		f->idle_ns = now;
 	if (st && slot && sample->rtt_us >= 0)
 		st->rtt_us = sample->rtt_us;
+	sample_rtt(f, sample->rtt_us, now);
 	if (ctl && f->mode == FS_RESERVED)
-		top_up(tp, f, ctl, sample->rtt_us, now);
+		top_up(tp, f, ctl, now);
 	publish(sk, f, now);
 	if (ctl && ctl->drain_at && ctl->drain_at != f->drained &&
 	    tp->bytes_acked >= ctl->drain_at) {
@@ -79,6 +80,8 @@ __u32 BPF_PROG(fs_min_tso_segs, struct sock *sk)
 		if (now - f->idle_ns >= FS_IDLE_NS && f->cookie)
 			tell(sk, f, FS_START, now);
 		f->idle_ns = 0;
+		f->rtt_now = ~0U;
+		f->rtt_before = ~0U;
 		f->backlog_ns = 0;
 		f->owed = 0;
 		f->owed_ns = now;

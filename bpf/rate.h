@@ -3,14 +3,37 @@
 #ifndef FLOWSLOT_RATE_H
 #define FLOWSLOT_RATE_H
 
-/* Segments that keep `rate` busy with room to spare, and yet small bursts (a burst is at most
- * half a window): a flow notices a new rate only after its last burst at the old one. */
-static __always_inline __u32 window(struct tcp_sock *tp, __u64 rate)
+/* Take in an RTT sample (-1: none). */
+static __always_inline void sample_rtt(struct flow *f, __s32 rtt_us, __u64 now)
 {
-	__u64 rtt_us = max64(tp->srtt_us >> 3, FS_MIN_RTT_US);
-	__u64 mss = max64(tp->mss_cache, 1);
+	if (now - f->epoch_ns > FS_EPOCH_NS) {
+		f->rtt_before = now - f->epoch_ns > 2 * FS_EPOCH_NS ? ~0U : f->rtt_now;
+		f->rtt_now = ~0U;
+		f->epoch_ns = now;
+	}
+	if (rtt_us >= 0 && (__u32)rtt_us < f->rtt_now)
+		f->rtt_now = rtt_us;
+}
 
-	return FS_MIN_CWND + min64(2 * rate * rtt_us / 1000000 / mss, 1 << 20);
+/* The lowest RTT of this epoch and the one before: single samples also hold delayed ACKs and busy
+ * processors. All ones: there was none. */
+static __always_inline __u32 recent_rtt(struct flow *f)
+{
+	return f->rtt_now < f->rtt_before ? f->rtt_now : f->rtt_before;
+}
+
+/* Segments that keep `rate` busy with room to spare, and yet small bursts (a burst is at most
+ * half a window): a flow notices a new rate only after its last burst at the old one, and a large
+ * burst does not fit into a shallow buffer. */
+static __always_inline __u32 window(struct tcp_sock *tp, struct flow *f, __u64 rate)
+{
+	__u64 rtt_us = recent_rtt(f), mss = max64(tp->mss_cache, 1);
+
+	if (rtt_us == ~0U)
+		rtt_us = tp->rtt_min.s[0].v; /* a longer one shows soon enough */
+	rtt_us = max64(min64(rtt_us, FS_MAX_RTT_US), FS_MIN_RTT_US);
+	rtt_us += max64(rtt_us / 4, FS_MIN_RTT_US);
+	return FS_MIN_CWND + min64(rate * rtt_us / 1000000 / mss, 1 << 20);
 }
 
 static __always_inline void enter(struct sock *sk, struct flow *f, __u8 mode, __u64 now)
@@ -66,7 +89,7 @@ static __always_inline void steer(struct sock *sk, struct flow *f, __u64 now)
 		rate = max64(min64(ctl->reserved + f->extra, ctl->ceiling), FS_MIN_RATE);
 		rate = min64(rate + catch_up(tp, f, rate, now),
 			     max64(ctl->ceiling + ctl->ceiling / FS_OVER_SHARE, rate));
-		cwnd = window(tp, rate);
+		cwnd = window(tp, f, rate);
 		if (mode == FS_RESERVED) {
 			if (recovering(sk))
 				cwnd = max64(cwnd, FS_RECOVERY_CWND);
@@ -102,28 +125,15 @@ static __always_inline void publish(struct sock *sk, struct flow *f, __u64 now)
 	st->mode = f->mode;
 }
 
-/* The lowest RTT of this and the previous epoch: single samples also hold delayed ACKs. */
-static __always_inline __u64 recent_rtt(struct flow *f, __s32 rtt_us, __u64 now)
-{
-	if (now - f->epoch_ns > FS_EPOCH_NS) {
-		f->rtt_before = now - f->epoch_ns > 2 * FS_EPOCH_NS ? ~0U : f->rtt_now;
-		f->rtt_now = ~0U;
-		f->epoch_ns = now;
-	}
-	if (rtt_us >= 0 && (__u32)rtt_us < f->rtt_now)
-		f->rtt_now = rtt_us;
-	return f->rtt_now < f->rtt_before ? f->rtt_now : f->rtt_before;
-}
-
 /*
  * Top-up: while the flow has more to send than its reserved rate carries, and the path's queue is
  * short, extra grows; when the queue is not, it is gone at once, and so is the will to catch up.
  */
 static __always_inline void top_up(struct tcp_sock *tp, struct flow *f, struct fs_ctl *ctl,
-				   __s32 rtt_us, __u64 now)
+				   __u64 now)
 {
 	__u64 base = tp->rtt_min.s[0].v, gap = min64(now - f->grown_ns, FS_GROW_NS);
-	__u64 rtt = recent_rtt(f, rtt_us, now), queue;
+	__u64 rtt = recent_rtt(f), queue;
 
 	if (ctl->base_rtt_us)
 		base = min64(base, ctl->base_rtt_us);

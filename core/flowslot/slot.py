@@ -59,7 +59,7 @@ class SlotClock:
         return Tick(self._slot, Nanos(boundary))
 
     def _follow(self, wall_slot: int) -> int:
-        if self._slot is None or wall_slot >= self._slot:
+        if self._slot is None or wall_slot > self._slot:
             self._shift = 0
             return wall_slot
         slot = wall_slot + self._shift

@@ -91,7 +91,7 @@ def test_reserved_ignores_loss_and_capped_yields(
         after = stat(pacer, flow)
         segments = (int(after["acked"]) - int(before["acked"])) / 1448
         lost[guaranteed] = (int(after["retrans"]) - int(before["retrans"])) / segments
-        assert after["rate"] == 10 * MB
+        assert 10 * MB <= after["rate"] <= 10.4 * MB  # it may catch up a little
         assert segments * 1448 > 2.4 * MB  # it gets on all the same
         flow.stop()
     assert lost[True] > 0.3

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from flowslot.schedule import Schedule, constant
@@ -36,6 +36,7 @@ def test_small_step_back_holds_large_one_goes_on_counting() -> None:
         max_size=60,
     )
 )
+@example([(1, 4_999_999_999), (1, -300_000_002)])
 def test_never_runs_backwards_nor_stops(steps: list[tuple[int, int]]) -> None:
     """Whatever the wall clock does between readings."""
     clock = SlotClock(GRID)

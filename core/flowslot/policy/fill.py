@@ -29,18 +29,17 @@ def max_min(paths: Paths, capacity: Floats, limit: Floats) -> Floats:
     while rows.size:
         path = paths[rows]
         flat = path.ravel()
-        share = left / np.maximum(np.bincount(flat, minlength=n_links), 1)
+        users = np.bincount(flat, minlength=n_links)
+        share = (left / np.maximum(users, 1))[path]
         bound = limit[rows]
-        level = np.minimum(share[path].min(axis=1), bound)
-        lowest = np.full(n_links, np.inf)
-        np.minimum.at(lowest, flat, np.repeat(level, width))
-        tight = lowest >= share * (1 - 1e-12)
-        tight[-1] = False
+        level = np.minimum(share.min(axis=1), bound)
+        # Tight: nobody who crosses the link is held below its share by something else.
+        at_share = (level[:, None] >= share * (1 - 1e-12)).ravel()
+        tight = np.bincount(flat, at_share, n_links) >= users
         fixed = (level >= bound) | tight[path].any(axis=1)
-        rate[rows[fixed]] = level[fixed]
-        left -= np.bincount(
-            path[fixed].ravel(), weights=np.repeat(level[fixed], width), minlength=n_links
-        )
+        final = level[fixed]
+        rate[rows[fixed]] = final
+        left -= np.bincount(path[fixed].ravel(), np.repeat(final, width), n_links)
         np.maximum(left, 0.0, out=left)
         rows = rows[~fixed]
     return rate

@@ -21,7 +21,7 @@
  * last 2 to 4 ms, and at least 250 us. */
 #define FS_MIN_CWND 3
 #define FS_RECOVERY_CWND 10
-#define FS_MIN_RTT_US 250ULL
+#define FS_MIN_RTT_US 2000ULL
 #define FS_MAX_RTT_US 1000000ULL
 
 /* Send buffers grow until they hold what the ceiling carries in this time (and to tcp_wmem). */

@@ -48,13 +48,18 @@ class StaggerAllocator:
         if not 0.0 < floor_share <= 1.0:
             raise ValueError("floor_share must be greater than 0 and at most 1")
         self._floor_share = floor_share
+        self._settled = False  # no job shares a link: who is active or due changes nothing
 
     def allocate(self, state: AllocationState, now: Nanos) -> Floats:
         """See Allocator."""
-        return _Allocation(state, self._floor_share).run()
+        allocation = _Allocation(state, self._floor_share)
+        self._settled = allocation.settled
+        return allocation.solo if self._settled else allocation.run()
 
     def next_change(self, state: AllocationState, now: Nanos) -> Nanos | None:
         """The next time at which an idle flow begins or ceases to count as about to start."""
+        if self._settled:
+            return None
         known = (state.remaining <= 0) & (state.next_bytes > 0)
         due, idle = state.due_ns[known], state.idle_ns[known]
         edges = np.concatenate((due - SOON_NS, due + LATE_NS, due + OVERDUE_NS, SOON_NS - idle))
@@ -84,23 +89,15 @@ class _Allocation:
         self.left = np.maximum(state.capacity, 0.0)
         closed: Bools = np.asarray((state.capacity <= 0)[state.paths].any(axis=1))
         self.solo = self._solo_rates(closed)
-        closed |= self.solo > 0  # settled: out of the turns
-        active: Bools = (state.remaining > 0) & ~closed
-        need = self._by_job(np.where(active, state.remaining, 0.0))
-        # What a dependency leaves unused matters only where another job could use it.
-        self.alone: Bools = ~((need > 0).sum(axis=0) > 1)[state.paths].any(axis=1)
-        self.cap: Floats = np.where(self.alone, np.inf, state.cap)
-        # A flow that cannot send now is as good as idle: it must not hold up its gang.
-        self.active = active & (self.cap > 0)
-        blocked = (state.remaining > 0) & ~self.active & (self.solo <= 0)
-        self.need = self._by_job(np.where(self.active, state.remaining, 0.0))
-        later = np.where(blocked, state.remaining, state.next_bytes)
-        self.later: Floats = np.where(self.solo > 0, 0.0, later)
+        closed |= self.solo > 0  # out of the turns
+        self.settled = bool(closed.all())
+        self.closed = closed
         self.rate = np.zeros(len(state.remaining))
         self.short = np.zeros(len(state.remaining))
 
     def run(self) -> Floats:
         s = self.state
+        self._classify()
         idle = ~self.active & (self.later > 0)
         gang = self._gang(self.active, s.remaining, self.need)
         busy: Bools = np.asarray(gang.need.any(axis=1))
@@ -113,6 +110,21 @@ class _Allocation:
         self._restore(order)
         self._stand(idle & ~kept, order, busy)
         return self.rate + self.solo
+
+    def _classify(self) -> None:
+        """Who takes part in the turns: active flows, and idle ones with what they will send."""
+        state, closed = self.state, self.closed
+        active: Bools = (state.remaining > 0) & ~closed
+        need = self._by_job(np.where(active, state.remaining, 0.0))
+        # What a dependency leaves unused matters only where another job could use it.
+        self.alone: Bools = ~((need > 0).sum(axis=0) > 1)[state.paths].any(axis=1)
+        self.cap: Floats = np.where(self.alone, np.inf, state.cap)
+        # A flow that cannot send now is as good as idle: it must not hold up its gang.
+        self.active = active & (self.cap > 0)
+        blocked = (state.remaining > 0) & ~self.active & (self.solo <= 0)
+        self.need = self._by_job(np.where(self.active, state.remaining, 0.0))
+        later = np.where(blocked, state.remaining, state.next_bytes)
+        self.later: Floats = np.where(self.solo > 0, 0.0, later)
 
     def _solo_rates(self, closed: Bools) -> Floats:
         """Rates of the jobs that share no link with another one; 0 for the others' flows.

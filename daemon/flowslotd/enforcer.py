@@ -10,8 +10,9 @@ from flowslot.units import Nanos
 from flowslotd.flowtable import FlowTable
 from flowslotd.pacing.base import PaceEntry, Pacer
 
-GROWTH_PER_MS = 0.01
-"""Top-up grows by this share of the bottleneck per ms, all flows of a job there together."""
+GROWTH_PER_MS = 0.001
+"""Top-up grows by this share of the bottleneck per ms, all flows of a job there together. Ten times
+as much cost an incast 4 to 5 % of its iteration time: sixteen flows find the queue together."""
 
 
 class Paced(NamedTuple):

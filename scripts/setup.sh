@@ -16,7 +16,8 @@ packages=(
 )
 
 stamp=.venv/.setup-stamp
-want=$(cat pyproject.toml scripts/setup.sh bpf/*.c bpf/*.h bpf/Makefile /proc/version 2>/dev/null | grep -v vmlinux | sha256sum)
+sources=$(ls bpf/*.c bpf/*.h | grep -v vmlinux.h) # that one is made from the running kernel
+want=$(cat pyproject.toml scripts/setup.sh $sources bpf/Makefile /proc/version | sha256sum)
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ] && ls bpf/*.bpf.o >/dev/null 2>&1; then
   exit 0
 fi

@@ -11,7 +11,7 @@ from flowslot.policy import registry
 from flowslot.schedule import Schedule
 from flowslot.slot import SlotGrid
 from flowslot.units import MILLISECOND, Nanos, Rate
-from flowslotd.enforcer import Enforcer
+from flowslotd.enforcer import GROWTH_PER_MS, Enforcer
 from flowslotd.flowtable import FlowTable
 from flowslotd.pacing.base import FlowCounters
 from flowslotd.slotloop import SlotLoop
@@ -147,7 +147,7 @@ def test_from_a_record_to_the_kernel_and_back(topology, make_job):
     setup.loop.on_grants(now, [(7, 2e6, 20e6)])
     entry = setup.pacer.entries[7]
     assert (entry.reserved, entry.ceiling, entry.guaranteed) == (2e6, 20e6, True)
-    assert entry.growth == pytest.approx(0.01 * topology.links[3].goodput)
+    assert entry.growth == pytest.approx(GROWTH_PER_MS * topology.links[3].goodput)
     assert entry.queue_us == 128_000 * 8 / 0.4e9 * 1e6
     assert setup.pacer.deadline == now + 2 * SLOT
 

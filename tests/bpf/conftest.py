@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -187,3 +188,9 @@ def flows(net: Net) -> Iterator[Callable[..., Flow]]:
     yield make
     for flow in made:
         flow.stop()
+
+
+@pytest.fixture
+def from_here() -> ModuleType:
+    """The helpers of this file: tests are not a package, and cannot import it."""
+    return sys.modules[__name__]

@@ -23,12 +23,6 @@ LONG = 3600 * 10**9
 
 
 @pytest.fixture
-def from_here() -> Any:
-    """Helpers of conftest.py (tests are not a package)."""
-    return sys.modules[next(m for m in sys.modules if m.endswith("tests.bpf.conftest"))]
-
-
-@pytest.fixture
 def sockets() -> Iterator[SocketPacer]:
     pacer = make_pacer("socket", "test")
     assert isinstance(pacer, SocketPacer)

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmark runner's verdicts, and that every recorded bound is complete."""
+
+import importlib
+import tomllib
+
+from bench.run import BOUNDS, report
+
+BOUND = {"metric": "m.p90_ms", "unit": "ms", "must": 5.0, "target": 2.0, "recorded_mean": 1.0}
+
+
+def verdict(*values: float) -> tuple[bool, bool]:
+    (row,) = report([BOUND], {"m.p90_ms": list(values)})
+    return row["holds"], row["meets_target"]
+
+
+def test_the_mean_over_repeats_decides() -> None:
+    assert verdict(1.0, 2.5) == (True, True)
+    assert verdict(1.0, 8.0) == (True, False)
+    assert verdict(4.0, 8.0) == (False, False)
+
+
+def test_the_margin_says_what_a_change_may_cost() -> None:
+    (row,) = report([BOUND], {"m.p90_ms": [2.0, 3.0]})
+    assert row["margin"] == 2.0
+    assert (row["min"], row["max"]) == (2.0, 3.0)
+
+
+def test_every_bound_names_a_benchmark_and_what_was_measured() -> None:
+    for bound in tomllib.loads(BOUNDS.read_text())["bound"]:
+        module = importlib.import_module(f"bench.{bound['metric'].split('.')[0]}")
+        assert callable(module.measure)
+        assert bound["recorded_mean"] > 0
+        assert bound.get("target", bound["must"]) <= bound["must"]

@@ -12,7 +12,7 @@ from flowslotd.pacing.base import PaceEntry, Pacer
 
 GROWTH_PER_MS = 0.001
 """Top-up grows by this share of the bottleneck per ms, all flows of a job there together. Ten times
-as much cost an incast 4 to 5 % of its iteration time: sixteen flows find the queue together."""
+as much gave 1.22 of Ideal instead of 1.18 in ps-incast, one run each: within reach of noise."""
 
 
 class Paced(NamedTuple):

@@ -33,6 +33,7 @@ import numpy as np
 import psutil
 import uvloop
 
+from flowslot.grantbook import Granted
 from flowslot.messages import Demand
 from flowslot.topology import parse_topology
 from flowslot.units import MILLISECOND, Nanos
@@ -128,7 +129,7 @@ class Client:
         for flow, of, _ in self._flows:
             if of == job:
                 self._asked.pop(flow, None)
-                if active and not self.domain.grant(flow)[0] > 0:
+                if active and not self.domain.grant(flow).rate > 0:
                     self._asked[flow] = now
         self._say([job])
 
@@ -151,10 +152,10 @@ class Client:
         if demands:
             self.domain.demand(now, demands)
 
-    def _on_grants(self, now: Nanos, grants: Sequence[tuple[int, float, float]]) -> None:
+    def _on_grants(self, now: Nanos, grants: Sequence[Granted]) -> None:
         self.latency_ns += [
             now - self._asked.pop(flow)
-            for flow, rate, _ in grants
+            for flow, rate, *_ in grants
             if rate > 0 and flow in self._asked
         ]
 

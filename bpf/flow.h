@@ -64,13 +64,11 @@ static __always_inline void tell(struct sock *sk, struct flow *f, __u32 kind, __
 
 	if (!e)
 		return; /* full: the daemon finds out from fs_stat */
-	__builtin_memset(e, 0, sizeof(*e));
 	e->cookie = f->cookie;
 	e->acked = ((struct tcp_sock *)sk)->bytes_acked;
 	e->at_ns = now;
 	e->kind = kind;
 	e->slot = f->slot;
-	addresses(sk, &e->family, &e->sport, &e->dport, e->src, e->dst);
 	bpf_ringbuf_submit(e, 0);
 }
 

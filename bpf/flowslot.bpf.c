@@ -70,14 +70,16 @@ __u32 BPF_PROG(fs_min_tso_segs, struct sock *sk)
 	__u64 now = bpf_ktime_get_ns();
 	__u32 slot = f->slot;
 	struct fs_stat *st = bpf_map_lookup_elem(&fs_stat, &slot);
+	struct fs_ctl *ctl;
 
 	if (!f->cookie)
 		announce(sk, f, now);
+	ctl = entry_of(f);
 	if (f->idle_ns && tp->write_seq != tp->snd_nxt) {
 		/* The queue that the old top-up was fit for is history; others may start now too. */
 		if (now - f->idle_ns > FS_GAP_NS)
 			f->extra = 0;
-		if (now - f->idle_ns >= FS_IDLE_NS && f->cookie)
+		if (now - f->idle_ns >= FS_IDLE_NS && f->cookie && (!ctl || ctl->flags & FS_TELL))
 			tell(sk, f, FS_START, now);
 		f->idle_ns = 0;
 		f->rtt_now = ~0U;

@@ -23,7 +23,9 @@ enum fs_kind {
 	FS_DRAINED = 4, /* its acknowledged bytes reached drain_at */
 };
 
-#define FS_GUARANTEED 1u /* fs_ctl.flags: a live arbiter holds every link of the path */
+/* fs_ctl.flags */
+#define FS_GUARANTEED 1u /* a live arbiter holds every link of the path */
+#define FS_TELL 2u       /* the daemon wants to know when the flow starts */
 
 /* What the daemon wants of the flow in this slot; written through its mapping. Slot 0 is unused. */
 struct fs_ctl {
@@ -67,8 +69,6 @@ struct fs_event {
 	__u64 at_ns;
 	__u32 kind; /* enum fs_kind */
 	__u32 slot;
-	__u16 family, sport, dport, pad;
-	__u8 src[16], dst[16];
 };
 
 #endif

@@ -78,7 +78,7 @@ struct flowslot_header {
     uint32_t version;
     uint32_t slots;
     int32_t pid;
-    uint32_t reserved0;
+    uint32_t quiet;    /* set by the daemon: nonzero while it has no use for doorbells */
     uint64_t start_ns; /* CLOCK_REALTIME */
     uint8_t reserved[32];
 };
@@ -127,6 +127,7 @@ struct flowslot_doorbell { /* BEGIN: a slot became active, END: it became idle o
 
 #define FLOWSLOT_ASSERT(name, condition) typedef char flowslot_assert_##name[(condition) ? 1 : -1]
 FLOWSLOT_ASSERT(header, sizeof(struct flowslot_header) == 64);
+FLOWSLOT_ASSERT(quiet, offsetof(struct flowslot_header, quiet) == 20);
 FLOWSLOT_ASSERT(start, offsetof(struct flowslot_header, start_ns) == 24);
 FLOWSLOT_ASSERT(slot, sizeof(struct flowslot_slot) == 256);
 FLOWSLOT_ASSERT(sport, offsetof(struct flowslot_slot, sport) == 12);
@@ -218,6 +219,7 @@ static inline void flowslot__ring(struct flowslot_flow *flow, enum flowslot_mess
     struct flowslot_doorbell bell;
     int saved = errno;
     if (FLOWSLOT_GET(flow->job->link) != FLOWSLOT_REGISTERED) return;
+    if (FLOWSLOT_GET(flow->job->header->quiet) != 0) return;
     memcpy(bell.magic, FLOWSLOT_MAGIC, sizeof(bell.magic));
     bell.version = FLOWSLOT_VERSION;
     bell.type = (uint16_t)kind;
@@ -242,6 +244,7 @@ static inline void flowslot__enlist(const struct flowslot *job, const struct flo
 
 static inline void flowslot__leave(struct flowslot *job, uint64_t retry_ns, const char *reason) {
     FLOWSLOT_SET(job->link, FLOWSLOT_ABSENT);
+    FLOWSLOT_SET(job->header->quiet, 0u);
     memset(job->cc, 0, sizeof(job->cc));
     memset(job->reason, 0, sizeof(job->reason));
     memcpy(job->reason, reason, strnlen(reason, sizeof(job->reason) - 1));
@@ -266,6 +269,7 @@ static inline void flowslot__connect(struct flowslot *job) {
     int sock = flowslot__socket();
 
     job->retry_ns = flowslot__now(CLOCK_MONOTONIC) + FLOWSLOT_RETRY_NS;
+    FLOWSLOT_SET(job->header->quiet, 0u); /* a dead daemon's wish must not outlive it */
     if (sock < 0 || job->path[0] == '\0') {
         if (sock >= 0) close(sock);
         return;

@@ -10,6 +10,7 @@ heartbeat was *sent* (9), so it ends here before it ends at the arbiter, whateve
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from flowslot.messages import Ack, Done, Grant, Held, Hello
 from flowslot.units import Nanos
@@ -18,13 +19,22 @@ _MAX_PENDING = 64  # heartbeats remembered while their echo is awaited
 _MAX_DROPPED = 4096  # flows remembered after their end, against grants still on their way
 
 
+class Granted(NamedTuple):
+    """What a flow may send: payload bytes/s; `standing` as in Grant."""
+
+    flow: int
+    rate: float
+    ceiling: float
+    standing: bool = False
+
+
 @dataclass(slots=True)
 class Changes:
     """What a batch of grants changes. Apply `lowered` first, then `raised`, then send `acks`."""
 
-    lowered: list[tuple[int, float, float]] = field(default_factory=list)
-    """(flow, rate, ceiling), payload bytes/s"""
-    raised: list[tuple[int, float, float]] = field(default_factory=list)
+    lowered: list[Granted] = field(default_factory=list)
+    raised: list[Granted] = field(default_factory=list)
+    """Also those that only begin or cease to be standing."""
     acks: list[Ack] = field(default_factory=list)
 
 
@@ -34,6 +44,7 @@ class _Entry:
     seq: int
     rate: float
     ceiling: float
+    standing: bool = False
 
 
 class GrantBook:
@@ -81,7 +92,7 @@ class GrantBook:
             # Nothing is held: a grant made in this session is what the lease is for.
             self._lease_end = Nanos(now + self._lease_ns)
         for entry in self._entries.values():
-            entry.seq = 0
+            entry.seq, entry.standing = 0, False
         held = tuple(Held(flow, e.inc, e.rate) for flow, e in self._entries.items())
         return Hello(self._daemon, session, held)
 
@@ -108,13 +119,14 @@ class GrantBook:
         if grant.seq <= entry.seq:
             return
         rate = grant.rate if 0.0 <= grant.rate < math.inf else 0.0
-        change = (grant.flow, rate, grant.ceiling)
+        change = Granted(grant.flow, rate, grant.ceiling, grant.standing)
         if rate < entry.rate:
             changes.lowered.append(change)
-        elif rate > entry.rate or grant.ceiling != entry.ceiling:
+        elif change != (grant.flow, entry.rate, entry.ceiling, entry.standing):
             changes.raised.append(change)
         entry.inc = max(entry.inc, grant.inc)
         entry.seq, entry.rate, entry.ceiling = grant.seq, rate, grant.ceiling
+        entry.standing = grant.standing
         if grant.must_ack:
             changes.acks.append(Ack(grant.flow, grant.inc, grant.seq))
 
@@ -141,10 +153,12 @@ class GrantBook:
             self.reset()
         return self._lease_end is None
 
-    def grant(self, flow: int) -> tuple[float, float]:
-        """(rate, ceiling) of a flow in payload bytes/s; (0, 0) when it has none."""
+    def grant(self, flow: int) -> Granted:
+        """What a flow may send; nothing when it has no grant."""
         entry = self._entries.get(flow)
-        return (entry.rate, entry.ceiling) if entry else (0.0, 0.0)
+        if entry is None:
+            return Granted(flow, 0.0, 0.0)
+        return Granted(flow, entry.rate, entry.ceiling, entry.standing)
 
     def __contains__(self, flow: int) -> bool:
         return flow in self._entries

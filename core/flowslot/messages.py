@@ -95,7 +95,12 @@ class HeartbeatEcho:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Send `flow` at `rate`; with top-up up to `ceiling`. `must_ack`: it lowers the rate."""
+    """Send `flow` at `rate`; with top-up up to `ceiling`. `must_ack`: it lowers the rate.
+
+    `standing`: it holds in all phases of the job, so nobody needs to know when the flow is active;
+    only a change of what was announced (`next_bytes`) is news. When a later grant is not standing,
+    the daemon answers it with a Demand.
+    """
 
     flow: int
     inc: int
@@ -103,6 +108,7 @@ class Grant:
     rate: float
     ceiling: float
     must_ack: bool
+    standing: bool = False
 
 
 @dataclass(frozen=True, slots=True)

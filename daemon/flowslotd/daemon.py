@@ -15,6 +15,7 @@ from functools import partial
 from typing import ParamSpec
 
 from flowslot.errors import ConfigError, FlowslotError
+from flowslot.grantbook import Granted
 from flowslot.slot import SlotClock
 from flowslot.units import MILLISECOND, SECOND, Nanos
 from flowslot_shm.layout import Message
@@ -140,6 +141,7 @@ class Daemon:
         metrics.slots += 1
         metrics.slots_missed += max(tick.slot - self.slot - 1, 0)
         self._guard("slot", self.engine.loop.on_slot, now, tick.slot)
+        self._guard("kernel events", self._on_kernel)
         metrics.decision.add(monotonic() - now)
         self._notifier.watchdog()
         self._next_slot()
@@ -166,6 +168,7 @@ class Daemon:
         touched, self._touched = self._touched, {}
         now = monotonic()
         self._guard("events", self.engine.loop.on_events, now, touched.values())
+        self._guard("kernel events", self._on_kernel)  # what ended while we were looking
         self.metrics.replan.add(monotonic() - now)
 
     def _guard(self, kind: str, work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
@@ -181,16 +184,19 @@ class Daemon:
             except Exception as again:  # the entries lapse by themselves
                 self.bug("release", again)
 
-    def _on_grants(self, now: Nanos, grants: Sequence[tuple[int, float, float]]) -> None:
+    def _on_grants(self, now: Nanos, grants: Sequence[Granted]) -> None:
         self._guard("grants", self.engine.loop.on_grants, now, grants)
 
     def _on_kernel(self) -> None:
-        assert self.engine.pacer is not None
+        if self.engine.pacer is None:
+            return
         for event in self.engine.pacer.events():
             if event.kind == "closed":
                 self.table.closed(event.cookie)
                 self._soon()
             elif event.kind == "new":
+                if event.cookie not in self.table:
+                    self.table.stir()
                 self.engine.loop.on_new(event.cookie)
                 self._touch(event.cookie, GATHER_NS)
             elif event.kind == "drained":

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from flowslot.arbiter import ArbiterConfig
 from flowslot.errors import ConfigError
+from flowslot.grantbook import Granted
 from flowslot.messages import Demand, Done
 from flowslot.policy.base import Floats
 from flowslot.policy.registry import PolicyOptions, PolicySpec
@@ -18,7 +19,7 @@ from flowslot.topology import Topology
 from flowslot.units import Nanos
 from flowslotd.clock import monotonic, wall
 from flowslotd.config import Config
-from flowslotd.domain_base import Domain, DomainStats, Grants, OnGrants
+from flowslotd.domain_base import Domain, DomainStats, OnGrants
 from flowslotd.domain_local import LocalDomain
 from flowslotd.metrics import Summary
 from flowslotd.slotloop import LEASE_SLOTS
@@ -133,7 +134,7 @@ class FailoverDomain:
         if self._local is not None:
             self._local.done(now, dones)
 
-    def grant(self, flow: int) -> tuple[float, float]:
+    def grant(self, flow: int) -> Granted:
         """See Domain."""
         return (self._local or self._remote).grant(flow)
 
@@ -194,6 +195,5 @@ class FailoverDomain:
         self._announce(now, self._remote.picture(now))
 
     def _announce(self, now: Nanos, known: Sequence[Demand]) -> None:
-        grants: Grants = [(demand.flow, *self.grant(demand.flow)) for demand in known]
-        if grants:
-            self._on_grants(now, grants)
+        if known:
+            self._on_grants(now, [self.grant(demand.flow) for demand in known])

@@ -3,20 +3,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from flowslot.grantbook import Changes
+from flowslot.grantbook import Changes, Granted
 from flowslot.messages import Demand, Done
 from flowslot.policy.base import Floats
 from flowslot.units import Nanos
 from flowslotd.metrics import Durations, Summary
 
-Grants = list[tuple[int, float, float]]
-"""(flow, rate, ceiling), payload bytes/s; NaN: nobody has a say, leave the flow alone."""
-OnGrants = Callable[[Nanos, Sequence[tuple[int, float, float]]], None]
-"""Called in the loop's thread; the grants must be in force when it returns."""
+OnGrants = Callable[[Nanos, Sequence[Granted]], None]
+"""Called in the loop's thread; the grants must be in force when it returns. A rate of NaN: nobody
+has a say, leave the flow alone."""
+
+
+def nothing_said(flow: int) -> Granted:
+    """No arbiter has a say about this flow (yet)."""
+    return Granted(flow, math.nan, math.nan)
 
 
 @dataclass(slots=True)
@@ -71,8 +76,8 @@ class Domain(Protocol):
         """These flows are gone."""
         ...
 
-    def grant(self, flow: int) -> tuple[float, float]:
-        """Present (rate, ceiling) of a flow; NaN: nobody has a say (yet)."""
+    def grant(self, flow: int) -> Granted:
+        """What the flow may send at present; NaN: nobody has a say (yet)."""
         ...
 
     def covers(self, links: tuple[int, ...]) -> bool:

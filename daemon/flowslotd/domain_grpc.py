@@ -4,7 +4,6 @@
 import asyncio
 import contextlib
 import logging
-import math
 import random
 import secrets
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ import grpc
 import numpy as np
 
 from flowslot.errors import ProtocolError
-from flowslot.grantbook import GrantBook
+from flowslot.grantbook import GrantBook, Granted
 from flowslot.messages import Ack, Demand, Done, Grant, Heartbeat, HeartbeatEcho, Refusal
 from flowslot.policy.base import Floats
 from flowslot.topology import Topology
@@ -24,12 +23,14 @@ from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto.convert import FromDaemon, Opening, read_arbiter, write_daemon
 from flowslot_proto.flowslot_pb2_grpc import EmulatedSwitchStub
 from flowslotd.clock import monotonic, wall
-from flowslotd.domain_base import DomainStats, OnGrants
+from flowslotd.domain_base import DomainStats, OnGrants, nothing_said
 from flowslotd.domain_heart import Heart
 
 FIRST_RETRY_S, LAST_RETRY_S = 0.02, 1.0
 CONNECT_S = 2.0
 CALL_S = 1.0
+HEARTBEATS = 3
+"""Per lease: one may be lost, or late by more than half a slot."""
 PATIENCE_LEASES = 2
 """A switch that answers, but grants nothing to active flows, is taken over after so many."""
 _OPTIONS = [
@@ -81,7 +82,7 @@ class GrpcDomain:
         self._index = {link: i for i, link in enumerate(self._held)}
         self._asks: dict[tuple[int, ...], bool] = {}
         self._lease_ns = lease_ns
-        self._heart = Heart(Nanos(slot_ns // 2))
+        self._heart = Heart(Nanos(lease_ns // HEARTBEATS))
         self._stats = stats
         self._book = GrantBook(daemon, lease_ns)
         # Unique among all daemons without asking anyone, and increasing.
@@ -116,7 +117,7 @@ class GrpcDomain:
                 self._dirty[flow] = None
                 if demand.remaining <= 0:
                     self._asked.pop(flow, None)
-                elif flow not in self._asked and self._book.grant(flow)[0] <= 0:
+                elif flow not in self._asked and self._book.grant(flow).rate <= 0:
                     self._asked[flow] = now
         self._wake.set()
 
@@ -129,9 +130,9 @@ class GrpcDomain:
                 waiting.pop(done.flow, None)
         self._wake.set()
 
-    def grant(self, flow: int) -> tuple[float, float]:
+    def grant(self, flow: int) -> Granted:
         """See Domain."""
-        return self._book.grant(flow) if flow in self._book else (math.nan, math.nan)
+        return self._book.grant(flow) if flow in self._book else nothing_said(flow)
 
     def covers(self, links: tuple[int, ...]) -> bool:
         """See Domain."""
@@ -249,6 +250,8 @@ class GrpcDomain:
         self._lost.clear()
         self._dirty.clear()
         self.demand(now, self.picture(now))
+        if self.live:  # what stood in the last stream does not stand in this one
+            self.on_grants(now, [self._book.grant(flow) for flow in self._known])
         if self._alarm is None:
             self._watch_lease()
         return Opening(hello, self._names, self._lease_ns)
@@ -314,7 +317,7 @@ class GrpcDomain:
     def _granted(self, now: Nanos, grants: Sequence[Grant]) -> None:
         changes = self._book.receive(now, self._session, grants)
         self._stats.count(changes)
-        asked = [self._asked.pop(flow) for flow, rate, _ in changes.raised if flow in self._asked]
+        asked = [self._asked.pop(flow) for flow, *_ in changes.raised if flow in self._asked]
         if asked and self.live:  # not the wait for a switch that has just started
             self._stats.negotiation.add(now - min(asked))
         self._check_live(now)

@@ -2,19 +2,18 @@
 """The arbiter inside the daemon: shares out the NICs of this host, and nothing else."""
 
 import asyncio
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from flowslot.arbiter import Arbiter, ArbiterConfig
-from flowslot.grantbook import GrantBook
+from flowslot.grantbook import GrantBook, Granted
 from flowslot.messages import Demand, Done
 from flowslot.policy.base import Allocator, Floats
 from flowslot.units import Nanos
 from flowslotd.clock import monotonic
-from flowslotd.domain_base import DomainStats, Grants, OnGrants
+from flowslotd.domain_base import DomainStats, OnGrants, nothing_said
 from flowslotd.metrics import Summary
 
 FOREVER = Nanos(2**60)
@@ -73,9 +72,9 @@ class LocalDomain:
         self._arbiter.done(now, _SESSION, [self._book.drop(d.flow, d.inc) for d in dones])
         self._settle(now)
 
-    def grant(self, flow: int) -> tuple[float, float]:
+    def grant(self, flow: int) -> Granted:
         """See Domain."""
-        return self._book.grant(flow) if flow in self._book else (math.nan, math.nan)
+        return self._book.grant(flow) if flow in self._book else nothing_said(flow)
 
     def covers(self, links: tuple[int, ...]) -> bool:
         """See Domain. A path that goes on beyond this host is not ours to guarantee."""
@@ -131,13 +130,13 @@ class LocalDomain:
             self._paths[links] = path
         return path
 
-    def settle(self, now: Nanos) -> Grants:
+    def settle(self, now: Nanos) -> list[Granted]:
         """Decide until nothing moves; returns what has changed.
 
         A lower is acknowledged before the kernel knows of it, which only this arbiter may do: it
         and whatever is raised in exchange go down in one batch.
         """
-        before: dict[int, tuple[float, float]] = {}
+        before: dict[int, Granted] = {}
         for _ in range(_ROUNDS):
             grants = self._arbiter.step(now).get(_SESSION)
             if not grants:
@@ -147,11 +146,8 @@ class LocalDomain:
             changes = self._book.receive(now, _SESSION, grants)
             self._stats.count(changes)
             self._arbiter.ack(now, _SESSION, changes.acks)
-        return [
-            (flow, *self._book.grant(flow))
-            for flow, old in before.items()
-            if self._book.grant(flow) != old
-        ]
+        after = [self._book.grant(flow) for flow in before]
+        return [grant for grant in after if grant != before[grant.flow]]
 
     def _settle(self, now: Nanos) -> None:
         changed = self.settle(now)

@@ -16,13 +16,17 @@ as much gave 1.22 of Ideal instead of 1.18 in ps-incast, one run each: within re
 
 
 class Paced(NamedTuple):
-    """What the pacer holds for a flow; payload bytes/s, `growth` per ms of top-up."""
+    """What the pacer holds for a flow; payload bytes/s, `growth` per ms of top-up.
+
+    `tell`: somebody wants to know when it starts.
+    """
 
     reserved: float
     ceiling: float
     guaranteed: bool
     growth: float
     queue_us: int
+    tell: bool
 
 
 class Enforcer:
@@ -53,6 +57,7 @@ class Enforcer:
         kernel at `deadline` (monotonic) unless they are refreshed.
         """
         wanted: dict[int, Paced] = {}
+        tell = ~table.quiet()
         held: set[str | int] = set()
         for decision in decisions:
             if isinstance(decision, Pace):
@@ -65,7 +70,8 @@ class Enforcer:
                 hard = self._hard or ceiling <= rate
                 growth = 0.0 if hard else GROWTH_PER_MS * float(table.share[row])
                 bound = rate if hard else ceiling
-                wanted[flow] = Paced(rate, bound, guaranteed, growth, int(table.queue_us[row]))
+                queue_us = int(table.queue_us[row])
+                wanted[flow] = Paced(rate, bound, guaranteed, growth, queue_us, bool(tell[row]))
             elif isinstance(decision, Hold) and decision.until_ns > now:
                 held.add(decision.target)
         if held:
@@ -106,5 +112,6 @@ class Enforcer:
             if info.cookie in held or info.job in held:
                 before = self.paced.get(info.cookie)
                 guaranteed = before is not None and before.guaranteed
-                wanted[info.cookie] = Paced(0.0, 0.0, guaranteed, 0.0, int(table.queue_us[row]))
+                queue_us = int(table.queue_us[row])
+                wanted[info.cookie] = Paced(0.0, 0.0, guaranteed, 0.0, queue_us, True)
                 self.holds += before is None or before.ceiling > 0.0

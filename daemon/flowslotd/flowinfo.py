@@ -24,6 +24,10 @@ class Reader(Protocol):
         """A copy of all slots, SLOT[slots]."""
         ...
 
+    def set_quiet(self, quiet: bool) -> None:
+        """Tell the job whether its doorbells are of use."""
+        ...
+
 
 class Source(Protocol):
     """A registered job process; `pid` as the kernel tells it."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from flowslot.grantbook import Granted
 from flowslot.messages import Demand
 from flowslot.policy.base import View
 from flowslot.topology import Topology
@@ -25,6 +26,8 @@ MAX_FLOWS = 16384
 RESEND_SHARE = 0.02
 """A demand is sent again when what remains differs by this share of the iteration's bytes from
 what the arbiter can work out itself (what was sent, minus rate x time)."""
+QUIET_SLOTS = 4
+"""Jobs of which nobody waits for news are looked at so many times less often."""
 RELEARN_SHARE = 0.10
 """The same for the period and bytes that were announced for an idle flow."""
 
@@ -37,6 +40,7 @@ class _Binding:
         self.slots: Rows = np.zeros(0, np.intp)
         self.rows: Rows = np.zeros(0, np.intp)
         self.refused: list[FlowInfo] = []
+        self.quiet = False
 
 
 class FlowTable:
@@ -56,6 +60,8 @@ class FlowTable:
         self.jobs: list[str] = []
         self.links: list[tuple[int, ...]] = [()]  # by path index; 0: not mapped
         self._bindings: dict[int, _Binding] = {}
+        self.negotiated = True
+        """An arbiter wants to know what flows do."""
         self._closed: set[int] = set()
         self._new: list[FlowInfo] = []
         self._gone: list[tuple[int, int]] = []
@@ -90,7 +96,7 @@ class FlowTable:
         # As plain words: NumPy joins structured arrays field by field, 20 times slower.
         words = [snap.view(np.uint64).reshape(len(snap), -1)[b.slots] for b, snap in parts]
         rows = self.rows[at]
-        advance(now, rows, np.concatenate(words).view(SLOT)[:, 0], counters)
+        advance(now, rows, np.concatenate(words).view(SLOT)[:, 0], counters, self.quiet()[at])
         self.rows[at] = rows
 
     def forget(self, source: int) -> None:
@@ -119,16 +125,52 @@ class FlowTable:
         job = rows["job"] == rows["job"][row]
         return not (job & rows["active"] & ~rows["drained"]).any()
 
-    def grant(self, grants: Iterable[tuple[int, float, float]]) -> set[int]:
-        """What the arbiter gives: (flow, rate, ceiling), payload bytes/s; nan: it has no say.
+    def grant(self, grants: Iterable[Granted]) -> set[int]:
+        """What the arbiter gives; nan: it has no say. Returns the flows that are here."""
+        known = {row: grant for grant in grants if (row := self._index.get(grant.flow)) is not None}
+        at, rows = list(known), self.rows
+        standing = np.array([grant.standing for grant in known.values()], np.bool_)
+        # Who waits for news again has had none for a while: tell everything.
+        rows["told"][at] &= standing | ~rows["quiet"][at]
+        rows["quiet"][at] = standing
+        rows["rate"][at] = [grant.rate for grant in known.values()]
+        rows["ceiling"][at] = [grant.ceiling for grant in known.values()]
+        return {grant.flow for grant in known.values()}
 
-        Returns the flows that it concerns and that are here.
-        """
-        known = {row: grant for grant in grants if (row := self._index.get(grant[0])) is not None}
-        at = list(known)
-        self.rows["rate"][at] = [rate for _, rate, _ in known.values()]
-        self.rows["ceiling"][at] = [ceiling for _, _, ceiling in known.values()]
-        return {flow for flow, _, _ in known.values()}
+    def quiet(self) -> NDArray[np.bool_]:
+        """Flows of which nobody waits for news between slots, bool[F]."""
+        rows: NDArray[np.bool_] = self.rows["quiet"] | (not self.negotiated)
+        return rows
+
+    def hush(self, sources: Iterable[Source]) -> None:
+        """Tell jobs whether anybody listens to their doorbells."""
+        quiet = self.quiet()
+        for source in sources:
+            binding = self._bindings.get(source.id)
+            if binding is not None:
+                rows = binding.rows
+                binding.quiet = bool(rows.size and quiet[rows].all())
+                source.reader.set_quiet(binding.quiet)
+
+    def stir(self) -> None:
+        """A socket that no row is known of has come up: look at all records in the next slot."""
+        for binding in self._bindings.values():
+            binding.quiet = False
+
+    def due(self, slot: int, sources: Iterable[Source]) -> list[Source]:
+        """Those to look at in this slot: quiet ones change nothing, and are only learnt from."""
+        bindings = self._bindings
+        return [
+            source
+            for source in sources
+            if source.id not in bindings
+            or not bindings[source.id].quiet
+            or (slot + source.id) % QUIET_SLOTS == 0
+        ]
+
+    def waiting(self) -> bool:
+        """The arbiter waits for news of a flow that it knows nothing of (any more)."""
+        return bool((~self.rows["told"] & (self.rows["path"] > 0)).any())
 
     def remap(self, topology: Topology, host: str) -> None:
         """A new topology: look at every flow again."""
@@ -160,16 +202,16 @@ class FlowTable:
         """What the arbiter does not know yet; it counts as told."""
         rows = self.rows
         active, inc = rows["active"], rows["inc"]
-        fresh = ~rows["told"] | (active != rows["told_active"])
-        fresh |= active & (inc != rows["told_inc"])
+        fresh = (active != rows["told_active"]) | (active & (inc != rows["told_inc"]))
         rate = np.nan_to_num(rows["rate"])
         spent = rate * ((now - rows["told_at"]) / 1e9)
         error = np.abs(rows["remaining"] - np.maximum(rows["told_remaining"] - spent, 0.0))
         looked = rows["looked"] == now  # the others' remaining bytes are of an earlier look
         fresh |= active & looked & (error > RESEND_SHARE * rows["target"])
         off = np.abs(rows["period"] - rows["told_period"]) > RELEARN_SHARE * rows["period"]
-        off |= np.abs(rows["expected"] - rows["told_expected"]) > RELEARN_SHARE * rows["expected"]
-        fresh |= ~active & off
+        size = np.abs(rows["expected"] - rows["told_expected"]) > RELEARN_SHARE * rows["expected"]
+        fresh |= ~active & (off | size)
+        fresh = np.where(rows["quiet"], size, fresh) | ~rows["told"]
         fresh &= rows["path"] > 0
         at = np.flatnonzero(fresh)
         if not at.size:
@@ -198,7 +240,8 @@ class FlowTable:
         """(cookie, counter) for flows whose end of phase the kernel should report, if new."""
         rows = self.rows
         end = rows["base"] + rows["target"]
-        at = np.flatnonzero(rows["active"] & rows["kernel"] & (end != rows["watched"]))
+        due = rows["active"] & rows["kernel"] & ~self.quiet() & (end != rows["watched"])
+        at = np.flatnonzero(due)
         if not at.size:
             return []
         rows["watched"][at] = end[at]

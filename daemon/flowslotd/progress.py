@@ -47,6 +47,7 @@ ROW = np.dtype(
         ("told_period", "i8"),
         ("told_expected", "i8"),
         ("watched", "i8"),  # the kernel reports when the counter reaches this
+        ("quiet", "?"),  # its grant stands in all phases: nobody waits for news of it
         ("rate", "f8"),  # granted; nan: no arbiter has a say
         ("ceiling", "f8"),
     ]
@@ -67,8 +68,16 @@ class Counters(Protocol):
         ...
 
 
-def advance(now: Nanos, row: Records, record: Records, counters: Counters | None) -> None:
+def advance(
+    now: Nanos,
+    row: Records,
+    record: Records,
+    counters: Counters | None,
+    quiet: NDArray[np.bool_],
+) -> None:
     """Take one look at F flows: `row` ROW[F] (changed in place), `record` SLOT[F].
+
+    `quiet`, bool[F]: they are looked at once per slot only, so that a phase may have come and gone.
 
     What remains is what the iteration's total says minus what the kernel saw acknowledged in it
     (without a kernel counter: minus what the record calls done).
@@ -105,20 +114,25 @@ def advance(now: Nanos, row: Records, record: Records, counters: Counters | None
     row["iteration"] = record["iteration"]
     row["kernel"], row["counter"] = kernel, counter
     row["target"], row["remaining"], row["active"] = target, remaining, remaining > 0
-    _phase(now, row)
+    _phase(now, row, quiet & (target > 0), record["t_iteration_start_ns"].astype(np.int64))
 
 
-def _phase(now: Nanos, row: Records) -> None:
-    """Notice that a communication phase begins, and learn the period from one to the next."""
-    starts = row["active"] & (row["onset_inc"] != row["inc"])
+def _phase(now: Nanos, row: Records, quiet: NDArray[np.bool_], told: Ints) -> None:
+    """Notice that a communication phase begins, and learn the period from one to the next.
+
+    `told`: when the iterations began, as the record says. Where nobody looks at once, that is
+    better than when it was noticed, if it can be true.
+    """
+    starts = (row["active"] | quiet) & (row["onset_inc"] != row["inc"])
     if not starts.any():
         return
+    told = np.where(quiet & (told > row["onset"]) & (told <= now), told, now)
     steps = row["iteration"].astype(np.int64) - row["onset_iteration"]
     # Several iterations at once: notice came late, or the job skips numbers.
     measured = starts & (row["onset"] > 0) & (steps >= 1) & (steps <= 8)
-    sample = (now - row["onset"]) // np.clip(steps, 1, 8)
+    sample = (told - row["onset"]) // np.clip(steps, 1, 8)
     row["period"] = np.where(measured, _smooth(row["period"], sample), row["period"])
-    row["onset"] = np.where(starts, now, row["onset"])
+    row["onset"] = np.where(starts, told, row["onset"])
     row["onset_inc"] = np.where(starts, row["inc"], row["onset_inc"])
     row["onset_iteration"] = np.where(starts, row["iteration"], row["onset_iteration"])
 

@@ -44,7 +44,7 @@ _WINDOW_MESSAGES = 256  # of one job in a window: the rest waits in its socket, 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What jobs may take. Each connection is one process, and costs up to three descriptors."""
+    """What jobs may take. Each connection is one process, and costs up to four descriptors."""
 
     connections: int = 1024
     connections_per_uid: int = 256

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 
+from flowslot.grantbook import Granted
 from flowslot.messages import Done
 from flowslot.policy.base import HostPolicy
 from flowslot.slot import SlotGrid
@@ -55,23 +56,26 @@ class SlotLoop:
         self._all_due = True
         self._due: set[int] = set()
         """Flows to decide on, in this pass or the next."""
+        table.negotiated = domain is not None
 
     def on_slot(self, now: Nanos, slot: int) -> None:
-        """A slot begins: look at everything."""
+        """A slot begins: look at everything that matters."""
         self._slot = slot
         self._all_due |= not self._by_grant
-        self._run(now, self._records())
+        self._run(now, self._table.due(slot, self._records()))
         self.refresh(now)
 
     def on_events(self, now: Nanos, sources: Collection[Source]) -> None:
         """Something happened to flows of these jobs since the slot began."""
         self._run(now, sources)
 
-    def on_grants(self, now: Nanos, grants: Iterable[tuple[int, float, float]]) -> None:
-        """The arbiter gives (flow, rate, ceiling); in force when this returns."""
+    def on_grants(self, now: Nanos, grants: Iterable[Granted]) -> None:
+        """The arbiter gives; in force when this returns."""
         self._due |= self._table.grant(grants)
         if not self._running:  # else the pass that asked goes on to decide
             self._decide(now)
+            if self._table.waiting():
+                self._run(now, self._records())
 
     def on_new(self, flow: int) -> None:
         """The kernel has met this flow: its entry has to be written (again)."""
@@ -93,15 +97,19 @@ class SlotLoop:
     def _run(self, now: Nanos, sources: Collection[Source]) -> None:
         self._running = True
         try:
-            counters = self._pacer.counters() if self._pacer is not None else None
-            self._table.observe(now, sources, counters)
+            if sources:
+                counters = self._pacer.counters() if self._pacer is not None else None
+                self._table.observe(now, sources, counters)
             self._negotiate(now)
+            if self._table.negotiated and self._table.waiting():  # an answer asked for more
+                self._negotiate(now)
         finally:
             self._running = False
         self._decide(now)
         if self._pacer is not None:
             for cookie, acked in self._table.take_watches():
                 self._pacer.watch(cookie, acked)
+        self._table.hush(sources)
 
     def _negotiate(self, now: Nanos) -> None:
         new, gone = self._table.take_new(), self._table.take_gone()

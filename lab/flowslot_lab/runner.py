@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from flowslot_lab.awake import awake
 from flowslot_lab.jobset import JobSet
 from flowslot_lab.net import Counters, Network
 from flowslot_lab.plane import ControlPlane
@@ -210,12 +211,13 @@ def measure(scenario: Scenario, options: Options, state: RunState, watch: Watch)
     """All runs of all policies, interleaved, and each distinct job alone."""
     iterations = options.measured(scenario)
     runs = []
-    for repeat in range(1, options.repeat + 1):
-        for policy in options.policies:
-            with LiveRun(scenario, state, policy, iterations, options.use_switch) as live:
-                runs.append(live.run(repeat, watch))
-    result = LabResult(scenario, runs, {})
-    result.alone = alone(result, options, state, watch)
+    with awake():
+        for repeat in range(1, options.repeat + 1):
+            for policy in options.policies:
+                with LiveRun(scenario, state, policy, iterations, options.use_switch) as live:
+                    runs.append(live.run(repeat, watch))
+        result = LabResult(scenario, runs, {})
+        result.alone = alone(result, options, state, watch)
     return result
 
 

@@ -147,6 +147,7 @@ def _write_grants(grants: Sequence[Grant]) -> pb.GrantBatch:
         rate=[g.rate for g in grants],
         ceiling=[g.ceiling for g in grants],
         must_ack=[g.must_ack for g in grants],
+        standing=[g.standing for g in grants],
     )
 
 
@@ -275,6 +276,8 @@ def _read_heartbeat(heartbeat: pb.Heartbeat) -> Heartbeat:
 
 
 def _read_grants(batch: pb.GrantBatch) -> list[Grant]:
+    # An arbiter that does not know of standing grants leaves the column out: none is.
+    standing = batch.standing or [False] * len(batch.flow)
     _same_length(
         "grants",
         flow=batch.flow,
@@ -283,6 +286,7 @@ def _read_grants(batch: pb.GrantBatch) -> list[Grant]:
         rate=batch.rate,
         ceiling=batch.ceiling,
         must_ack=batch.must_ack,
+        standing=standing,
     )
     return list(
         map(
@@ -293,6 +297,7 @@ def _read_grants(batch: pb.GrantBatch) -> list[Grant]:
             _rates("grants.rate", batch.rate),
             _rates("grants.ceiling", batch.ceiling),
             batch.must_ack,
+            standing,
         )
     )
 

@@ -173,20 +173,22 @@ class AckBatch(_message.Message):
     def __init__(self, flow: _Optional[_Iterable[int]] = ..., inc: _Optional[_Iterable[int]] = ..., seq: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GrantBatch(_message.Message):
-    __slots__ = ("flow", "inc", "seq", "rate", "ceiling", "must_ack")
+    __slots__ = ("flow", "inc", "seq", "rate", "ceiling", "must_ack", "standing")
     FLOW_FIELD_NUMBER: _ClassVar[int]
     INC_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
     RATE_FIELD_NUMBER: _ClassVar[int]
     CEILING_FIELD_NUMBER: _ClassVar[int]
     MUST_ACK_FIELD_NUMBER: _ClassVar[int]
+    STANDING_FIELD_NUMBER: _ClassVar[int]
     flow: _containers.RepeatedScalarFieldContainer[int]
     inc: _containers.RepeatedScalarFieldContainer[int]
     seq: _containers.RepeatedScalarFieldContainer[int]
     rate: _containers.RepeatedScalarFieldContainer[float]
     ceiling: _containers.RepeatedScalarFieldContainer[float]
     must_ack: _containers.RepeatedScalarFieldContainer[bool]
-    def __init__(self, flow: _Optional[_Iterable[int]] = ..., inc: _Optional[_Iterable[int]] = ..., seq: _Optional[_Iterable[int]] = ..., rate: _Optional[_Iterable[float]] = ..., ceiling: _Optional[_Iterable[float]] = ..., must_ack: _Optional[_Iterable[bool]] = ...) -> None: ...
+    standing: _containers.RepeatedScalarFieldContainer[bool]
+    def __init__(self, flow: _Optional[_Iterable[int]] = ..., inc: _Optional[_Iterable[int]] = ..., seq: _Optional[_Iterable[int]] = ..., rate: _Optional[_Iterable[float]] = ..., ceiling: _Optional[_Iterable[float]] = ..., must_ack: _Optional[_Iterable[bool]] = ..., standing: _Optional[_Iterable[bool]] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("flow", "inc", "reason")

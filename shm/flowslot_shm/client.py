@@ -99,8 +99,12 @@ class JobClient:
             self._free.append(slot)
 
     def ring(self, kind: Message, slot: int) -> None:
-        """Send a doorbell (called by FlowWriter); lost when the daemon's queue is full."""
-        if self._registered:
+        """Send a doorbell (called by FlowWriter) unless the daemon has no use for it.
+
+        Lost when the daemon's queue is full.
+        """
+        record = self._record  # another thread may close
+        if self._registered and record is not None and not record.quiet:
             with suppress(OSError):  # the daemon looks at every slot boundary anyway
                 self._sock.send(PACKED_DOORBELL.pack(MAGIC, VERSION, kind, slot), _FLAGS)
 
@@ -132,6 +136,7 @@ class JobClient:
                 self._record = None
 
     def _connect(self, record: Record) -> None:
+        record.clear_quiet()  # a dead daemon's wish must not outlive it
         with suppress(OSError), _seqpacket() as fresh:  # nobody there: at a later iteration
             fresh.connect(self.path)
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("=i", record.fd))]
@@ -169,6 +174,8 @@ class JobClient:
 
     def _leave(self, retry_ns: int, reason: str = "") -> None:
         self._connected = self._registered = False
+        if self._record is not None:
+            self._record.clear_quiet()
         self.congestion_control = ""
         self.reason = reason
         self._retry_ns = retry_ns

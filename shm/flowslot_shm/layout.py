@@ -67,7 +67,7 @@ HEADER = np.dtype(
         ("version", "u4"),
         ("slots", "u4"),
         ("pid", "i4"),  # as the job sees itself: in a container not the host's number
-        ("reserved0", "u4"),
+        ("quiet", "u4"),  # set by the daemon: nonzero while it has no use for doorbells
         ("start_ns", "u8"),  # CLOCK_REALTIME
         ("reserved", "V32"),
     ]
@@ -115,9 +115,9 @@ def record_bytes(slots: int) -> int:
     return HEADER.itemsize + slots * SLOT.itemsize
 
 
-def offset(field: str) -> int:
-    """Offset of a slot's field within the slot, in bytes."""
-    fields = SLOT.fields
+def offset(field: str, within: np.dtype[np.void] = SLOT) -> int:
+    """Offset of a field within a slot, or within another structure, in bytes."""
+    fields = within.fields
     assert fields is not None
     return int(fields[field][1])
 

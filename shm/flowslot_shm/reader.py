@@ -80,6 +80,8 @@ class RecordReader:
             self._map = mmap.mmap(fd, record_bytes(self.slots), mmap.MAP_SHARED, mmap.PROT_READ)
         except OSError as error:
             raise RecordError("record", f"must be mappable: {error.strerror}") from None
+        self._quiet_word = _quiet_word(fd)
+        self._quiet: bool | None = None  # as last written
         header = np.frombuffer(self._map, HEADER, 1)[0]
         self.pid = int(header["pid"])
         self.start_ns = int(header["start_ns"])
@@ -120,8 +122,20 @@ class RecordReader:
             self._seen[changed] = before[changed]
         return self._good.copy().view(SLOT)[:, 0]
 
+    def set_quiet(self, quiet: bool) -> None:
+        """Tell the job that its doorbells are of no use (True), or that they are wanted (False).
+
+        A job may ignore it, and one whose record lets nobody else write is never told. Nothing is
+        ordered either: a job may miss a change that comes as its flow begins, which costs what a
+        lost doorbell costs. The word is the job's to spoil, so nothing here ever reads it.
+        """
+        if self._quiet_word is not None and quiet != self._quiet:
+            self._quiet_word[0] = quiet
+            self._quiet = quiet
+
     def close(self) -> None:
-        """Unmap the record; later snapshots show all slots free."""
+        """Unmap the record; later snapshots show all slots free, and set_quiet does nothing."""
+        self._quiet_word = None  # unmapped with its only user
         self._bytes.release()
         self._live = np.zeros_like(self._live)
         self._live_seq = self._live.view(np.uint32)[:, 0]
@@ -145,6 +159,18 @@ class RecordReader:
                 seqs[slot] = seq
                 return True
         return False
+
+
+def _quiet_word(fd: int) -> NDArray[np.uint32] | None:
+    """The header's `quiet`, writable, in a mapping of its own: slots stay read-only.
+
+    None where the kernel refuses: a record sealed against writing, a read-only descriptor.
+    """
+    try:
+        header = mmap.mmap(fd, HEADER.itemsize, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+    except (OSError, ValueError):
+        return None
+    return np.frombuffer(header, np.uint32, 1, offset("quiet", HEADER))
 
 
 def _check(fd: int, max_slots: int) -> int:

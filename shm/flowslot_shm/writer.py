@@ -32,6 +32,7 @@ from flowslot_shm.layout import (
 SO_COOKIE = 57  # not in Python's socket module
 _NOEXEC_SEAL = 0x8  # MFD_NOEXEC_SEAL: kernels from 6.3 on; some are set to insist on it
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_QUIET = offset("quiet", HEADER) // 4
 _SEQ, _STATE = offset("seq") // 4, offset("state") // 2
 _COOKIE, _ITERATION, _READY, _POSTED, _DONE, _TOTAL, _START, _UPDATE = (
     offset(name) // 8
@@ -73,12 +74,22 @@ class Record:
         header["magic"], header["version"], header["slots"] = MAGIC, VERSION, slots
         header["pid"], header["start_ns"] = os.getpid(), time.time_ns()
         self._map[: HEADER.itemsize] = header.tobytes()
+        self._header = memoryview(self._map)[: HEADER.itemsize].cast("I")
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
 
     def slot(self, index: int) -> memoryview:
         """The 256 bytes of one slot, writable."""
         start = HEADER.itemsize + index * SLOT.itemsize
         return memoryview(self._map)[start : start + SLOT.itemsize]
+
+    @property
+    def quiet(self) -> bool:
+        """Whether the daemon has no use for doorbells."""
+        return self._header[_QUIET] != 0
+
+    def clear_quiet(self) -> None:
+        """Forget what a daemon that has gone wanted: the next one may need the doorbells."""
+        self._header[_QUIET] = 0
 
     def close(self) -> None:
         """Drop the descriptor; the memory goes with the last slot still in use."""

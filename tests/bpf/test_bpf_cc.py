@@ -216,7 +216,6 @@ def test_more_flows_than_slots(pacer: BpfPacer, flows: Callable[..., Any]) -> No
 
 def test_events(pacer: BpfPacer, flows: Callable[..., Any], from_here: Any) -> None:
     flow = flows(busy=False)
-    source, target = flow.sock.getsockname(), flow.peer.getsockname()
     seen: list[Any] = []
 
     def happened(kind: str) -> bool:
@@ -242,9 +241,7 @@ def test_events(pacer: BpfPacer, flows: Callable[..., Any], from_here: Any) -> N
     assert kinds[0] == "new"
     assert kinds[-1] == "closed"
     assert kinds.count("start") == 2
-    for event in seen:
-        assert (event.cookie, event.src, event.dst) == (flow.cookie, *source[:1], *target[:1])
-        assert (event.sport, event.dport) == (source[1], target[1])
+    assert {event.cookie for event in seen} == {flow.cookie}
     assert pacer.counters().cookie.size == 0
 
 

@@ -57,9 +57,3 @@ def test_every_field_of_the_header_is_in_the_python_type() -> None:
             for part in word.split(None, 1)[1].split(",")
         ]
         assert members == list(dtype.names)
-
-
-def test_addresses() -> None:
-    assert layout.address(2, bytes([10, 0, 0, 1]) + bytes(12)) == "10.0.0.1"
-    assert layout.address(10, bytes(15) + b"\1") == "::1"
-    assert layout.address(10, bytes(10) + b"\xff\xff\x0a\0\0\1") == "10.0.0.1"

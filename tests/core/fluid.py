@@ -231,7 +231,7 @@ class Daemon:
         sim = self.sim
         acks = self.book.receive(sim.now, self.session, grants).acks
         for flow in self.flows:
-            sim.enforced[flow] = self.book.grant(flow)[0]
+            sim.enforced[flow] = self.book.grant(flow).rate
         if acks:
             sim.counts["acks"] += len(acks)
             sim.post(self.session, lambda: sim.arbiter.ack(sim.now, self.session, acks))
@@ -267,7 +267,8 @@ class Fluid:
         self.enforced: Floats = np.zeros(n)
         self.paths = np.array([f.links for f in self.flows], dtype=np.int32)
         self._limit = np.append(cluster.capacity, np.inf)
-        self._rng = np.random.default_rng(seed)
+        # Apart, so that one message more does not change how long jobs compute.
+        self._network, self._noise = (np.random.default_rng([seed, i]) for i in range(2))
         self._delay = delay_ms
         self._queue: list[tuple[int, int, Callable[[], object]]] = []
         self._order = 0
@@ -288,7 +289,7 @@ class Fluid:
 
     def post(self, stream: int, action: Callable[[], object]) -> None:
         """Deliver after a delay, in order within a stream."""
-        delay = int(self._rng.uniform(*self._delay) * MILLISECOND)
+        delay = int(self._network.uniform(*self._delay) * MILLISECOND)
         at = self._fifo[stream] = max(self.now + delay, self._fifo.get(stream, 0))
         self._order += 1
         heapq.heappush(self._queue, (at, self._order, action))
@@ -339,7 +340,7 @@ class Fluid:
                     if not math.isnan(job.started[0]):
                         job.times.append(now - job.started[0])
                     job.started[0] = now
-                noise = 1.0 + job.jitter * float(np.clip(self._rng.standard_normal(), -3, 3))
+                noise = 1.0 + job.jitter * float(np.clip(self._noise.standard_normal(), -3, 3))
                 job.until[w] = now + job.compute_s * noise
 
     def _follow(self) -> None:

@@ -254,7 +254,7 @@ class World:
     def _load(self, host: Host) -> Floats:
         load = np.zeros(len(CAPACITY))
         for flow, demand in host.demands.items():
-            load[list(demand.links)] += host.book.grant(flow)[0]
+            load[list(demand.links)] += host.book.grant(flow).rate
         return load
 
     def enforced(self) -> Floats:

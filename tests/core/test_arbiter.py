@@ -30,6 +30,9 @@ class Wanted:
     def next_change(self, state: AllocationState, now: Nanos) -> Nanos | None:
         return None
 
+    def standing(self) -> None:
+        return None
+
 
 class Bench:
     """An arbiter of two links of 100 bytes/s, past its recovery, with sessions 1 and 2."""

@@ -12,7 +12,7 @@ import pytest
 from fluid import Cluster, Fluid, slowdowns
 
 from flowslot.policy.base import AllocationState, Allocator, Floats
-from flowslot.units import SECOND, Nanos
+from flowslot.units import MILLISECOND, SECOND, Nanos
 
 MBPS_400 = 400e6
 
@@ -88,11 +88,15 @@ def test_jobs_out_of_step_find_their_standing_grants() -> None:
     cluster = Cluster(2, MBPS_400)
     cluster.ring("first", 5e6, 0.16, 2)
     cluster.ring("second", 5e6, 0.16, 2, offset_s=0.13)
-    sim = run(cluster, 8)
-    full = 0.96 * cluster.capacity[0]
-    settled = np.array([rate for at, _, rate in sim.starts if at > 2 * SECOND])
-    assert len(settled) > 80
-    assert np.mean(settled > 0.9 * full) > 0.95
+    sim = run(cluster, 20)
+    rates = []
+    for at, flow, rate in sim.starts:
+        before = [t for t, other, _ in sim.starts if other // 2 != flow // 2 and t < at]
+        # A phase takes 109 ms. They drift: starts while the other one still sends do not count.
+        if at > 2 * SECOND and at - max(before) > 120 * MILLISECOND:
+            rates.append(rate)
+    assert len(rates) > 40
+    assert np.mean(np.array(rates) > 0.9 * 0.96 * cluster.capacity[0]) > 0.97
     assert max(slowdowns(sim).values()) < 1.04
 
 
@@ -103,6 +107,9 @@ class Nothing:
         return np.zeros(len(state.flow))
 
     def next_change(self, state: AllocationState, now: Nanos) -> Nanos | None:
+        return None
+
+    def standing(self) -> None:
         return None
 
 

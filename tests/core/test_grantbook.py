@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from flowslot.grantbook import GrantBook
+from flowslot.grantbook import GrantBook, Granted
 from flowslot.messages import Ack, Done, Grant, Held
 from flowslot.units import Nanos
 
@@ -28,11 +28,15 @@ def grant(seq: int, rate: float, *, flow: int = 7, inc: int = 1, must_ack: bool 
 def test_changes_and_acks() -> None:
     book = connected()
     up = book.receive(at(1), 1, [grant(1, 50.0), grant(2, 20.0, flow=8)])
-    assert up.raised == [(7, 50.0, 100.0), (8, 20.0, 100.0)] and not up.lowered and not up.acks
+    assert (
+        up.raised == [Granted(7, 50.0, 100.0), Granted(8, 20.0, 100.0)]
+        and not up.lowered
+        and not up.acks
+    )
     down = book.receive(at(2), 1, [grant(3, 10.0, must_ack=True)])
-    assert down.lowered == [(7, 10.0, 100.0)] and down.acks == [Ack(7, 1, 3)]
-    assert book.grant(7) == (10.0, 100.0)
-    assert book.grant(99) == (0.0, 0.0) and 99 not in book
+    assert down.lowered == [Granted(7, 10.0, 100.0)] and down.acks == [Ack(7, 1, 3)]
+    assert book.grant(7) == Granted(7, 10.0, 100.0)
+    assert book.grant(99) == Granted(99, 0.0, 0.0) and 99 not in book
 
 
 def test_repeated_outdated_and_foreign_grants_change_nothing() -> None:
@@ -41,7 +45,7 @@ def test_repeated_outdated_and_foreign_grants_change_nothing() -> None:
     for late in ([grant(1, 90.0)], [grant(2, 50.0)]):
         assert not book.receive(at(2), 5, late).raised
     assert not book.receive(at(2), 4, [grant(9, 90.0)]).raised
-    assert book.grant(7)[0] == 50.0
+    assert book.grant(7).rate == 50.0
 
 
 def test_a_dropped_flow_stays_dropped_until_its_next_life() -> None:
@@ -51,7 +55,7 @@ def test_a_dropped_flow_stays_dropped_until_its_next_life() -> None:
     assert book.receive(at(2), 1, [grant(2, 60.0, inc=3, must_ack=True)]).acks == []
     assert 7 not in book
     book.receive(at(3), 1, [grant(3, 30.0, inc=4)])
-    assert book.grant(7)[0] == 30.0
+    assert book.grant(7).rate == 30.0
 
 
 def test_reconnect_keeps_and_lists_what_is_under_lease() -> None:
@@ -80,7 +84,7 @@ def test_lease_counts_from_the_sending_of_an_echoed_heartbeat() -> None:
     assert book.expired(at(150))
     # Too late: the arbiter may have given everything away.
     book.echoed(at(151), 2)
-    assert book.expired(at(151)) and book.grant(7) == (0.0, 0.0) and book.session is None
+    assert book.expired(at(151)) and book.grant(7) == Granted(7, 0.0, 0.0) and book.session is None
     assert not book.receive(at(152), 1, [grant(2, 50.0)]).raised
     assert book.connect(at(160), 2).held == ()
     assert not book.expired(at(161))
@@ -98,4 +102,4 @@ def test_an_echo_of_the_old_stream_does_not_extend_the_lease() -> None:
 def test_nonsense_counts_as_nothing(rate: float) -> None:
     book = connected()
     book.receive(at(1), 1, [grant(1, 50.0), grant(2, rate)])
-    assert book.grant(7)[0] == 0.0
+    assert book.grant(7).rate == 0.0

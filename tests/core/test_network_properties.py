@@ -74,7 +74,7 @@ def check_rest(world: World) -> None:
     slack = (0.001 + CONFIG.min_change_link * flows) * CAPACITY
     for host in world.hosts:
         for flow, demand in host.demands.items():
-            rate = host.book.grant(flow)[0]
+            rate = host.book.grant(flow).rate
             if demand.remaining and demand.cap > 0:
                 assert rate > 0, "every active flow makes progress"
             if demand.remaining and demand.cap == math.inf:
@@ -106,7 +106,7 @@ def test_the_lease_ends_at_the_daemon_first(events: list[tuple[int, int]]) -> No
         # Make the arbiter look at its leases at this very moment.
         world.arbiter.heartbeat(world.now, -1)
         if not world.hosts[0].book.expired(world.now):
-            rate = world.hosts[0].book.grant(0)[0]
+            rate = world.hosts[0].book.grant(0).rate
             assert world.arbiter.commitments()[0] >= rate > 0
 
 
@@ -133,7 +133,7 @@ def test_finite_jobs_all_finish(work: list[tuple[int, int, int]]) -> None:
         assert (world.now - start) / 1e6 < bound_ms, f"not finished: {left}"
         world.exchange(1, 2)
         for i, flow in list(left):
-            left[i, flow] -= world.hosts[i].book.grant(flow)[0] * 2e-3
+            left[i, flow] -= world.hosts[i].book.grant(flow).rate * 2e-3
             if left[i, flow] <= 0:
                 world.demand(i, flow, 0, idle=True, cap=math.inf)
                 del left[i, flow]

@@ -3,8 +3,10 @@
 
 import ipaddress
 import os
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +15,8 @@ from flowslot.topology import Topology, parse_topology
 from flowslot_shm.layout import SLOT, Message, Role, State, Transport
 from flowslot_shm.reader import RecordReader
 from flowslot_shm.writer import FlowWriter, Record
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 TOPOLOGY = """
 [[hosts]]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from flowslot.errors import ConfigError
+from flowslot.grantbook import Granted
 from flowslot.messages import Demand, Done, HeartbeatEcho
 from flowslot.policy import registry
 from flowslot.policy.registry import PolicyOptions
@@ -41,23 +42,22 @@ class Host:
         file.write_text("".join(f"{key} = {value}\n" for key, value in lines.items()))
         self.config = config.load(file)
         spec = registry.get("stagger")
-        self.grants: dict[int, tuple[float, float]] = {}
+        self.grants: dict[int, Granted] = {}
         self.calls = 0
         self.on_change: Callable[[], None] = lambda: None
         self.domain: Domain = open_domain(self.config, spec, PolicyOptions(), self._on_grants)
         self.link = self.config.topology.link_index
 
-    def _on_grants(self, now: Nanos, grants: Sequence[tuple[int, float, float]]) -> None:
+    def _on_grants(self, now: Nanos, grants: Sequence[Granted]) -> None:
         self.calls += 1
-        for flow, rate, ceiling in grants:
-            self.grants[flow] = (rate, ceiling)
+        self.grants |= {grant.flow: grant for grant in grants}
         self.on_change()
 
     def path(self, *names: str) -> tuple[int, ...]:
         return tuple(self.link[name] for name in names)
 
     def rate(self, flow: int) -> float:
-        return self.grants.get(flow, (0.0, 0.0))[0]
+        return self.grants.get(flow, Granted(flow, 0.0, 0.0)).rate
 
     def goodput(self, link: str) -> float:
         return self.config.topology.links[self.link[link]].goodput
@@ -82,7 +82,7 @@ async def until(probe: Callable[[], object], what: str) -> None:
             await asyncio.sleep(0.01)
 
 
-def same(a: tuple[float, float], b: tuple[float, float]) -> bool:
+def same(a: Granted, b: Granted) -> bool:
     return all(x == y or (math.isnan(x) and math.isnan(y)) for x, y in zip(a, b, strict=True))
 
 
@@ -133,7 +133,7 @@ def test_local_shares_out_its_own_nic_at_once(tmp_path: Path) -> None:
         assert host.rate(1) + host.rate(2) <= target * (1 + 1e-9)
         host.domain.done(monotonic(), [Done(2, 1)])
         assert host.rate(1) == pytest.approx(target, rel=0.01)
-        assert math.isnan(host.domain.grant(2)[0])
+        assert math.isnan(host.domain.grant(2).rate)
         await host.domain.close()
 
     asyncio.run(main())
@@ -145,7 +145,7 @@ def test_local_has_no_say_beyond_its_own_links(tmp_path: Path) -> None:
         await host.domain.start()
         host.demand(1, "h2->s1", "s1->h1")
         assert host.grants == {}
-        assert math.isnan(host.domain.grant(1)[0])
+        assert math.isnan(host.domain.grant(1).rate)
         assert host.domain.covers(host.path("h1->s1"))
         assert not host.domain.covers(host.path("h1->s1", "s1->h2"))
         assert not host.domain.covers(())
@@ -232,7 +232,7 @@ def test_two_daemons_on_one_link_are_never_over_committed(tmp_path: Path, switch
         totals = [0.0]
 
         def add_up() -> None:
-            totals.append(sum(rate for h in hosts for rate, _ in h.grants.values()))
+            totals.append(sum(g.rate for h in hosts for g in h.grants.values()))
 
         def demand(inc: int, remaining: Callable[[int], int]) -> None:
             for flow in range(8):

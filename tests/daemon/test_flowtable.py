@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from flowslot.grantbook import Granted
 from flowslot.topology import parse_topology
 from flowslot.units import MILLISECOND, Nanos
 from flowslot_shm.layout import Role, Transport
@@ -195,7 +196,7 @@ def test_a_demand_is_repeated_only_when_the_arbiter_cannot_work_it_out(table, ma
     flow.ready(1_000_000)
     table.observe(at(0), [job], None)
     assert [d.remaining for d in table.demands(at(0))] == [1_000_000]
-    table.grant([(7, 10e6, 10e6)])  # 10 kB per ms
+    table.grant([Granted(7, 10e6, 10e6)])  # 10 kB per ms
     flow.done(495_000)
     table.observe(at(50), [job], None)
     assert table.demands(at(50)) == []  # as expected within 2 %
@@ -213,7 +214,7 @@ def test_an_event_of_one_job_sends_nothing_old_about_another(table, make_job):
         flow.ready(1_000_000)
     table.observe(at(0), jobs, None)
     table.demands(at(0))
-    table.grant([(7, 10e6, 10e6)])
+    table.grant([Granted(7, 10e6, 10e6)])
     table.observe(at(50), [jobs[1]], None)
     assert table.demands(at(50)) == []
 

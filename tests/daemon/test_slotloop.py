@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from flowslot.decision import Hold, Pace
+from flowslot.grantbook import Granted
 from flowslot.policy import registry
 from flowslot.schedule import Schedule
 from flowslot.slot import SlotGrid
@@ -86,7 +87,7 @@ class Desk:
     def demand(self, now, demands):
         self.demands.append(list(demands))
         if self.answer:
-            self.answer(now, [(d.flow, 1e6, 2e6) for d in demands])
+            self.answer(now, [Granted(d.flow, 1e6, 2e6) for d in demands])
 
     def done(self, now, dones):
         self.dones += dones
@@ -144,7 +145,7 @@ def test_from_a_record_to_the_kernel_and_back(topology, make_job):
     assert setup.pacer.attached == [(7, 4242, 0)]
 
     now = Nanos(slot_start(0) + 6 * MILLISECOND)
-    setup.loop.on_grants(now, [(7, 2e6, 20e6)])
+    setup.loop.on_grants(now, [Granted(7, 2e6, 20e6)])
     entry = setup.pacer.entries[7]
     assert (entry.reserved, entry.ceiling, entry.guaranteed) == (2e6, 20e6, True)
     assert entry.growth == pytest.approx(GROWTH_PER_MS * topology.links[3].goodput)
@@ -179,7 +180,7 @@ def test_nothing_goes_down_when_nothing_changes(topology, make_job):
     assert len(setup.desk.demands) == asked
     assert setup.enforcer.rate_writes == 4
     assert setup.pacer.deadline == slot_start(9) + 2 * SLOT  # but the daemon lives
-    setup.loop.on_grants(slot_start(10), [(11, 5e5, 2e6)])
+    setup.loop.on_grants(slot_start(10), [Granted(11, 5e5, 2e6)])
     assert setup.pacer.writes[1:] == [[11]]
 
 
@@ -214,7 +215,7 @@ def test_a_grant_that_ends_lets_the_flow_go(topology, make_job):
     setup.jobs.append(job)
     start(job.flow(0, cookie=7))
     setup.slot(0)
-    setup.loop.on_grants(slot_start(1), [(7, float("nan"), float("nan"))])
+    setup.loop.on_grants(slot_start(1), [Granted(7, float("nan"), float("nan"))])
     assert setup.pacer.entries == {}
     assert setup.pacer.released == [7]
 
@@ -349,6 +350,6 @@ def test_observing_touches_nothing(topology, make_job):
     start(job.flow(0, cookie=7))
     loop.on_slot(slot_start(0), 0)
     loop.refresh(slot_start(0))
-    loop.on_grants(slot_start(0), [(7, 1.0, 1.0)])
+    loop.on_grants(slot_start(0), [Granted(7, 1.0, 1.0)])
     loop.release()
     assert table.rows["active"].tolist() == [True]

@@ -51,6 +51,7 @@ class Arbiter:
         self._seq = 0
         self._recovered_at: Nanos | None = None if config.recovery else Nanos(0)
         self._next_change: Nanos | None = None
+        self._idle = False  # the last step settled everything, and nothing has been said since
 
     # --- what daemons say
 
@@ -60,6 +61,7 @@ class Arbiter:
         Repeated and outdated Hellos have no effect. Raises ProtocolError when it makes no sense;
         nothing changes then, and the stream should be closed.
         """
+        self._idle = False
         self._begin(now)
         check_hello(hello, self.config)
         opened = self._sessions.open(now, hello)
@@ -85,6 +87,7 @@ class Arbiter:
 
     def demand(self, now: Nanos, session: int, demands: Sequence[Demand]) -> list[Refusal]:
         """Flows of a session report their state; returns the demands that are not accepted."""
+        self._idle = False
         self._begin(now)
         owner = self._sessions.live(session)
         if owner is None:
@@ -129,6 +132,7 @@ class Arbiter:
 
     def done(self, now: Nanos, session: int, dones: Sequence[Done]) -> None:
         """Flows have ended: their commitments end with them."""
+        self._idle = False
         self._begin(now)
         owner = self._sessions.live(session)
         if owner is None:
@@ -142,6 +146,7 @@ class Arbiter:
 
     def ack(self, now: Nanos, session: int, acks: Sequence[Ack]) -> None:
         """Grants have been applied: the commitments that they lowered end."""
+        self._idle = False
         self._begin(now)
         if self._sessions.live(session) is None:
             return
@@ -168,6 +173,7 @@ class Arbiter:
 
     def goodbye(self, now: Nanos, session: int) -> None:
         """A stream has closed. What its daemon holds stays committed until the lease ends."""
+        self._idle = False
         self._begin(now)
         owner = self._sessions.live(session)
         if owner is not None:
@@ -187,6 +193,8 @@ class Arbiter:
         if not flows.n:
             self._next_change = None
             return {}
+        if self._idle and not self._pressed(now):
+            return {}
         flows.progress(now)
         for session in sorted(flows.overdue(now - self.config.ack_timeout_ns)):
             self.goodbye(now, session)
@@ -195,6 +203,7 @@ class Arbiter:
         grants = self._lower(now, mute)
         if self.recovered(now):
             self._raise(mute, grants)
+        self._idle = not grants and self._settled()
         return {session: grants[session] for session in sorted(grants)}
 
     def next_wakeup(self, now: Nanos) -> Nanos:
@@ -242,6 +251,7 @@ class Arbiter:
         Raises ScheduleRefused when it does not fit beside all commitments, in any slot; those
         are never taken back for it, nor are raises made into what it has reserved.
         """
+        self._idle = False
         self._begin(now)
         self._table.advance(self._slot(now))
         try:
@@ -254,11 +264,26 @@ class Arbiter:
 
     # --- how
 
+    def _settled(self) -> bool:
+        """All grants stand, so that time alone changes nothing: not even what remains matters."""
+        flows, n = self._flows, self._flows.n
+        return bool(
+            flows.told_standing[:n].all()
+            and (flows.grant[:n] == flows.goal[:n]).all()
+            and not flows.pending_seq[:n].any()
+            and not len(self._table)
+        )
+
+    def _pressed(self, now: Nanos) -> bool:
+        """The time has come at which the targets may change although nothing was said."""
+        return self._next_change is not None and now >= self._next_change
+
     def _begin(self, now: Nanos) -> None:
         """Common to all events: the recovery clock starts, and leases end in time."""
         if self._recovered_at is None:
             self._recovered_at = Nanos(now + self.config.lease_ns + self.config.guard_ns)
         for session in self._sessions.expire(now):
+            self._idle = False
             self.expired += 1
             for flow in self._flows.of_session(session.id):
                 self._flows.remove(session.id, flow)
@@ -273,6 +298,8 @@ class Arbiter:
         state = self._flows.state(now, capacity)
         target = self._allocator.allocate(state, now)
         self._next_change = self._allocator.next_change(state, now)
+        standing = self._allocator.standing()
+        self._flows.standing[: self._flows.n] = False if standing is None else standing
         target = self._flows.keep_unplaced(target, now - self.config.lease_ns)
         self._issuer.settle(target, capacity)
 
@@ -303,14 +330,16 @@ class Arbiter:
 
     def _write(self, rows: Rows, must_ack: bool, grants: dict[int, list[Grant]]) -> None:
         flows = self._flows
-        for session, flow, inc, seq, rate, ceiling in zip(
+        flows.told_standing[rows] = flows.standing[rows]
+        for session, flow, inc, seq, rate, ceiling, standing in zip(
             flows.session[rows].tolist(),
             flows.flow[rows].tolist(),
             flows.inc[rows].tolist(),
             flows.seq[rows].tolist(),
             flows.grant[rows].tolist(),
             self._issuer.ceilings(rows).tolist(),
+            flows.standing[rows].tolist(),
             strict=True,
         ):
-            grant = Grant(flow, inc, seq, rate, ceiling, must_ack)
+            grant = Grant(flow, inc, seq, rate, ceiling, must_ack, standing)
             grants.setdefault(session, []).append(grant)

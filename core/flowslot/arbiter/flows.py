@@ -36,6 +36,8 @@ _COLUMNS: dict[str, type] = {
     "seq": np.int64,
     "oldest_pending": np.int64,
     "held_since": np.int64,
+    "standing": np.bool_,
+    "told_standing": np.bool_,
 }
 
 
@@ -64,6 +66,8 @@ class FlowTable:
     seq: Ints
     oldest_pending: Ints
     held_since: Ints
+    standing: Bools
+    told_standing: Bools
 
     def __init__(self, n_links: int) -> None:
         self.n_links = n_links
@@ -127,6 +131,7 @@ class FlowTable:
         self.inc[row] = inc
         self.grant[row] = self.goal[row] = rate
         self.held_since[row] = now
+        self.told_standing[row] = False
         self.pending_seq[row] = 0
         self.pending_rate[row] = 0.0
 

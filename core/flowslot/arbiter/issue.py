@@ -61,11 +61,13 @@ class Issuer:
         """Raises that fit into `free` float64[L], capacity minus all commitments (rules 4 to 6).
 
         When they do not all fit, each gets the same part of its wish on its tightest link; a
-        part that is too small to be worth a message waits.
+        part that is too small to be worth a message waits. What begins or ceases to be standing is
+        said as well, with or without a raise.
         """
         flows, n = self._flows, self._flows.n
         grant, goal = flows.grant[:n], flows.goal[:n]
-        rows = np.flatnonzero((goal > grant) & ~mute & ~flows.unplaced())
+        news = (goal == grant) & (flows.standing[:n] != flows.told_standing[:n])
+        rows = np.flatnonzero(((goal > grant) | news) & ~mute & ~flows.unplaced())
         if not rows.size:
             return Raises(rows, goal[rows])
         grant, goal, paths = grant[rows], goal[rows], flows.paths[rows]

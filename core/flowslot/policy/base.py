@@ -57,6 +57,13 @@ class Allocator(Protocol):
         """Time at which the targets may change although nothing is reported; None: never."""
         ...
 
+    def standing(self) -> Bools | None:
+        """Flows whose targets, as allocated last, hold in all phases of their jobs, bool[F].
+
+        Their activity is not reported any more. None: no flow's.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class View:

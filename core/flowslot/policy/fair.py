@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from flowslot.decision import Decision
-from flowslot.policy.base import AllocationState, Floats, View
+from flowslot.policy.base import AllocationState, Bools, Floats, View
 from flowslot.policy.fill import max_min
 from flowslot.units import Nanos
 
@@ -20,6 +20,10 @@ class FairAllocator:
 
     def next_change(self, state: AllocationState, now: Nanos) -> Nanos | None:
         """Never: only reports change it."""
+        return None
+
+    def standing(self) -> Bools | None:
+        """No flow's: who is active decides."""
         return None
 
 

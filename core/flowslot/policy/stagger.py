@@ -49,11 +49,13 @@ class StaggerAllocator:
             raise ValueError("floor_share must be greater than 0 and at most 1")
         self._floor_share = floor_share
         self._settled = False  # no job shares a link: who is active or due changes nothing
+        self._standing: Bools | None = None
 
     def allocate(self, state: AllocationState, now: Nanos) -> Floats:
         """See Allocator."""
         allocation = _Allocation(state, self._floor_share)
         self._settled = allocation.settled
+        self._standing = allocation.solo > 0
         return allocation.solo if self._settled else allocation.run()
 
     def next_change(self, state: AllocationState, now: Nanos) -> Nanos | None:
@@ -65,6 +67,10 @@ class StaggerAllocator:
         edges = np.concatenate((due - SOON_NS, due + LATE_NS, due + OVERDUE_NS, SOON_NS - idle))
         edges = edges[edges > 0]
         return Nanos(now + int(edges.min()) + 1) if edges.size else None
+
+    def standing(self) -> Bools | None:
+        """See Allocator: the flows of jobs that share no link with another one."""
+        return self._standing
 
 
 @dataclass(slots=True)

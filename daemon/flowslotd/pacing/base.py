@@ -32,6 +32,8 @@ class PaceEntry:
     """Bytes/s of top-up per ms while the path's queue is short; 0: no top-up."""
     queue_us: int = 1000
     """How long the smallest buffer of the path lasts at its link's rate."""
+    tell: bool = True
+    """Report `start` events."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +42,6 @@ class KernelEvent:
 
     kind: Kind
     cookie: int
-    src: str
-    sport: int
-    dst: str
-    dport: int
     acked: int = 0
     """Acknowledged bytes at that moment."""
     at_ns: int = 0

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from flowslotd.pacing.base import FlowCounters, KernelEvent, Kind, PaceEntry, PacingError
 from flowslotd.pacing.guard import Guard
-from flowslotd.pacing.layout import CTL, EVENT, GUARANTEED, SLOTS, STAT, EventKind, address
+from flowslotd.pacing.layout import CTL, EVENT, GUARANTEED, SLOTS, STAT, TELL, EventKind
 from flowslotd.pacing.libbpf import F_LINK, Map, Object, RingBuffer
 
 PLACEHOLDER = b"fs_placeholder_\0"
@@ -77,6 +77,7 @@ class BpfPacer:
         self._paths: dict[bytes, int] = {}
         self._watched: dict[int, int] = {}
         self._pending: list[bytes] = []
+        self._late: list[KernelEvent] = []
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -157,7 +158,7 @@ class BpfPacer:
             values = np.array([getattr(e, field) for e in entries], np.float64)
             want[field] = np.clip(values, 0, most)
         want["cookie"] = [e.cookie for e in entries]
-        want["flags"] = [GUARANTEED * e.guaranteed for e in entries]
+        want["flags"] = [GUARANTEED * e.guaranteed + TELL * e.tell for e in entries]
         ctl = self._ctl
         strange = ctl["cookie"][slots] != want["cookie"]
         self._claim(slots[strange], want["cookie"][strange])
@@ -230,6 +231,7 @@ class BpfPacer:
         self._ctl["deadline_ns"][slots] = 0
         self._ctl["drain_at"][slots] = 0
         self._ctl["base_rtt_us"][slots] = 0
+        self._ctl["flags"][slots] = TELL
         self._ctl["cookie"][slots] = cookies
         for slot in slots.tolist():
             ends = self._stat["src"][slot].tobytes() + self._stat["dst"][slot].tobytes()
@@ -257,16 +259,18 @@ class BpfPacer:
         if self._ring is None:
             return []
         self._ring.consume()
-        raw, self._pending[:] = self._pending[:], []
-        out = []
-        for record in raw:
-            event = self._event(np.frombuffer(record, EVENT, 1)[0])
-            if event.kind == "drained" and self._watched.pop(event.cookie, None) is None:
+        raw, self._pending[:] = b"".join(self._pending), []
+        out, self._late = self._late, []
+        rows = np.frombuffer(raw, EVENT)
+        columns = (rows[name].tolist() for name in ("kind", "cookie", "acked", "at_ns"))
+        for kind, cookie, acked, at_ns in zip(*columns, strict=True):
+            event = KernelEvent(KINDS[kind], cookie, acked, at_ns)
+            if event.kind == "drained" and self._watched.pop(cookie, None) is None:
                 continue  # was told already, or is not wanted any more
             if event.kind == "closed":
-                self._watched.pop(event.cookie, None)
+                self._watched.pop(cookie, None)
             out.append(event)
-        return out + self._missed()
+        return out
 
     def watch(self, cookie: int, acked_target: int) -> None:
         """See `Pacer`."""
@@ -277,30 +281,7 @@ class BpfPacer:
             self._claim(np.array([slot], np.intp), np.array([cookie], np.uint64))
         self._ctl["drain_at"][slot] = acked_target
         self._watched[cookie] = acked_target
-
-    def _missed(self) -> list[KernelEvent]:
-        """Targets that were reached before the kernel knew of them."""
-        out = []
-        for cookie, target in list(self._watched.items()):
-            slot = self._slot(cookie)
-            row = self._stat[slot]
-            if slot and row["acked"] >= target:
-                del self._watched[cookie]
-                ends = self._ends(row)
-                out.append(KernelEvent("drained", cookie, *ends, acked=int(row["acked"])))
-        return out
-
-    def _event(self, row: Any) -> KernelEvent:
-        return KernelEvent(
-            KINDS[int(row["kind"])],
-            int(row["cookie"]),
-            *self._ends(row),
-            acked=int(row["acked"]),
-            at_ns=int(row["at_ns"]),
-        )
-
-    @staticmethod
-    def _ends(row: Any) -> tuple[str, int, str, int]:
-        family = int(row["family"])
-        src, dst = (address(family, row[side].tobytes()) for side in ("src", "dst"))
-        return src, int(row["sport"]), dst, int(row["dport"])
+        acked = int(self._stat["acked"][slot])
+        if acked >= acked_target:  # before the kernel knew of it
+            del self._watched[cookie]
+            self._late.append(KernelEvent("drained", cookie, acked))

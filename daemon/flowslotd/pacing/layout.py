@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tables of bpf/flowslot.h as NumPy types."""
 
-import ipaddress
 from enum import IntEnum
-from socket import AF_INET
 
 import numpy as np
 
 SLOTS = 16384
 GUARANTEED = 1
+TELL = 2
 
 
 class Mode(IntEnum):
@@ -75,19 +74,5 @@ EVENT = np.dtype(
         ("at_ns", "u8"),
         ("kind", "u4"),
         ("slot", "u4"),
-        ("family", "u2"),
-        ("sport", "u2"),
-        ("dport", "u2"),
-        ("pad", "u2"),
-        ("src", "u1", 16),
-        ("dst", "u1", 16),
     ]
 )
-
-
-def address(family: int, raw: bytes) -> str:
-    """Text of an address field; IPv4 mapped into IPv6 is shown as IPv4."""
-    if family == AF_INET:
-        return str(ipaddress.IPv4Address(raw[:4]))
-    v6 = ipaddress.IPv6Address(raw)
-    return str(v6.ipv4_mapped or v6)

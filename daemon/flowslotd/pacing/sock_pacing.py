@@ -157,7 +157,7 @@ class SocketPacer:
 
     def _lost(self, cookie: int) -> None:
         self._forget(cookie)
-        self._happened.append(KernelEvent("closed", cookie, "", 0, "", 0))
+        self._happened.append(KernelEvent("closed", cookie))
 
     # -- what the kernel tells ------------------------------------------------------------------
 
@@ -180,7 +180,7 @@ class SocketPacer:
             yield cookie, acked, srtt, min_rtt, retrans, min(pacing, flow.rate), unsent
             if flow.target is not None and acked >= flow.target:
                 flow.target = None
-                self._happened.append(KernelEvent("drained", cookie, "", 0, "", 0, acked))
+                self._happened.append(KernelEvent("drained", cookie, acked))
 
     def event_fd(self) -> int | None:
         """There is none: poll."""

@@ -20,12 +20,13 @@ _MAX_DROPPED = 4096  # flows remembered after their end, against grants still on
 
 
 class Granted(NamedTuple):
-    """What a flow may send: payload bytes/s; `standing` as in Grant."""
+    """What a flow may send: payload bytes/s; `standing` and `share` as in Grant."""
 
     flow: int
     rate: float
     ceiling: float
     standing: bool = False
+    share: float = 0.0
 
 
 @dataclass(slots=True)
@@ -45,6 +46,8 @@ class _Entry:
     rate: float
     ceiling: float
     standing: bool = False
+    share: float = 0.0
+    given_back: bool = False
 
 
 class GrantBook:
@@ -92,7 +95,8 @@ class GrantBook:
             # Nothing is held: a grant made in this session is what the lease is for.
             self._lease_end = Nanos(now + self._lease_ns)
         for entry in self._entries.values():
-            entry.seq, entry.standing = 0, False
+            # Hello says what is held, and all numbers before it are void.
+            entry.seq, entry.standing, entry.given_back = 0, False, False
         held = tuple(Held(flow, e.inc, e.rate) for flow, e in self._entries.items())
         return Hello(self._daemon, session, held)
 
@@ -119,14 +123,15 @@ class GrantBook:
         if grant.seq <= entry.seq:
             return
         rate = grant.rate if 0.0 <= grant.rate < math.inf else 0.0
-        change = Granted(grant.flow, rate, grant.ceiling, grant.standing)
-        if rate < entry.rate:
-            changes.lowered.append(change)
-        elif change != (grant.flow, entry.rate, entry.ceiling, entry.standing):
-            changes.raised.append(change)
+        before = (entry.rate, entry.ceiling, entry.standing)
         entry.inc = max(entry.inc, grant.inc)
         entry.seq, entry.rate, entry.ceiling = grant.seq, rate, grant.ceiling
-        entry.standing = grant.standing
+        entry.standing, entry.given_back = grant.standing, False
+        entry.share = grant.share if 0.0 <= grant.share < math.inf else 0.0
+        if rate < before[0]:
+            changes.lowered.append(self.grant(grant.flow))
+        elif before != (rate, grant.ceiling, grant.standing):
+            changes.raised.append(self.grant(grant.flow))
         if grant.must_ack:
             changes.acks.append(Ack(grant.flow, grant.inc, grant.seq))
 
@@ -158,7 +163,23 @@ class GrantBook:
         entry = self._entries.get(flow)
         if entry is None:
             return Granted(flow, 0.0, 0.0)
-        return Granted(flow, entry.rate, entry.ceiling, entry.standing)
+        return Granted(flow, entry.rate, entry.ceiling, entry.standing, entry.share)
+
+    def give_back(self, flow: int) -> Granted | None:
+        """Stop using a flow's grant; put the result into force, then send a Demand of the flow.
+
+        None: there is nothing that the arbiter would know by its number.
+        """
+        entry = self._entries.get(flow)
+        if entry is None or not entry.seq or entry.rate <= 0.0:
+            return None
+        entry.rate, entry.given_back = 0.0, True
+        return self.grant(flow)
+
+    def given_back(self, flow: int) -> int:
+        """Number of the grant that was given back, if no other has come since; else 0."""
+        entry = self._entries.get(flow)
+        return entry.seq if entry is not None and entry.given_back else 0
 
     def __contains__(self, flow: int) -> bool:
         return flow in self._entries

@@ -45,7 +45,8 @@ class Demand:
     `cap`: most it can use (dependencies); inf = no bound. `wait_ns`: time since it became ready.
     `period_ns`: iteration time of its job, 0 = unknown. `next_in_ns`: when it is expected to
     become ready again, once it is idle. `next_bytes`: its bytes per iteration, as far as known;
-    0 = unknown, no standing grant.
+    0 = unknown, no standing grant. `gave_back`: the daemon has stopped using grant number so-and-so
+    of this flow by itself, and heard of no later one; 0 = no grant was given back.
     """
 
     flow: int
@@ -58,6 +59,7 @@ class Demand:
     period_ns: int = 0
     next_in_ns: int = 0
     next_bytes: int = 0
+    gave_back: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,8 @@ class Grant:
 
     `standing`: it holds in all phases of the job, so nobody needs to know when the flow is active;
     only a change of what was announced (`next_bytes`) is news. When a later grant is not standing,
-    the daemon answers it with a Demand.
+    the daemon answers it with a Demand. `share`: what the flow would have if all flows of its job,
+    and nobody else, shared the path equally; 0 = unknown.
     """
 
     flow: int
@@ -109,6 +112,7 @@ class Grant:
     ceiling: float
     must_ack: bool
     standing: bool = False
+    share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,11 @@ def monotonic() -> Nanos:
     return Nanos(time.monotonic_ns())
 
 
+def thread_cpu() -> int:
+    """Processor time of this thread, ns: what it costs others, however long it took."""
+    return time.thread_time_ns()
+
+
 def wall() -> int:
     """CLOCK_REALTIME in ns: only aligns slots across hosts, and is shown."""
     return time.time_ns()

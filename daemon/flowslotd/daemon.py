@@ -20,7 +20,7 @@ from flowslot.slot import SlotClock
 from flowslot.units import MILLISECOND, SECOND, Nanos
 from flowslot_shm.layout import Message
 from flowslotd import report
-from flowslotd.clock import monotonic, read_slot
+from flowslotd.clock import monotonic, read_slot, thread_cpu
 from flowslotd.config import Config, changed, load
 from flowslotd.control import Control, Json, claim
 from flowslotd.engine import Engine
@@ -37,8 +37,8 @@ GATHER_NS = MILLISECOND
 """Events this close together share a pass: a job's sockets start one right after the other."""
 LAZY_NS = 10 * MILLISECOND
 """What a flow leaves free can wait so long while its job goes on: top-up uses it meanwhile."""
-BUSY = 3
-"""After a pass at events at least so many times its duration passes before the next one."""
+BUSY = 2
+"""After a pass at events at least so many times the processor time it took before the next one."""
 LOG_EVERY_NS = 10 * SECOND
 
 
@@ -62,6 +62,7 @@ class Daemon:
         self._touched: dict[int, Record] = {}
         self._gathering: asyncio.TimerHandle | None = None
         self._gathering_until = Nanos(0)
+        self._replan_cpu_ns = 0
         self._timer: asyncio.TimerHandle | None = None
         self._logged_ns: dict[str, Nanos] = {}
         self._reloading: asyncio.Task[None] | None = None
@@ -148,7 +149,7 @@ class Daemon:
 
     def _soon(self, within_ns: int = GATHER_NS) -> None:
         """Run a pass for what was touched, together with what is touched until then."""
-        due = Nanos(monotonic() + max(within_ns, BUSY * self.metrics.replan.last_ns))
+        due = Nanos(monotonic() + max(within_ns, BUSY * self._replan_cpu_ns))
         if self._gathering is not None:
             if self._gathering_until <= due:
                 return
@@ -166,9 +167,10 @@ class Daemon:
     def _at_events(self) -> None:
         self._gathering = None
         touched, self._touched = self._touched, {}
-        now = monotonic()
+        now, cpu = monotonic(), thread_cpu()
         self._guard("events", self.engine.loop.on_events, now, touched.values())
         self._guard("kernel events", self._on_kernel)  # what ended while we were looking
+        self._replan_cpu_ns = thread_cpu() - cpu
         self.metrics.replan.add(monotonic() - now)
 
     def _guard(self, kind: str, work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
@@ -186,6 +188,7 @@ class Daemon:
 
     def _on_grants(self, now: Nanos, grants: Sequence[Granted]) -> None:
         self._guard("grants", self.engine.loop.on_grants, now, grants)
+        self._guard("kernel events", self._on_kernel)
 
     def _on_kernel(self) -> None:
         if self.engine.pacer is None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from flowslot.arbiter import ArbiterConfig
@@ -133,6 +133,10 @@ class FailoverDomain:
         self._remote.done(now, dones)
         if self._local is not None:
             self._local.done(now, dones)
+
+    def give_back(self, flows: Iterable[int]) -> list[Granted]:
+        """See Domain."""
+        return (self._local or self._remote).give_back(flows)
 
     def grant(self, flow: int) -> Granted:
         """See Domain."""

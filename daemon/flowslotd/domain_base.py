@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -74,6 +74,14 @@ class Domain(Protocol):
 
     def done(self, now: Nanos, dones: Sequence[Done]) -> None:
         """These flows are gone."""
+        ...
+
+    def give_back(self, flows: Iterable[int]) -> list[Granted]:
+        """Stop using the grants of these flows, whose phase has ended; say so with their demands.
+
+        Returns what they have now, to be put into force before anything is sent. An arbiter that
+        answers at once needs no help: nothing changes.
+        """
         ...
 
     def grant(self, flow: int) -> Granted:

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import random
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import grpc
@@ -130,6 +130,13 @@ class GrpcDomain:
                 waiting.pop(done.flow, None)
         self._wake.set()
 
+    def give_back(self, flows: Iterable[int]) -> list[Granted]:
+        """See Domain."""
+        given = [grant for flow in flows if (grant := self._book.give_back(flow)) is not None]
+        self._dirty.update(dict.fromkeys(g.flow for g in given if g.flow in self._known))
+        self._wake.set()
+        return given
+
     def grant(self, flow: int) -> Granted:
         """See Domain."""
         return self._book.grant(flow) if flow in self._book else nothing_said(flow)
@@ -251,7 +258,7 @@ class GrpcDomain:
         self._dirty.clear()
         self.demand(now, self.picture(now))
         if self.live:  # what stood in the last stream does not stand in this one
-            self.on_grants(now, [self._book.grant(flow) for flow in self._known])
+            self.on_grants(now, [self.grant(flow) for flow in self._known])
         if self._alarm is None:
             self._watch_lease()
         return Opening(hello, self._names, self._lease_ns)
@@ -281,7 +288,7 @@ class GrpcDomain:
             message = FromDaemon(
                 self._session,
                 list(self._dones.values()),
-                [self._known[flow][0] for flow in self._dirty],
+                [self._spoken(flow) for flow in self._dirty],
                 list(self._acks.values()),
                 self._heartbeat,
             )
@@ -294,6 +301,11 @@ class GrpcDomain:
             self._stats.messages_out += 1
             await self._wake.wait()
             self._wake.clear()
+
+    def _spoken(self, flow: int) -> Demand:
+        """The demand as it is sent now: a grant given back stays so until another one comes."""
+        demand, seq = self._known[flow][0], self._book.given_back(flow)
+        return replace(demand, gave_back=seq) if seq else demand
 
     async def _read(self, call: Call) -> None:
         while True:
@@ -398,5 +410,8 @@ def _aged(demand: Demand, by_ns: int) -> Demand:
     """The demand as it would be put `by_ns` later."""
     if not by_ns:
         return demand
-    wait_ns = demand.wait_ns + by_ns if demand.remaining > 0 else demand.wait_ns
+    wait_ns = demand.wait_ns
+    if demand.remaining > 0:
+        # At most a period: of a flow whose grant stood nothing was heard for long.
+        wait_ns = min(wait_ns + by_ns, max(wait_ns, demand.period_ns))
     return replace(demand, wait_ns=wait_ns, next_in_ns=demand.next_in_ns - by_ns)

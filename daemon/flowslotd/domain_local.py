@@ -2,7 +2,7 @@
 """The arbiter inside the daemon: shares out the NICs of this host, and nothing else."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -71,6 +71,10 @@ class LocalDomain:
         """See Domain."""
         self._arbiter.done(now, _SESSION, [self._book.drop(d.flow, d.inc) for d in dones])
         self._settle(now)
+
+    def give_back(self, flows: Iterable[int]) -> list[Granted]:
+        """See Domain."""
+        return []
 
     def grant(self, flow: int) -> Granted:
         """See Domain."""

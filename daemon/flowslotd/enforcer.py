@@ -15,6 +15,26 @@ GROWTH_PER_MS = 0.001
 as much gave 1.22 of Ideal instead of 1.18 in ps-incast, one run each: within reach of noise."""
 
 
+WAITING = 0.25
+"""Flows with less than this part of their share wait for another job. Their top-up fills what it
+leaves when it ends, before anybody has noticed and negotiated: in at most..."""
+FEEDBACK_MS = 4.0
+"""... the time after which a queue that is too long shows in the RTT; until then top-up may..."""
+QUEUE_PART = 0.3
+"""... fill this part of the smallest buffer, and grow by..."""
+FASTEST_PER_MS = 0.1
+"""... no more than this share of the bottleneck per ms."""
+
+
+def _growth(rate: float, share: float, queue_us: int) -> float:
+    """Bytes/s of top-up per ms, for a flow with `share` of its bottleneck for itself."""
+    if rate >= WAITING * share:
+        return GROWTH_PER_MS * share
+    # Growing by g per ms, it sends g t^2 / 2 too much in t ms: that must fit.
+    fits = 2.0 * QUEUE_PART * (queue_us / 1000.0) / FEEDBACK_MS**2
+    return min(max(fits, GROWTH_PER_MS), FASTEST_PER_MS) * share
+
+
 class Paced(NamedTuple):
     """What the pacer holds for a flow; payload bytes/s, `growth` per ms of top-up.
 
@@ -68,9 +88,11 @@ class Enforcer:
                 rate = schedule.rate_at(slot)
                 self.schedules[flow] = schedule
                 hard = self._hard or ceiling <= rate
-                growth = 0.0 if hard else GROWTH_PER_MS * float(table.share[row])
-                bound = rate if hard else ceiling
+                # The arbiter also knows the job's flows on other hosts.
+                share = float(table.rows["share"][row] or table.share[row])
                 queue_us = int(table.queue_us[row])
+                growth = 0.0 if hard else _growth(rate, share, queue_us)
+                bound = rate if hard else ceiling
                 wanted[flow] = Paced(rate, bound, guaranteed, growth, queue_us, bool(tell[row]))
             elif isinstance(decision, Hold) and decision.until_ns > now:
                 held.add(decision.target)

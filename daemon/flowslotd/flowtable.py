@@ -41,6 +41,7 @@ class _Binding:
         self.rows: Rows = np.zeros(0, np.intp)
         self.refused: list[FlowInfo] = []
         self.quiet = False
+        self.looked = 0  # in which slot
 
 
 class FlowTable:
@@ -135,6 +136,7 @@ class FlowTable:
         rows["quiet"][at] = standing
         rows["rate"][at] = [grant.rate for grant in known.values()]
         rows["ceiling"][at] = [grant.ceiling for grant in known.values()]
+        rows["share"][at] = [grant.share for grant in known.values()]
         return {grant.flow for grant in known.values()}
 
     def quiet(self) -> NDArray[np.bool_]:
@@ -144,7 +146,8 @@ class FlowTable:
 
     def hush(self, sources: Iterable[Source]) -> None:
         """Tell jobs whether anybody listens to their doorbells."""
-        quiet = self.quiet()
+        # Without a total, only the end of a phase tells how much it was.
+        quiet = self.quiet() & self.rows["announced"]
         for source in sources:
             binding = self._bindings.get(source.id)
             if binding is not None:
@@ -159,14 +162,17 @@ class FlowTable:
 
     def due(self, slot: int, sources: Iterable[Source]) -> list[Source]:
         """Those to look at in this slot: quiet ones change nothing, and are only learnt from."""
-        bindings = self._bindings
-        return [
-            source
-            for source in sources
-            if source.id not in bindings
-            or not bindings[source.id].quiet
-            or (slot + source.id) % QUIET_SLOTS == 0
-        ]
+        return [source for source in sources if self._is_due(slot, source)]
+
+    def _is_due(self, slot: int, source: Source) -> bool:
+        binding = self._bindings.get(source.id)
+        if binding is None:
+            return True
+        loud = not (binding.quiet and binding.rows.size)
+        due = loud or slot - binding.looked >= QUIET_SLOTS
+        if due:  # not all quiet ones in the same slot
+            binding.looked = slot - source.id % QUIET_SLOTS if loud else slot
+        return due
 
     def waiting(self) -> bool:
         """The arbiter waits for news of a flow that it knows nothing of (any more)."""
@@ -222,9 +228,14 @@ class FlowTable:
         rows["told_at"][at] = now
         return [self._demand(now, int(i)) for i in at]
 
-    def untell(self) -> None:
-        """A new arbiter: it knows nothing."""
-        self.rows["told"] = False
+    def ended(self) -> list[int]:
+        """Flows with grants, of jobs whose last active flow here has ended since it was told."""
+        rows, n = self.rows, len(self.jobs)
+        busy = np.bincount(rows["job"], rows["active"], n) > 0
+        was_busy = np.bincount(rows["job"], rows["told_active"], n) > 0
+        over = (was_busy & ~busy)[rows["job"]] & (rows["rate"] > 0) & ~self.quiet()
+        cookies: list[int] = rows["cookie"][over].tolist()
+        return cookies
 
     def take_new(self) -> list[FlowInfo]:
         """Flows that have got rows since the last call."""

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from flowslot.units import Nanos
+from flowslot.units import MILLISECOND, Nanos
 from flowslot_shm.layout import State
 
 Records = NDArray[np.void]
@@ -17,6 +17,9 @@ Ints = NDArray[np.int64]
 
 SMOOTHING = 0.25
 """Weight of the latest iteration in learnt periods and volumes."""
+
+MOST_STEPS, MOST_STEPS_QUIET = 8, 1000
+"""Iterations from one look to the next; more say nothing about the period."""
 
 ROW = np.dtype(
     [
@@ -47,9 +50,11 @@ ROW = np.dtype(
         ("told_period", "i8"),
         ("told_expected", "i8"),
         ("watched", "i8"),  # the kernel reports when the counter reaches this
+        ("announced", "?"),  # the iteration's bytes are said at its beginning
         ("quiet", "?"),  # its grant stands in all phases: nobody waits for news of it
         ("rate", "f8"),  # granted; nan: no arbiter has a say
         ("ceiling", "f8"),
+        ("share", "f8"),  # of its path, if its job had that for itself; 0: unknown
     ]
 )
 
@@ -100,6 +105,8 @@ def advance(
     # The record lags behind the kernel, so `counter - done` is never below the true base: the
     # smallest one seen is the best estimate, and what is called done needs no other witness.
     most = np.maximum(counter - done, 0)
+    # Iterations that were not seen have also been sent.
+    joined |= kernel & began & (record["iteration"] > row["iteration"] + np.uint64(1))
     row["base"] = np.where(joined, most, np.where(kernel, np.minimum(base, most), base))
 
     # What is expected, while it works; once it is idle, what it has really handed over.
@@ -110,6 +117,7 @@ def advance(
     announced = ~working & (ready == 0) & (total > 0)
     row["expected"] = np.where(announced, total, row["expected"])
 
+    row["announced"] = (total > 0) | (target == 0)
     row["seen"], row["looked"], row["drained"] = True, now, False
     row["iteration"] = record["iteration"]
     row["kernel"], row["counter"] = kernel, counter
@@ -129,17 +137,20 @@ def _phase(now: Nanos, row: Records, quiet: NDArray[np.bool_], told: Ints) -> No
     told = np.where(quiet & (told > row["onset"]) & (told <= now), told, now)
     steps = row["iteration"].astype(np.int64) - row["onset_iteration"]
     # Several iterations at once: notice came late, or the job skips numbers.
-    measured = starts & (row["onset"] > 0) & (steps >= 1) & (steps <= 8)
-    sample = (told - row["onset"]) // np.clip(steps, 1, 8)
-    row["period"] = np.where(measured, _smooth(row["period"], sample), row["period"])
+    most = np.where(quiet, MOST_STEPS_QUIET, MOST_STEPS)
+    measured = starts & (row["onset"] > 0) & (steps >= 1) & (steps <= most)
+    sample = np.maximum((told - row["onset"]) // np.clip(steps, 1, most), MILLISECOND)
+    # One sample of several iterations counts as much as they would have one by one.
+    weight = 1.0 - (1.0 - SMOOTHING) ** np.clip(steps, 1, most)
+    row["period"] = np.where(measured, _smooth(row["period"], sample, weight), row["period"])
     row["onset"] = np.where(starts, told, row["onset"])
     row["onset_inc"] = np.where(starts, row["inc"], row["onset_inc"])
     row["onset_iteration"] = np.where(starts, row["iteration"], row["onset_iteration"])
 
 
-def _smooth(old: Ints, new: Ints) -> Ints:
+def _smooth(old: Ints, new: Ints, weight: float | NDArray[np.float64] = SMOOTHING) -> Ints:
     """Exponentially weighted mean; the first sample counts alone."""
-    smoothed: Ints = np.where(old > 0, old + ((new - old) * SMOOTHING).astype(np.int64), new)
+    smoothed: Ints = np.where(old > 0, old + ((new - old) * weight).astype(np.int64), new)
     return smoothed
 
 

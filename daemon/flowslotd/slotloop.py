@@ -97,11 +97,12 @@ class SlotLoop:
     def _run(self, now: Nanos, sources: Collection[Source]) -> None:
         self._running = True
         try:
-            if sources:
-                counters = self._pacer.counters() if self._pacer is not None else None
-                self._table.observe(now, sources, counters)
+            self._look(now, sources)
             self._negotiate(now)
-            if self._table.negotiated and self._table.waiting():  # an answer asked for more
+            if self._table.negotiated and self._table.waiting():
+                # An answer asks for flows that nobody has looked at for a while.
+                sources = self._records()
+                self._look(now, sources)
                 self._negotiate(now)
         finally:
             self._running = False
@@ -111,8 +112,16 @@ class SlotLoop:
                 self._pacer.watch(cookie, acked)
         self._table.hush(sources)
 
+    def _look(self, now: Nanos, sources: Collection[Source]) -> None:
+        if sources:
+            counters = self._pacer.counters() if self._pacer is not None else None
+            self._table.observe(now, sources, counters)
+
     def _negotiate(self, now: Nanos) -> None:
         new, gone = self._table.take_new(), self._table.take_gone()
+        if self._domain is not None:
+            # Who waits gets it a round trip earlier than if the arbiter had to take it back.
+            self._due |= self._table.grant(self._domain.give_back(self._table.ended()))
         demands = self._table.demands(now)
         # A job's flows share their top-up: one more or less concerns them all.
         self._all_due |= bool(new or gone) or (bool(demands) and not self._by_grant)

@@ -126,6 +126,7 @@ def _write_demands(demands: Sequence[Demand], index: Mapping[int, int]) -> pb.De
         period_ns=[d.period_ns for d in demands],
         next_in_ns=[d.next_in_ns for d in demands],
         next_bytes=[d.next_bytes for d in demands],
+        gave_back=[d.gave_back for d in demands],
     )
 
 
@@ -148,6 +149,7 @@ def _write_grants(grants: Sequence[Grant]) -> pb.GrantBatch:
         ceiling=[g.ceiling for g in grants],
         must_ack=[g.must_ack for g in grants],
         standing=[g.standing for g in grants],
+        share=[g.share for g in grants],
     )
 
 
@@ -209,6 +211,8 @@ def read_arbiter(message: pb.ArbiterMessage) -> FromArbiter:
 
 
 def _read_demands(batch: pb.DemandBatch, links: Sequence[int]) -> list[Demand]:
+    # Daemons that give nothing back leave the column out.
+    gave_back = batch.gave_back or [0] * len(batch.flow)
     _same_length(
         "demands",
         flow=batch.flow,
@@ -221,6 +225,7 @@ def _read_demands(batch: pb.DemandBatch, links: Sequence[int]) -> list[Demand]:
         period_ns=batch.period_ns,
         next_in_ns=batch.next_in_ns,
         next_bytes=batch.next_bytes,
+        gave_back=gave_back,
     )
     jobs = [_name(f"demands.jobs[{i}]", job) for i, job in enumerate(batch.jobs)]
     paths = _read_paths(batch, links)
@@ -241,6 +246,7 @@ def _read_demands(batch: pb.DemandBatch, links: Sequence[int]) -> list[Demand]:
             batch.period_ns,
             batch.next_in_ns,
             batch.next_bytes,
+            _counts("demands.gave_back", gave_back),
         )
     )
 
@@ -276,8 +282,9 @@ def _read_heartbeat(heartbeat: pb.Heartbeat) -> Heartbeat:
 
 
 def _read_grants(batch: pb.GrantBatch) -> list[Grant]:
-    # An arbiter that does not know of standing grants leaves the column out: none is.
+    # An arbiter that does not know of these leaves the columns out.
     standing = batch.standing or [False] * len(batch.flow)
+    share = batch.share or [0.0] * len(batch.flow)
     _same_length(
         "grants",
         flow=batch.flow,
@@ -287,6 +294,7 @@ def _read_grants(batch: pb.GrantBatch) -> list[Grant]:
         ceiling=batch.ceiling,
         must_ack=batch.must_ack,
         standing=standing,
+        share=share,
     )
     return list(
         map(
@@ -298,6 +306,7 @@ def _read_grants(batch: pb.GrantBatch) -> list[Grant]:
             _rates("grants.ceiling", batch.ceiling),
             batch.must_ack,
             standing,
+            _rates("grants.share", share),
         )
     )
 

@@ -125,7 +125,7 @@ class HeldBatch(_message.Message):
     def __init__(self, flow: _Optional[_Iterable[int]] = ..., inc: _Optional[_Iterable[int]] = ..., rate: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class DemandBatch(_message.Message):
-    __slots__ = ("jobs", "path_hops", "path_links", "flow", "inc", "job", "path", "remaining", "cap", "wait_ns", "period_ns", "next_in_ns", "next_bytes")
+    __slots__ = ("jobs", "path_hops", "path_links", "flow", "inc", "job", "path", "remaining", "cap", "wait_ns", "period_ns", "next_in_ns", "next_bytes", "gave_back")
     JOBS_FIELD_NUMBER: _ClassVar[int]
     PATH_HOPS_FIELD_NUMBER: _ClassVar[int]
     PATH_LINKS_FIELD_NUMBER: _ClassVar[int]
@@ -139,6 +139,7 @@ class DemandBatch(_message.Message):
     PERIOD_NS_FIELD_NUMBER: _ClassVar[int]
     NEXT_IN_NS_FIELD_NUMBER: _ClassVar[int]
     NEXT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GAVE_BACK_FIELD_NUMBER: _ClassVar[int]
     jobs: _containers.RepeatedScalarFieldContainer[str]
     path_hops: _containers.RepeatedScalarFieldContainer[int]
     path_links: _containers.RepeatedScalarFieldContainer[int]
@@ -152,7 +153,8 @@ class DemandBatch(_message.Message):
     period_ns: _containers.RepeatedScalarFieldContainer[int]
     next_in_ns: _containers.RepeatedScalarFieldContainer[int]
     next_bytes: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, jobs: _Optional[_Iterable[str]] = ..., path_hops: _Optional[_Iterable[int]] = ..., path_links: _Optional[_Iterable[int]] = ..., flow: _Optional[_Iterable[int]] = ..., inc: _Optional[_Iterable[int]] = ..., job: _Optional[_Iterable[int]] = ..., path: _Optional[_Iterable[int]] = ..., remaining: _Optional[_Iterable[int]] = ..., cap: _Optional[_Iterable[float]] = ..., wait_ns: _Optional[_Iterable[int]] = ..., period_ns: _Optional[_Iterable[int]] = ..., next_in_ns: _Optional[_Iterable[int]] = ..., next_bytes: _Optional[_Iterable[int]] = ...) -> None: ...
+    gave_back: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, jobs: _Optional[_Iterable[str]] = ..., path_hops: _Optional[_Iterable[int]] = ..., path_links: _Optional[_Iterable[int]] = ..., flow: _Optional[_Iterable[int]] = ..., inc: _Optional[_Iterable[int]] = ..., job: _Optional[_Iterable[int]] = ..., path: _Optional[_Iterable[int]] = ..., remaining: _Optional[_Iterable[int]] = ..., cap: _Optional[_Iterable[float]] = ..., wait_ns: _Optional[_Iterable[int]] = ..., period_ns: _Optional[_Iterable[int]] = ..., next_in_ns: _Optional[_Iterable[int]] = ..., next_bytes: _Optional[_Iterable[int]] = ..., gave_back: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DoneBatch(_message.Message):
     __slots__ = ("flow", "inc")
@@ -173,7 +175,7 @@ class AckBatch(_message.Message):
     def __init__(self, flow: _Optional[_Iterable[int]] = ..., inc: _Optional[_Iterable[int]] = ..., seq: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GrantBatch(_message.Message):
-    __slots__ = ("flow", "inc", "seq", "rate", "ceiling", "must_ack", "standing")
+    __slots__ = ("flow", "inc", "seq", "rate", "ceiling", "must_ack", "standing", "share")
     FLOW_FIELD_NUMBER: _ClassVar[int]
     INC_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
@@ -181,6 +183,7 @@ class GrantBatch(_message.Message):
     CEILING_FIELD_NUMBER: _ClassVar[int]
     MUST_ACK_FIELD_NUMBER: _ClassVar[int]
     STANDING_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
     flow: _containers.RepeatedScalarFieldContainer[int]
     inc: _containers.RepeatedScalarFieldContainer[int]
     seq: _containers.RepeatedScalarFieldContainer[int]
@@ -188,7 +191,8 @@ class GrantBatch(_message.Message):
     ceiling: _containers.RepeatedScalarFieldContainer[float]
     must_ack: _containers.RepeatedScalarFieldContainer[bool]
     standing: _containers.RepeatedScalarFieldContainer[bool]
-    def __init__(self, flow: _Optional[_Iterable[int]] = ..., inc: _Optional[_Iterable[int]] = ..., seq: _Optional[_Iterable[int]] = ..., rate: _Optional[_Iterable[float]] = ..., ceiling: _Optional[_Iterable[float]] = ..., must_ack: _Optional[_Iterable[bool]] = ..., standing: _Optional[_Iterable[bool]] = ...) -> None: ...
+    share: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, flow: _Optional[_Iterable[int]] = ..., inc: _Optional[_Iterable[int]] = ..., seq: _Optional[_Iterable[int]] = ..., rate: _Optional[_Iterable[float]] = ..., ceiling: _Optional[_Iterable[float]] = ..., must_ack: _Optional[_Iterable[bool]] = ..., standing: _Optional[_Iterable[bool]] = ..., share: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("flow", "inc", "reason")

@@ -8,7 +8,7 @@ anything that arrived may arrive again, also from streams that were given up.
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -135,6 +135,15 @@ class World:
     def _send_demands(self, stream: Stream, demands: list[Demand]) -> None:
         session = stream.session
         stream.up.append(lambda: void(self.arbiter.demand(self.now, session, demands)))
+
+    def give_back(self, i: int, flow: int) -> None:
+        """The flow's phase ends: its daemon stops using the grant, and then says so."""
+        host = self.hosts[i]
+        if flow in host.demands:
+            host.book.give_back(flow)
+            idle = replace(host.demands[flow], remaining=0, gave_back=host.book.given_back(flow))
+            self._send_demands(host.streams[-1], [idle])
+            host.demands[flow] = replace(idle, gave_back=0)
 
     def end(self, i: int, flow: int) -> None:
         host = self.hosts[i]

@@ -103,3 +103,26 @@ def test_nonsense_counts_as_nothing(rate: float) -> None:
     book = connected()
     book.receive(at(1), 1, [grant(1, 50.0), grant(2, rate)])
     assert book.grant(7).rate == 0.0
+
+
+def test_a_grant_given_back_is_named_until_the_next_one_comes() -> None:
+    book = connected()
+    assert book.give_back(7) is None and book.given_back(7) == 0  # there is none
+    book.receive(at(1), 1, [grant(5, 50.0)])
+    assert book.give_back(7) == Granted(7, 0.0, 100.0)
+    assert book.given_back(7) == 5
+    assert book.give_back(7) is None  # once
+    assert not book.receive(at(2), 1, [grant(5, 50.0)]).raised  # the same again
+    assert book.given_back(7) == 5
+    lower = book.receive(at(3), 1, [grant(6, 10.0, must_ack=True)])  # was on its way
+    assert lower.raised == [Granted(7, 10.0, 100.0)] and lower.acks == [Ack(7, 1, 6)]
+    assert book.given_back(7) == 0
+
+
+def test_a_new_stream_says_what_is_held_instead_of_what_was_given_back() -> None:
+    book = connected()
+    book.receive(at(1), 1, [grant(5, 50.0)])
+    book.give_back(7)
+    assert book.connect(at(2), 2).held == (Held(7, 1, 0.0),)
+    assert book.given_back(7) == 0
+    assert book.give_back(7) is None

@@ -27,6 +27,7 @@ HAPPENINGS: dict[str, Callable[[World, int, int], object]] = {
     "old down": lambda w, h, k: w.deliver_down(h, which=k),
     "again up": lambda w, h, k: w.deliver_up(h, which=k, again=k // 7),
     "again down": lambda w, h, k: w.deliver_down(h, which=k, again=k // 7),
+    "give back": lambda w, h, k: w.give_back(h, k % 4),
     "end": lambda w, h, k: w.end(h, k % 4),
     "reconnect": lambda w, h, k: w.reconnect(h),
     "crash": lambda w, h, k: w.crash(h),
@@ -35,7 +36,7 @@ HAPPENINGS: dict[str, Callable[[World, int, int], object]] = {
     # So that grants exist by the time something goes wrong.
     "calm": lambda w, h, k: w.exchange(4 + k % 12),
 }
-FREQUENT = ("up", "up", "down", "down", "step", "demand")
+FREQUENT = ("up", "up", "down", "down", "step", "demand", "give back")
 EVENTS = st.lists(
     st.tuples(st.sampled_from((*HAPPENINGS, *FREQUENT)), st.integers(0, 2), st.integers(0, 2**16)),
     max_size=90,

@@ -80,6 +80,7 @@ class Desk:
 
     demands: list = field(default_factory=list)
     dones: list = field(default_factory=list)
+    gave_back: list = field(default_factory=list)
     held: bool = True
     answer: object = None
     lease_end: int | None = None
@@ -91,6 +92,10 @@ class Desk:
 
     def done(self, now, dones):
         self.dones += dones
+
+    def give_back(self, flows):
+        self.gave_back += flows
+        return [Granted(flow, 0.0, 2e6) for flow in flows]
 
     def covers(self, links):
         return self.held
@@ -145,9 +150,9 @@ def test_from_a_record_to_the_kernel_and_back(topology, make_job):
     assert setup.pacer.attached == [(7, 4242, 0)]
 
     now = Nanos(slot_start(0) + 6 * MILLISECOND)
-    setup.loop.on_grants(now, [Granted(7, 2e6, 20e6)])
+    setup.loop.on_grants(now, [Granted(7, 12e6, 20e6)])
     entry = setup.pacer.entries[7]
-    assert (entry.reserved, entry.ceiling, entry.guaranteed) == (2e6, 20e6, True)
+    assert (entry.reserved, entry.ceiling, entry.guaranteed) == (12e6, 20e6, True)
     assert entry.growth == pytest.approx(GROWTH_PER_MS * topology.links[3].goodput)
     assert entry.queue_us == 128_000 * 8 / 0.4e9 * 1e6
     assert setup.pacer.deadline == now + 2 * SLOT
@@ -156,6 +161,23 @@ def test_from_a_record_to_the_kernel_and_back(topology, make_job):
     setup.slot(1)
     assert setup.pacer.entries == {}
     assert [done.flow for done in setup.desk.dones] == [7]
+
+
+def test_top_up_of_a_waiting_flow_fills_what_another_job_leaves(topology, make_job):
+    setup = Setup(topology)
+    job = make_job()
+    setup.jobs.append(job)
+    start(job.flow(0, cookie=7))
+    setup.slot(0)
+    now = Nanos(slot_start(0) + 6 * MILLISECOND)
+    setup.loop.on_grants(now, [Granted(7, 1e6, 20e6)])
+    entry = setup.pacer.entries[7]
+    # Growing for 4 ms before the RTT tells, it fills at most 30 % of the buffer.
+    overshoot = entry.growth * 4**2 / 2 / 1000  # bytes
+    holds = topology.links[3].goodput * entry.queue_us / 1e6
+    assert overshoot == pytest.approx(0.3 * holds, rel=1e-3)
+    setup.loop.on_grants(now, [Granted(7, 20e6, 20e6)])
+    assert setup.pacer.entries[7].growth == 0.0  # nothing above the ceiling
 
 
 def test_nothing_goes_down_when_nothing_changes(topology, make_job):

@@ -45,9 +45,18 @@ DEMANDS = st.builds(
     period_ns=COUNTS,
     next_in_ns=st.integers(-(2**62), 2**62),
     next_bytes=COUNTS,
+    gave_back=COUNTS,
 )
 GRANTS = st.builds(
-    Grant, flow=IDS, inc=COUNTS, seq=COUNTS, rate=RATES, ceiling=RATES, must_ack=st.booleans()
+    Grant,
+    flow=IDS,
+    inc=COUNTS,
+    seq=COUNTS,
+    rate=RATES,
+    ceiling=RATES,
+    must_ack=st.booleans(),
+    standing=st.booleans(),
+    share=RATES,
 )
 FROM_DAEMON = st.builds(
     FromDaemon,

@@ -106,6 +106,9 @@ class Arbiter:
                 refusals.append(Refusal(demand.flow, demand.inc, reason or row or ""))
         if accepted:
             self._flows.report(now, list(accepted), list(accepted.values()))
+            for row, demand in accepted.items():
+                if demand.gave_back:
+                    self._flows.give_back(row, demand.gave_back)
         self.refused += len(refusals)
         return refusals
 
@@ -322,16 +325,18 @@ class Arbiter:
         flows = self._flows
         free = self._limit - self._table.peak() - self.commitments()
         raises = self._issuer.raises(mute, free)
+        self.granted += int((raises.rates > flows.grant[raises.rows]).sum())
         flows.grant[raises.rows] = raises.rates
         flows.seq[raises.rows] = self._seq + 1 + np.arange(len(raises.rows))
         self._seq += len(raises.rows)
-        self.granted += len(raises.rows)
         self._write(raises.rows, False, grants)
 
     def _write(self, rows: Rows, must_ack: bool, grants: dict[int, list[Grant]]) -> None:
+        if not rows.size:
+            return
         flows = self._flows
         flows.told_standing[rows] = flows.standing[rows]
-        for session, flow, inc, seq, rate, ceiling, standing in zip(
+        for session, flow, inc, seq, rate, ceiling, standing, share in zip(
             flows.session[rows].tolist(),
             flows.flow[rows].tolist(),
             flows.inc[rows].tolist(),
@@ -339,7 +344,8 @@ class Arbiter:
             flows.grant[rows].tolist(),
             self._issuer.ceilings(rows).tolist(),
             flows.standing[rows].tolist(),
+            self._issuer.shares(rows).tolist(),
             strict=True,
         ):
-            grant = Grant(flow, inc, seq, rate, ceiling, must_ack, standing)
+            grant = Grant(flow, inc, seq, rate, ceiling, must_ack, standing, share)
             grants.setdefault(session, []).append(grant)

@@ -274,6 +274,14 @@ class FlowTable:
         self.seq[rows] = seqs
         return rows
 
+    def give_back(self, row: int, seq: int) -> None:
+        """The daemon has stopped using grant `seq` by itself: it commits nothing any more.
+
+        Without effect when another message is on its way: the daemon will obey that one.
+        """
+        if seq == self.seq[row] and not self.pending_seq[row, 0]:
+            self.grant[row] = self.goal[row] = 0.0
+
     def acknowledge(self, now: Nanos, seqs: Mapping[int, int]) -> None:
         """In each row, everything up to message `seqs[row]` has been applied."""
         rows = np.fromiter(seqs, dtype=np.intp, count=len(seqs))

@@ -33,6 +33,14 @@ class Issuer:
         ceiling: Floats = self._goodput[self._flows.paths[rows]].min(axis=1)
         return np.where(np.isfinite(ceiling), ceiling, 0.0)
 
+    def shares(self, rows: Rows) -> Floats:
+        """Goodput of each row's path, divided among all flows of its job on the tightest link."""
+        flows, width = self._flows, self._flows.n_links + 1
+        cells = flows.job[: flows.n, None] * width + flows.paths[: flows.n]
+        users = np.bincount(cells.ravel())
+        share: Floats = (self._goodput[flows.paths[rows]] / users[cells[rows]]).min(axis=1)
+        return np.where(np.isfinite(share), share, 0.0)
+
     def settle(self, target: Floats, capacity: Floats) -> None:
         """Turn targets into goals (rule 7): small changes are ignored, except to zero.
 

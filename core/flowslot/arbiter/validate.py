@@ -65,6 +65,7 @@ def clamp_demand(demand: Demand) -> Demand:
         and 0 <= demand.period_ns <= MAX_TIME_NS
         and -MAX_TIME_NS <= demand.next_in_ns <= MAX_TIME_NS
         and 0 <= demand.next_bytes <= MAX_BYTES
+        and 0 <= demand.gave_back <= MAX_COUNT
     ):
         return demand
     return replace(
@@ -75,6 +76,7 @@ def clamp_demand(demand: Demand) -> Demand:
         period_ns=_within(demand.period_ns, MAX_TIME_NS),
         next_in_ns=min(max(demand.next_in_ns, -MAX_TIME_NS), MAX_TIME_NS),
         next_bytes=_within(demand.next_bytes, MAX_BYTES),
+        gave_back=_within(demand.gave_back, MAX_COUNT),
     )
 
 

@@ -109,7 +109,7 @@ class _Allocation:
         busy: Bools = np.asarray(gang.need.any(axis=1))
         # Siblings about to start keep their rates, but not from a flow that has none yet.
         starting = np.bincount(s.job[self.active & (s.goal <= 0)], minlength=self.n_jobs) > 0
-        kept = idle & (busy & ~starting)[s.job] & self.alone & self._near()
+        kept = idle & (s.goal > 0) & (busy & ~starting)[s.job] & self.alone & self._near()
         order = self._turns(gang, kept)
         self._floors_and_gangs(gang, order, kept)
         self._top_up()

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flows whose grants stand are left alone, and heard of again at once when they cease to stand."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from quiet import MB, Room, at, granted, start, word
+from test_slotloop import MemoryPacer
+
+from flowslot.grantbook import Granted
+from flowslot.messages import Demand
+from flowslot.policy import registry
+from flowslot.policy.registry import PolicyOptions
+from flowslot.slot import SlotGrid
+from flowslot.topology import Topology
+from flowslot.units import MILLISECOND, Nanos
+from flowslotd.enforcer import Enforcer
+from flowslotd.flowtable import QUIET_SLOTS, FlowTable
+from flowslotd.slotloop import SlotLoop
+
+
+@pytest.fixture
+def room(topology: Topology, make_job: Callable[..., Any]) -> Room:
+    return Room(topology, make_job)
+
+
+def test_a_standing_grant_makes_the_record_quiet(room: Room) -> None:
+    job, first, _ = room.enlist("train", 7, 8)
+    start(first)
+    room.slot()
+    assert (word(job), job.reader.told) == (0, [False])
+    room.loop.on_grants(at(1), [granted(7, True)])
+    room.slot()
+    assert word(job) == 0, "somebody waits for news of the other one"
+    room.loop.on_grants(at(61), [granted(8, True)])
+    room.slot()
+    assert (word(job), job.reader.told[-1]) == (1, True)
+
+
+def test_an_answer_within_the_pass_counts_in_the_same_pass(room: Room) -> None:
+    room.desk.on_demand = lambda now, demands: room.loop.on_grants(now, [granted(7, True)])
+    job, flow = room.enlist("train", 7)
+    start(flow)
+    room.slot()
+    assert word(job) == 1
+    assert [demand.flow for demand in room.said()] == [7]
+
+
+def test_phases_are_no_news_and_another_volume_is(room: Room) -> None:
+    job, flow = room.hushed()
+    for i in range(2, 20):
+        flow.done(MB)
+        room.loop.on_events(at(100 * i), [job])
+        start(flow, i)
+        room.loop.on_events(at(100 * i + 50), [job])
+        assert room.table.rows["active"].tolist() == [True]
+    assert room.said() == []
+    volumes = []
+    for i in range(20, 24):  # smoothed: 1.075, 1.131, 1.173 MB and so on
+        flow.done(10**7)
+        start(flow, i, 1_300_000)
+        room.loop.on_events(at(100 * i), [job])
+        volumes.append([demand.next_bytes for demand in room.said()])
+    assert volumes == [[], [], [1_131_250], []]
+    assert word(job) == 1, "and it is left alone as before"
+
+
+def test_quiet_sources_are_looked_at_every_fourth_slot(room: Room) -> None:
+    quiet, loud = room.hushed()[0], room.enlist("loud", 8)[0]
+    room.slot()
+    loud.reader.looks = 0
+    looked = []
+    for n in range(3 * QUIET_SLOTS):
+        before = quiet.reader.looks
+        room.slot()
+        looked += [n] * (quiet.reader.looks - before)
+    assert np.diff(looked).tolist() == [QUIET_SLOTS] * 2
+    assert loud.reader.looks == 3 * QUIET_SLOTS
+    assert room.pacer.deadline == at(60 * (room.n + 2)), "but its entry is kept alive"
+
+
+def test_quiet_sources_are_spread_over_the_slots(room: Room) -> None:
+    jobs = [room.hushed(f"j{i}", 10 + i)[0] for i in range(QUIET_SLOTS)]
+    due = [room.table.due(room.n + n, jobs) for n in range(1, 1 + 2 * QUIET_SLOTS)]
+    assert {job.id for sources in due for job in sources} == {job.id for job in jobs}
+    assert max(len(sources) for sources in due) <= 2
+
+
+def test_when_it_ceases_to_stand_the_present_state_is_told_at_once(room: Room) -> None:
+    job, flow = room.hushed()
+    flow.done(300_000)  # nobody looks
+    room.loop.on_grants(at(70), [granted(7, False)])
+    assert [(d.flow, d.remaining, d.wait_ns) for d in room.said()] == [
+        (7, 700_000, 70 * MILLISECOND)
+    ]
+    assert word(job) == 0
+    flow.done(700_000)
+    room.loop.on_events(at(80), [job])
+    assert [demand.remaining for demand in room.said()] == [0], "phases are news again"
+
+
+def test_when_nobody_has_a_say_any_more_all_is_news_again(room: Room) -> None:
+    job, flow = room.hushed()
+    flow.done(300_000)
+    room.loop.on_grants(at(70), [Granted(7, float("nan"), float("nan"))])
+    assert [demand.remaining for demand in room.said()] == [700_000]
+    assert word(job) == 0
+
+
+def test_when_an_answer_within_a_pass_ends_it_the_present_state_is_told(room: Room) -> None:
+    """As the daemon's own arbiter does it: a newcomer's demand is answered before it returns."""
+    job, flow = room.hushed()
+    newcomer, other = room.enlist("newcomer", 8)
+
+    def answer(now: Nanos, demands: Sequence[Demand]) -> None:
+        if [demand.flow for demand in demands] == [8]:
+            room.loop.on_grants(now, [granted(8, False), granted(7, False)])
+
+    room.desk.on_demand = answer
+    flow.done(300_000)
+    start(other)
+    room.loop.on_events(at(70), [newcomer])
+    assert {demand.flow: demand.remaining for demand in room.said()} == {8: MB, 7: 700_000}
+    assert word(job) == 0
+
+
+def test_an_unknown_socket_makes_the_next_slot_look_at_everything(room: Room) -> None:
+    job, _ = room.hushed()
+    room.skip(job)
+    room.table.stir()
+    job.flow(5, cookie=99)
+    room.slot()
+    assert [demand.flow for demand in room.said()] == [99]
+    assert word(job) == 0, "the new flow has no grant yet"
+
+
+def test_a_source_without_rows_is_never_quiet(room: Room) -> None:
+    job, flow = room.hushed()
+    empty = room.enlist("empty", 0)[0]  # without a cookie there is no row
+    room.slot()
+    assert word(empty) == 0
+    flow.close()
+    for _ in range(QUIET_SLOTS):
+        room.slot()
+    assert word(job) == 0
+    assert all(room.table.due(n, [job, empty]) == [job, empty] for n in range(QUIET_SLOTS))
+
+
+def test_a_source_whose_last_socket_was_closed_is_not_quiet(room: Room) -> None:
+    job, _ = room.hushed()
+    room.table.closed(7)
+    room.loop.on_events(at(70), [])
+    assert all(room.table.due(n, [job]) for n in range(QUIET_SLOTS))
+
+
+def test_the_kernel_is_asked_for_nothing_while_it_is_quiet(room: Room) -> None:
+    room.pacer.acked[7] = 0
+    job, flow = room.hushed()
+    assert room.pacer.watched == {7: MB}
+    assert room.pacer.entries[7].tell is False
+    room.pacer.acked[7] = MB
+    flow.done(MB)
+    room.loop.on_events(at(70), [job])
+    start(flow, 2)
+    room.loop.on_events(at(80), [job])
+    assert room.table.rows["active"].tolist() == [True]
+    assert room.pacer.watched == {7: MB}
+    assert room.table.take_watches() == []
+    room.loop.on_grants(at(90), [granted(7, False)])
+    assert room.pacer.watched == {7: 2 * MB}
+    assert room.pacer.entries[7].tell is True
+
+
+def test_what_stands_is_written_once(room: Room) -> None:
+    room.hushed("train", 7, 8)
+    writes = len(room.pacer.writes)
+    for _ in range(3 * QUIET_SLOTS):
+        room.slot()
+    assert len(room.pacer.writes) == writes
+
+
+@pytest.mark.parametrize("policy", ["static", "observe"])
+def test_without_an_arbiter_everything_is_quiet(
+    topology: Topology, make_job: Callable[..., Any], policy: str
+) -> None:
+    table = FlowTable(topology, "h1", lambda pid, fd, cookie: None)
+    job, pacer = make_job(), MemoryPacer() if policy == "static" else None
+    loop = SlotLoop(
+        SlotGrid(),
+        table,
+        records=lambda: [job],
+        policy=registry.get("static").host_policy(PolicyOptions()),
+        domain=None,
+        pacer=pacer,
+        enforcer=Enforcer(pacer, hard=False) if pacer else None,
+        by_grant=False,
+    )
+    flow = job.flow(0, cookie=7)
+    start(flow)
+    loop.on_slot(at(0), 0)
+    assert word(job) == 1
+    assert sum(bool(table.due(n, [job])) for n in range(1, 1 + QUIET_SLOTS)) == 1
+    assert table.quiet().all()
+    if pacer:
+        pacer.acked[7] = 0
+        loop.on_events(at(1), [job])
+        assert pacer.watched == {}
+        assert pacer.entries[7].tell is False

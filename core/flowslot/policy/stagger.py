@@ -186,6 +186,7 @@ class _Allocation:
         bottleneck = ((gang.need + self._by_job(soon)) / capacity).max(axis=1) * SECOND
         wait, period = np.zeros(self.n_jobs), np.zeros(self.n_jobs)
         np.maximum.at(wait, s.job[gang.rows], s.wait_ns[gang.rows])
+        self.wait = wait
         np.maximum.at(period, s.job[gang.rows], s.period_ns[gang.rows])
         period = np.where(period > 0, period, 4.0 * bottleneck + 1.0)
         key = bottleneck / (1.0 + AGEING * wait / period)
@@ -263,24 +264,34 @@ class _Allocation:
                 self._give(rows, short * share)
 
     def _stand(self, idle: Bools, order: list[int], busy: Bools) -> None:
-        """Standing grants: own idle flows of active jobs first, then the job that is due first."""
+        """Standing grants: flows of active jobs that are still to come, then who is due first.
+
+        Flows of an active job that have ended in this phase are due in a period, as all others.
+        """
         if not idle.any():
             return
-        s = self.state
-        gang = self._gang(idle, self.later, self._by_job(np.where(idle, self.later, 0.0)))
-        capacity = np.maximum(s.capacity, 1.0)
-        for job in order + self._queue(gang, busy):
-            need = gang.need[job]
-            if not need.any():
-                continue
-            alone = float((need / capacity).max())
-            if self._seconds(gang, job) > WORTHWHILE * alone:
-                continue
-            rows = np.flatnonzero(idle & (s.job == job))
+        coming = idle & busy[self.state.job] & (self.state.idle_ns >= self.wait[self.state.job])
+        gang = self._idle_gang(coming)
+        for job in order:
+            self._stand_for(job, gang)
+        gang = self._idle_gang(idle & ~coming)
+        for job in self._queue(gang):
+            self._stand_for(job, gang)
+
+    def _idle_gang(self, rows: Bools) -> _Gang:
+        return self._gang(rows, self.later, self._by_job(np.where(rows, self.later, 0.0)))
+
+    def _stand_for(self, job: int, gang: _Gang) -> None:
+        need = gang.need[job]
+        if not need.any():
+            return
+        alone = float((need / np.maximum(self.state.capacity, 1.0)).max())
+        if self._seconds(gang, job) <= WORTHWHILE * alone:
+            rows = np.flatnonzero(gang.rows & (self.state.job == job))
             self._give(rows, self._take(gang, job, rows, self.later))
 
-    def _queue(self, gang: _Gang, busy: Bools) -> list[int]:
-        """Jobs that are idle as a whole, in the order in which they are expected back."""
+    def _queue(self, gang: _Gang) -> list[int]:
+        """Jobs with idle flows, in the order in which these are expected back."""
         s = self.state
         due = np.full(self.n_jobs, np.inf)
         np.minimum.at(due, s.job[gang.rows], s.due_ns[gang.rows])
@@ -289,7 +300,7 @@ class _Allocation:
         lost = due < -np.maximum(OVERDUE_NS, period / 2)
         # Two jobs due at about the same time must not pass the capacity to and fro.
         due -= np.where(gang.hold.any(axis=1), SOON_NS, 0.0)
-        jobs = np.flatnonzero(gang.need.any(axis=1) & ~busy).tolist()
+        jobs = np.flatnonzero(gang.need.any(axis=1)).tolist()
         return sorted(jobs, key=lambda j: (lost[j], due[j], s.job_names[j]))
 
     def _give(self, rows: Rows, extra: Floats) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from flowslot.grantbook import Changes, Granted
@@ -22,6 +22,17 @@ has a say, leave the flow alone."""
 def nothing_said(flow: int) -> Granted:
     """No arbiter has a say about this flow (yet)."""
     return Granted(flow, math.nan, math.nan)
+
+
+def aged(demand: Demand, by_ns: int) -> Demand:
+    """The demand as it would be put `by_ns` later."""
+    if not by_ns:
+        return demand
+    wait_ns = demand.wait_ns
+    if demand.remaining > 0:
+        # At most a period: of a flow whose grant stood nothing was heard for long.
+        wait_ns = min(wait_ns + by_ns, max(wait_ns, demand.period_ns))
+    return replace(demand, wait_ns=wait_ns, next_in_ns=demand.next_in_ns - by_ns)
 
 
 @dataclass(slots=True)

@@ -23,7 +23,7 @@ from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto.convert import FromDaemon, Opening, read_arbiter, write_daemon
 from flowslot_proto.flowslot_pb2_grpc import EmulatedSwitchStub
 from flowslotd.clock import monotonic, wall
-from flowslotd.domain_base import DomainStats, OnGrants, nothing_said
+from flowslotd.domain_base import DomainStats, OnGrants, aged, nothing_said
 from flowslotd.domain_heart import Heart
 
 FIRST_RETRY_S, LAST_RETRY_S = 0.02, 1.0
@@ -147,7 +147,7 @@ class GrpcDomain:
 
     def picture(self, now: Nanos) -> list[Demand]:
         """The demands of all flows, as they would be put now."""
-        return [_aged(demand, now - at) for demand, at in self._known.values()]
+        return [aged(demand, now - at) for demand, at in self._known.values()]
 
     def describe(self) -> dict[str, object]:
         """See Domain."""
@@ -404,14 +404,3 @@ class GrpcDomain:
         if asks is None:
             asks = self._asks[links] = any(link in self._index for link in links)
         return asks
-
-
-def _aged(demand: Demand, by_ns: int) -> Demand:
-    """The demand as it would be put `by_ns` later."""
-    if not by_ns:
-        return demand
-    wait_ns = demand.wait_ns
-    if demand.remaining > 0:
-        # At most a period: of a flow whose grant stood nothing was heard for long.
-        wait_ns = min(wait_ns + by_ns, max(wait_ns, demand.period_ns))
-    return replace(demand, wait_ns=wait_ns, next_in_ns=demand.next_in_ns - by_ns)

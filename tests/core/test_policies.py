@@ -114,6 +114,17 @@ def test_a_jobs_own_idle_flows_come_before_other_jobs() -> None:
     assert rates == [100.0, 100.0, 0.0]
 
 
+def test_a_flow_that_has_just_ended_comes_after_those_that_are_due() -> None:
+    """Its job is still active elsewhere, but this one is due in a period only."""
+    rates = stagger(
+        {"job": "a", "links": (1,), "wait": 100.0},
+        {"job": "a", "left": 0.0, "next": 100.0, "idle": 20.0, "due": 150.0},
+        {"job": "b", "left": 0.0, "next": 100.0, "due": 5.0},
+        capacity=(100.0, 100.0),
+    )
+    assert rates == pytest.approx([100.0, 0.0, 100.0])
+
+
 @pytest.mark.parametrize("moved", [0.0, 2.0, 50.0, 90.0])
 def test_a_job_alone_keeps_its_rates(moved: float) -> None:
     """Noise of progress, siblings that end or start a little apart, computing: no change."""

@@ -172,6 +172,7 @@ def test_enforcing_paces_flows_and_sigterm_restores_them(hosts, tmp_path):
     assert {f["pid"] for f in flows} == {training.sender.pid}
     assert [f["rate"] for f in flows] == pytest.approx([SHARE] * FLOWS)
     training.until(lambda report: report["iteration"] > 8, "iterations")
+    settle(lambda: daemon.ask("jobs")["jobs"][0]["period_s"] is not None)
     (job,) = daemon.ask("jobs")["jobs"]
     assert job["iteration_bytes"] == FLOWS * 200_000
     assert job["period_s"] > 0.05
@@ -197,8 +198,10 @@ def test_observing_leaves_sockets_alone(hosts, tmp_path):
     report = training.until(lambda r: r["registered"] and r["iteration"] > 5, "registration")
     default = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
     assert ours(default)(report)
+    # Nobody waits for news of it, so it is looked at now and then only.
+    settle(lambda: [j["iteration_bytes"] for j in daemon.ask("jobs")["jobs"]] == [FLOWS * 200_000])
     (job,) = daemon.ask("jobs")["jobs"]
-    assert (job["flows"], job["iteration_bytes"]) == (FLOWS, FLOWS * 200_000)
+    assert job["flows"] == FLOWS
     assert {f["note"] for f in daemon.ask("flows")["flows"]} == {"not paced: mode is observe"}
     assert daemon.ask("status")["rate_writes"] == 0
     training.end()

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The communication of one iteration: ring all-reduce, and both sides of a parameter server.
 
-All sums are really computed (NumPy, 32-bit integers), and every received byte is checked.
+All sums are really computed (NumPy, 32-bit integers). Every received byte is checked, once the
+iteration's communication is over: what is checked are the sums that all of them went into.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ class Collective(Protocol):
 
     def communicate(self, iteration: int) -> None:
         """Returns when all data of this iteration has arrived and all of ours was sent."""
+
+    def verify(self, iteration: int) -> None:
+        """Check what has arrived; part of the next computation phase. CorruptionError."""
 
 
 def _view(words: Words) -> memoryview:
@@ -76,8 +80,9 @@ class Ring:
             return self._data[self._chunk(step), channel, first : first + n]
 
         def arrived(k: int, first: int, n: int) -> None:
-            iteration, step = divmod(k, self._steps)
-            self._take(iteration, step, (channel, first, n), place(k, first, n))
+            step = k % self._steps
+            if step < self._ranks - 1:
+                self._data[self._chunk(step), channel, first : first + n] += place(k, first, n)
             if step < self._steps - 1:
                 sender.allow(n * self._slice_bytes)
 
@@ -98,19 +103,6 @@ class Ring:
     def _chunk(self, step: int) -> int:
         return (self._rank - 1 - step) % self._ranks
 
-    def _take(self, iteration: int, step: int, where: tuple[int, int, int], words: Words) -> None:
-        channel, first, n = where
-        chunk = self._chunk(step)
-        summed = min(step + 1, self._ranks)
-        ranks: Iterable[int] = ((chunk + i) % self._ranks for i in range(summed))
-        _, channels, slices, width = self._data.shape
-        at = ((chunk * channels + channel) * slices + first) * width
-        constant = self._content.constant(ranks, iteration)
-        self._content.check(words.reshape(-1), at, summed, constant)
-        if step < self._ranks - 1:
-            self._data[chunk, channel, first : first + n] += words
-        self.verified += words.nbytes
-
     def prepare(self, iteration: int) -> None:
         """This rank's own contribution."""
         self._content.fill(self._data.reshape(-1), self._rank, iteration)
@@ -123,13 +115,14 @@ class Ring:
         for sender in self._senders:
             sender.begin(iteration, self._steps * section)
             sender.allow(section)
-        everything = (iteration + 1) * self._steps
-        self._loop.run(
-            lambda: (
-                all(r.got == everything * self._slices for r in self._receivers)
-                and all(s.posted == everything * section for s in self._senders)
-            )
-        )
+        loop, total = self._loop, (iteration + 1) * self._steps * section * len(self._senders)
+        loop.run(lambda: loop.received == total and loop.posted == total)
+
+    def verify(self, iteration: int) -> None:
+        """See Collective. What was received was added to these sums, or is one of them."""
+        constant = self._content.constant(range(self._ranks), iteration)
+        self._content.check(self._data.reshape(-1), 0, self._ranks, constant)
+        self.verified += self._steps * self._incoming.nbytes
 
 
 class PsWorker:
@@ -154,20 +147,11 @@ class PsWorker:
     def _add_channel(
         self, channel: int, sock: socket.socket, key_bytes: int, flow: Flow | None
     ) -> None:
-        def place(first: int, n: int) -> Words:
-            return self._weights[channel, first : first + n]
-
-        def arrived(iteration: int, first: int, n: int) -> None:
-            words = place(first, n)
-            at = (channel * self._keys + first) * words.shape[1]
-            constant = self._content.constant(range(self._workers), iteration)
-            self._content.check(words.reshape(-1), at, self._workers, constant)
-            self.verified += words.nbytes
+        def place(_: int, first: int, n: int) -> memoryview:
+            return _view(self._weights[channel, first : first + n])
 
         sender = Sender(sock, self._section, lambda _: _view(self._gradient[channel]), flow)
-        receiver = Receiver(
-            sock, key_bytes, self._keys, lambda _, first, n: _view(place(first, n)), arrived
-        )
+        receiver = Receiver(sock, key_bytes, self._keys, place, lambda *_: None)
         self._loop.add(sock, sender, receiver)
         self._pairs.append((sender, receiver))
 
@@ -181,8 +165,14 @@ class PsWorker:
             receiver.raise_limit(self._keys)
             sender.begin(iteration, self._section)
             sender.allow(self._section)
-        keys, posted = (iteration + 1) * self._keys, (iteration + 1) * self._section
-        self._loop.run(lambda: all(r.got == keys and s.posted == posted for s, r in self._pairs))
+        loop, total = self._loop, (iteration + 1) * self._weights.nbytes
+        loop.run(lambda: loop.received == total and loop.posted == total)
+
+    def verify(self, iteration: int) -> None:
+        """See Collective."""
+        constant = self._content.constant(range(self._workers), iteration)
+        self._content.check(self._weights.reshape(-1), 0, self._workers, constant)
+        self.verified += self._weights.nbytes
 
 
 class PsServer:
@@ -201,7 +191,7 @@ class PsServer:
         self._sums: Words = np.empty((2, *shape), np.uint32)
         self._incoming: Words = np.empty(shape[1:], np.uint32)
         self._pushes = np.zeros((2, *shape[:2]), np.int64)
-        self._complete = 0  # keys of the running iteration, for `barrier`
+        self._complete = 0  # keys of the running iteration
         self._loop = loop
         self._senders: dict[tuple[int, int], Sender] = {}
         self._measured = spec.iterations
@@ -215,13 +205,9 @@ class PsServer:
             return _view(self._sums[iteration % 2, channel])
 
         def arrived(iteration: int, first: int, n: int) -> None:
-            words = self._incoming[first : first + n]
-            at = (channel * self._keys + first) * words.shape[1]
-            constant = self._content.constant([worker], iteration)
-            self._content.check(words.reshape(-1), at, 1, constant)
-            if iteration < self._measured:
-                self.verified += words.nbytes
-            self._sum(iteration, channel, first, n)
+            complete = self._sum(iteration, channel, first, n)
+            if complete:
+                self._completed(iteration, channel, complete)
 
         sender = Sender(sock, self._keys * self._key_bytes, section, flow)
         receiver = Receiver(
@@ -235,7 +221,8 @@ class PsServer:
         self._loop.add(sock, sender, receiver)
         self._senders[worker, channel] = sender
 
-    def _sum(self, iteration: int, channel: int, first: int, n: int) -> None:
+    def _sum(self, iteration: int, channel: int, first: int, n: int) -> int:
+        """Add what has arrived; returns how many keys are complete now."""
         sums, pushes = self._sums[iteration % 2, channel], self._pushes[iteration % 2, channel]
         complete = 0
         for key in range(first, first + n):
@@ -247,15 +234,26 @@ class PsServer:
             if pushes[key] == self._workers:
                 pushes[key] = 0
                 complete += 1
-        if complete == 0:
-            return
+        return complete
+
+    def _completed(self, iteration: int, channel: int, keys: int) -> None:
+        """So many more keys are complete: send them back, and check the sums when all are."""
+        self._complete += keys
+        whole = self._complete == self._channels * self._keys
         if not self._barrier:
-            self._release(iteration, [channel], complete)
-            return
-        self._complete += complete
-        if self._complete == self._channels * self._keys:
-            self._complete = 0
+            self._release(iteration, [channel], keys)
+        elif whole:
             self._release(iteration, range(self._channels), self._keys)
+        if whole:
+            self._complete = 0
+            self._verify(iteration)
+
+    def _verify(self, iteration: int) -> None:
+        sums = self._sums[iteration % 2]
+        constant = self._content.constant(range(self._workers), iteration)
+        self._content.check(sums.reshape(-1), 0, self._workers, constant)
+        if iteration < self._measured:
+            self.verified += self._workers * sums.nbytes
 
     def _release(self, iteration: int, channels: Iterable[int], keys: int) -> None:
         """Send back the next `keys` keys of each channel, to every worker."""
@@ -269,5 +267,5 @@ class PsServer:
 
     def serve(self, iterations: int) -> None:
         """Returns when that many iterations (from the first) have been sent back."""
-        posted = iterations * self._keys * self._key_bytes
-        self._loop.run(lambda: all(s.posted >= posted for s in self._senders.values()))
+        loop, posted = self._loop, iterations * self._workers * self._sums[0].nbytes
+        loop.run(lambda: loop.posted >= posted)

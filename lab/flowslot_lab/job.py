@@ -77,6 +77,7 @@ def work(spec: JobSpec, collective: Collective, loop: Loop, report: Report) -> N
         if iteration < spec.iterations:
             report.ends.append(at)
             say("iteration", n=iteration + 1)
+        collective.verify(iteration)
         if iteration + 1 == spec.iterations:
             finish(report, collective.verified, loop)
 

@@ -13,8 +13,9 @@ for TCP even then and cuts them behind the queueing discipline, so that the "NIC
 45 packets at the switch port in no time, which no wire of this speed does. Here a super-packet
 is at most a tenth of the smallest port buffer: 4 packets for 64 kB, 8 for 128 kB. One packet each
 would cost a timer per packet in each shaper, 3.5 times the processor time, for no visible change.
-Received packets are spread over the processors by flow (RPS): otherwise each is handled where
-its sender happened to run, and packets of one flow overtake each other, which TCP takes for loss.
+Received packets go to the network's own processors (RPS, by flow): otherwise each is handled where
+its sender happened to run, packets of one flow overtake each other, which TCP takes for loss, and
+no processor is left to the programs.
 The NIC's burst plus one super-packet stay below the switch's burst: a flow that has a port for
 itself is not shaped twice.
 
@@ -24,13 +25,13 @@ deleting the namespaces leaves nothing behind.
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from flowslot_lab.processors import of_the_network
 from flowslot_lab.scenario import Scenario, down, up
 from flowslot_lab.state import RunState, remove_netns
 
@@ -85,9 +86,9 @@ def run(command: Sequence[str], stdin: str = "") -> str:
     return done.stdout
 
 
-def _all_cpus() -> str:
-    """Mask of all processors as sysfs wants it: groups of 32 bits."""
-    mask = f"{(1 << (os.cpu_count() or 1)) - 1:x}"
+def _mask(processors: Iterable[int]) -> str:
+    """A set of processors as sysfs wants it: groups of 32 bits."""
+    mask = f"{sum(1 << cpu for cpu in processors):x}"
     groups = [mask[max(0, end - 8) : end] for end in range(len(mask), 0, -8)]
     return ",".join(reversed(groups))
 
@@ -153,9 +154,10 @@ class Network:
 
     def _tune(self, space: str, devices: Sequence[str]) -> None:
         lines = []
+        mask = _mask(of_the_network())
         for dev in devices:
             lines.append(f"ethtool -K {dev} tso off gso off gro off")
-            lines.append(f"echo {_all_cpus()} > /sys/class/net/{dev}/queues/rx-0/rps_cpus")
+            lines.append(f"echo {mask} > /sys/class/net/{dev}/queues/rx-0/rps_cpus")
         # `ip netns exec`, for once: it mounts the /sys of this namespace.
         run(["ip", "netns", "exec", space, "sh", "-ec", "; ".join(lines)])
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from flowslot_lab.awake import awake
 from flowslot_lab.jobset import JobSet
 from flowslot_lab.net import Counters, Network
 from flowslot_lab.plane import ControlPlane
+from flowslot_lab.processors import awake
 from flowslot_lab.procs import Process
 from flowslot_lab.results import BASELINES, Evidence, JobRun, LabResult, Run, iteration_times
 from flowslot_lab.scenario import Job, Scenario

@@ -34,14 +34,8 @@ class Flow(Protocol):
     def begin(self, iteration: int, total: int = 0) -> None:
         """An iteration begins."""
 
-    def ready(self, n: int) -> None:
-        """`n` more bytes may be sent."""
-
-    def posted(self, n: int) -> None:
-        """`n` more bytes are in the kernel."""
-
-    def done(self, n: int) -> None:
-        """`n` more bytes were acknowledged by the receiver's kernel."""
+    def advance(self, *, ready: int = 0, posted: int = 0, done: int = 0) -> None:
+        """So many more bytes may be sent, are in the kernel, were acknowledged."""
 
 
 def _queued(sock: socket.socket, request: int) -> int:
@@ -77,12 +71,12 @@ class Sender:
     def allow(self, n: int) -> None:
         """`n` more bytes have become sendable: send what the kernel takes."""
         self.allowed += n
-        if self._flow is not None:
-            self._flow.ready(n)
         if not self.blocked:
-            self.push()
+            self.push(n)
+        elif self._flow is not None:
+            self._flow.advance(ready=n)
 
-    def push(self) -> None:
+    def push(self, newly_allowed: int = 0) -> None:
         """Hand what is allowed to the kernel, until it takes no more."""
         before, was_blocked = self.posted, self.blocked
         self.blocked = False
@@ -96,8 +90,8 @@ class Sender:
                 break
             except (ConnectionResetError, BrokenPipeError) as error:
                 raise PeerGone(str(error)) from None
-        if self._flow is not None and self.posted > before:
-            self._flow.posted(self.posted - before)
+        if self._flow is not None:
+            self._flow.advance(ready=newly_allowed, posted=self.posted - before)
         if self.blocked != was_blocked:
             self.changed()
 
@@ -107,8 +101,13 @@ class Sender:
             return
         done = self.posted - _queued(self._sock, _SIOCOUTQ)
         if done > self._reported:
-            self._flow.done(done - self._reported)
+            self._flow.advance(done=done - self._reported)
             self._reported = done
+
+    @property
+    def reporting(self) -> bool:
+        """Whether a daemon is told how far this stream has come."""
+        return self._flow is not None
 
     @property
     def unreported(self) -> bool:
@@ -144,21 +143,19 @@ class Receiver:
         self.changed()
 
     def pull(self) -> int:
-        """Take the whole slices that have arrived; returns their bytes."""
-        taken = 0
-        while self.got < self.limit:
-            section, first = divmod(self.got, self._section_slices)
-            waiting = _queued(self._sock, termios.FIONREAD) // self._slice_bytes
-            n = min(waiting, self._section_slices - first, self.limit - self.got)
-            if n == 0:
-                return taken
-            got = self._sock.recv_into(self._target(section, first, n))
-            assert got == n * self._slice_bytes, "the kernel gave less than FIONREAD told"
-            self.got += n
-            taken += got
-            self._arrived(section, first, n)
-        self.changed()
-        return taken
+        """Take the whole slices that have arrived, of one section; returns their bytes."""
+        section, first = divmod(self.got, self._section_slices)
+        waiting = _queued(self._sock, termios.FIONREAD) // self._slice_bytes
+        n = min(waiting, self._section_slices - first, self.limit - self.got)
+        if n == 0:
+            return 0
+        got = self._sock.recv_into(self._target(section, first, n))
+        assert got == n * self._slice_bytes, "the kernel gave less than FIONREAD told"
+        self.got += n
+        self._arrived(section, first, n)
+        if self.got == self.limit:
+            self.changed()
+        return got
 
 
 class _Endpoint:
@@ -209,10 +206,16 @@ class Loop:
         self._poll = select.epoll()
         self._endpoints: dict[int, _Endpoint] = {}
         self._senders: list[Sender] = []
+        self._reporting = False  # whether anybody wants to know what was acknowledged
         self._next_tick = 0
         self.received = 0
         self.trace: list[tuple[int, int]] = []
         self.tracing = True
+
+    @property
+    def posted(self) -> int:
+        """Bytes handed to the kernel, over all sockets and all time."""
+        return sum(sender.posted for sender in self._senders)
 
     def add(self, sock: socket.socket, sender: Sender | None, receiver: Receiver | None) -> None:
         """Serve a connected, non-blocking socket."""
@@ -220,13 +223,13 @@ class Loop:
         self._endpoints[endpoint.fd] = endpoint
         if sender is not None:
             self._senders.append(sender)
+            self._reporting |= sender.reporting
         endpoint.update()
 
     def run(self, finished: Callable[[], bool]) -> None:
         """Serve all sockets until `finished`, which is asked after every batch of events."""
         while not finished():
-            busy = any(sender.unreported for sender in self._senders)
-            ready = self._poll.poll(_TICK_NS / 1e9 if busy else 0.2)
+            ready = self._poll.poll(_TICK_NS / 1e9 if self._reporting else 0.2)
             # Before and after: what comes after a silence did not come during it.
             self._trace(time.monotonic_ns())
             for fd, events in ready:

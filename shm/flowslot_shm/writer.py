@@ -131,25 +131,18 @@ class FlowWriter:
 
     def ready(self, n: int) -> None:
         """`n` more bytes may be sent."""
-        self._advance(n, 0, 0)
+        self.advance(ready=n)
 
     def posted(self, n: int) -> None:
         """`n` more bytes were handed to the transport."""
-        self._advance(0, n, 0)
+        self.advance(posted=n)
 
     def done(self, n: int) -> None:
         """`n` more bytes were completed by the transport."""
-        self._advance(0, 0, n)
+        self.advance(done=n)
 
-    def close(self) -> None:
-        """The flow ends; call it before its socket is closed."""
-        if self._open:
-            self._open = False
-            self._write({}, bytes(SLOT.itemsize - 4))
-            self._owner.ring(Message.END, self.index)
-            self._owner.release(self.index)
-
-    def _advance(self, ready: int, posted: int, done: int) -> None:
+    def advance(self, *, ready: int = 0, posted: int = 0, done: int = 0) -> None:
+        """Several of them at once, in one write: bytes that may be sent, were posted, were done."""
         if not self._open or ready + posted + done <= 0:
             return
         u64 = self._u64
@@ -163,6 +156,14 @@ class FlowWriter:
         self._write({_READY: ready, _POSTED: posted, _DONE: done, _TOTAL: total}, state=state)
         if state != was:
             self._owner.ring(Message.BEGIN if state == State.ACTIVE else Message.END, self.index)
+
+    def close(self) -> None:
+        """The flow ends; call it before its socket is closed."""
+        if self._open:
+            self._open = False
+            self._write({}, bytes(SLOT.itemsize - 4))
+            self._owner.ring(Message.END, self.index)
+            self._owner.release(self.index)
 
     def _write(
         self, words: dict[int, int], content: bytes = b"", state: State | None = None

@@ -109,7 +109,7 @@ def test_never_a_mix_from_a_python_thread() -> None:
     def write() -> None:
         flow.begin(1)
         while not stop.is_set():
-            flow._advance(3, 2, 1)
+            flow.advance(ready=3, posted=2, done=1)
 
     thread = threading.Thread(target=write)
     thread.start()

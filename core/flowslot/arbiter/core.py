@@ -61,8 +61,7 @@ class Arbiter:
         Repeated and outdated Hellos have no effect. Raises ProtocolError when it makes no sense;
         nothing changes then, and the stream should be closed.
         """
-        self._idle = False
-        self._begin(now)
+        self._said(now)
         check_hello(hello, self.config)
         opened = self._sessions.open(now, hello)
         if opened is None:
@@ -87,8 +86,7 @@ class Arbiter:
 
     def demand(self, now: Nanos, session: int, demands: Sequence[Demand]) -> list[Refusal]:
         """Flows of a session report their state; returns the demands that are not accepted."""
-        self._idle = False
-        self._begin(now)
+        self._said(now)
         owner = self._sessions.live(session)
         if owner is None:
             return []
@@ -135,8 +133,7 @@ class Arbiter:
 
     def done(self, now: Nanos, session: int, dones: Sequence[Done]) -> None:
         """Flows have ended: their commitments end with them."""
-        self._idle = False
-        self._begin(now)
+        self._said(now)
         owner = self._sessions.live(session)
         if owner is None:
             return
@@ -149,8 +146,7 @@ class Arbiter:
 
     def ack(self, now: Nanos, session: int, acks: Sequence[Ack]) -> None:
         """Grants have been applied: the commitments that they lowered end."""
-        self._idle = False
-        self._begin(now)
+        self._said(now)
         if self._sessions.live(session) is None:
             return
         newest: dict[int, int] = {}
@@ -176,8 +172,7 @@ class Arbiter:
 
     def goodbye(self, now: Nanos, session: int) -> None:
         """A stream has closed. What its daemon holds stays committed until the lease ends."""
-        self._idle = False
-        self._begin(now)
+        self._said(now)
         owner = self._sessions.live(session)
         if owner is not None:
             owner.closed = True
@@ -203,9 +198,10 @@ class Arbiter:
             self.goodbye(now, session)
         self._plan(now)
         mute = self._mute()
-        grants = self._lower(now, mute)
+        grants: dict[int, list[Grant]] = {}
+        lowered = self._lower(now, mute, grants)
         if self.recovered(now):
-            self._raise(mute, grants)
+            self._raise(mute, lowered, grants)
         self._idle = not grants and self._settled()
         return {session: grants[session] for session in sorted(grants)}
 
@@ -254,8 +250,7 @@ class Arbiter:
         Raises ScheduleRefused when it does not fit beside all commitments, in any slot; those
         are never taken back for it, nor are raises made into what it has reserved.
         """
-        self._idle = False
-        self._begin(now)
+        self._said(now)
         self._table.advance(self._slot(now))
         try:
             if not self.recovered(now):
@@ -280,6 +275,11 @@ class Arbiter:
     def _pressed(self, now: Nanos) -> bool:
         """The time has come at which the targets may change although nothing was said."""
         return self._next_change is not None and now >= self._next_change
+
+    def _said(self, now: Nanos) -> None:
+        """Common to all that may change what the next step decides."""
+        self._idle = False
+        self._begin(now)
 
     def _begin(self, now: Nanos) -> None:
         """Common to all events: the recovery clock starts, and leases end in time."""
@@ -311,20 +311,20 @@ class Arbiter:
         closed = [session.id for session in self._sessions if session.closed]
         return np.isin(self._flows.session[: self._flows.n], closed)
 
-    def _lower(self, now: Nanos, mute: Bools) -> dict[int, list[Grant]]:
+    def _lower(self, now: Nanos, mute: Bools, grants: dict[int, list[Grant]]) -> Rows:
         flows = self._flows
         rows, rates = self._issuer.lowers(mute)
         rows = flows.lower(now, rows, rates, self._seq + 1)
         self._seq += len(rows)
         self.preempted += int((flows.remaining[rows] > 0).sum())
-        grants: dict[int, list[Grant]] = {}
         self._write(rows, True, grants)
-        return grants
+        return rows
 
-    def _raise(self, mute: Bools, grants: dict[int, list[Grant]]) -> None:
+    def _raise(self, mute: Bools, lowered: Rows, grants: dict[int, list[Grant]]) -> None:
         flows = self._flows
-        free = self._limit - self._table.peak() - self.commitments()
-        raises = self._issuer.raises(mute, free)
+        gain = self._issuer.inherit(lowered)
+        free = self._limit - self._table.peak() - self.commitments() - flows.on_links(gain)
+        raises = self._issuer.raises(mute, free, gain)
         self.granted += int((raises.rates > flows.grant[raises.rows]).sum())
         flows.grant[raises.rows] = raises.rates
         flows.seq[raises.rows] = self._seq + 1 + np.arange(len(raises.rows))

@@ -38,6 +38,8 @@ _COLUMNS: dict[str, type] = {
     "held_since": np.int64,
     "standing": np.bool_,
     "told_standing": np.bool_,
+    "heir": np.uint64,
+    "passed_on": np.float64,
 }
 
 
@@ -68,6 +70,8 @@ class FlowTable:
     held_since: Ints
     standing: Bools
     told_standing: Bools
+    heir: NDArray[np.uint64]
+    passed_on: Floats
 
     def __init__(self, n_links: int) -> None:
         self.n_links = n_links
@@ -106,6 +110,7 @@ class FlowTable:
     def remove(self, session: int, flow: int) -> None:
         """Remove a row and all that it commits."""
         row = self.rows.pop((session, flow))
+        self._disinherit(session, flow)
         self._leave_job(int(self.job[row]))
         last = self.n = self.n - 1
         if row != last:
@@ -132,6 +137,7 @@ class FlowTable:
         self.grant[row] = self.goal[row] = rate
         self.held_since[row] = now
         self.told_standing[row] = False
+        self.passed_on[row] = 0.0
         self.pending_seq[row] = 0
         self.pending_rate[row] = 0.0
 
@@ -274,6 +280,24 @@ class FlowTable:
         self.seq[rows] = seqs
         return rows
 
+    def pass_on(self, row: int, heir: int, rate: float) -> None:
+        """Part of what row `row` has just lost is `heir`'s, of the same session and path.
+
+        One message tells the daemon both, so the two together never send more: what the one is
+        still committed to until it is acknowledged, the other is committed to instead.
+        """
+        self.pending_rate[row, 0] -= rate
+        self.passed_on[row] = rate
+        self.heir[row] = self.flow[heir]
+
+    def _disinherit(self, session: int, flow: int) -> None:
+        """An heir has gone, perhaps before its daemon has read what it was to inherit."""
+        at = np.flatnonzero(self.passed_on[: self.n])
+        if at.size:
+            at = at[(self.session[at] == session) & (self.heir[at] == flow)]
+            self.pending_rate[at, 0] += self.passed_on[at]
+            self.passed_on[at] = 0.0
+
     def give_back(self, row: int, seq: int) -> None:
         """The daemon has stopped using grant `seq` by itself: it commits nothing any more.
 
@@ -297,6 +321,7 @@ class FlowTable:
             values = np.where(still, column[rows], 0)
             column[rows] = np.take_along_axis(values, order, axis=1)
         self.oldest_pending[rows] = now
+        self.passed_on[rows] = 0.0
 
     def overdue(self, before: int) -> set[int]:
         """Sessions with a lower that was sent earlier than `before` and is not acknowledged."""

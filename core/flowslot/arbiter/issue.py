@@ -65,12 +65,47 @@ class Issuer:
         rows = np.flatnonzero((self._flows.goal[:n] < self._flows.grant[:n]) & ~mute)
         return rows, self._flows.goal[rows]
 
-    def raises(self, mute: Bools, free: Floats) -> Raises:
+    def inherit(self, lowered: Rows) -> Floats:
+        """Rates that flows take over from those in `lowered`, float64[n].
+
+        Of the same daemon and on the same path only: one message lowers the one and raises the
+        other, so there is nothing to wait for. Every row inherits from any number of others.
+        """
+        flows, n = self._flows, self._flows.n
+        gain: Floats = np.zeros(n)
+        # An older lower that is not acknowledged either says that it may still send more.
+        donors = lowered[(flows.pending_seq[lowered, 1:] == 0).all(axis=1)]
+        if not donors.size:
+            return gain
+        wanting = (flows.goal[:n] > flows.commitment()) & ~flows.unplaced()
+        for donor in donors.tolist():
+            left = float(flows.pending_rate[donor, 0] - flows.grant[donor])
+            same = wanting & (flows.session[:n] == flows.session[donor])
+            same &= (flows.paths[:n] == flows.paths[donor]).all(axis=1)
+            for heir in np.flatnonzero(same).tolist():
+                wish = float(flows.goal[heir] - flows.commitment()[heir] - gain[heir])
+                rate = min(left, wish)
+                if rate <= 0 or (rate < wish and rate < self._worth(heir)):
+                    continue
+                flows.pass_on(donor, heir, rate)
+                gain[heir] += rate
+                break
+        return gain
+
+    def _worth(self, row: int) -> float:
+        """The least change that is worth a message."""
+        link = float(self._goodput[self._flows.paths[row]].min())
+        config = self._config
+        return max(
+            config.min_change_link * link, config.min_change_rate * float(self._flows.goal[row])
+        )
+
+    def raises(self, mute: Bools, free: Floats, gain: Floats) -> Raises:
         """Raises that fit into `free` float64[L], capacity minus all commitments (rules 4 to 6).
 
-        When they do not all fit, each gets the same part of its wish on its tightest link; a
-        part that is too small to be worth a message waits. What begins or ceases to be standing is
-        said as well, with or without a raise.
+        `gain`: what each flow inherits, float64[n], at no cost. When not all fit, each gets the
+        same part of its wish on its tightest link; a part that is too small to be worth a message
+        waits. What begins or ceases to be standing is said as well, with or without a raise.
         """
         flows, n = self._flows, self._flows.n
         grant, goal = flows.grant[:n], flows.goal[:n]
@@ -80,7 +115,7 @@ class Issuer:
             return Raises(rows, goal[rows])
         grant, goal, paths = grant[rows], goal[rows], flows.paths[rows]
         # Up to the commitment a raise costs nothing: the flow may still be sending that much.
-        base = np.minimum(np.maximum(flows.commitment()[rows], grant), goal)
+        base = np.minimum(np.maximum(flows.commitment()[rows], grant) + gain[rows], goal)
         wish = np.zeros(n)
         wish[rows] = goal - base
         wished = np.append(flows.on_links(wish), 0.0)

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rates that change hands within one host and path, in one message and without waiting."""
+
+import pytest
+from test_arbiter import Bench
+
+from flowslot.messages import Done
+
+
+def test_a_flow_of_the_same_host_and_path_inherits_at_once() -> None:
+    b = Bench()
+    b.demand(7, 0, 1)
+    b.demand(8, 0, 1)
+    b.step(f7=100.0)
+    both = b.step(f7=0.0, f8=100.0)
+    assert list(both) == [(1, 7), (1, 8)], "the lower comes first"
+    assert both[1, 7].must_ack and both[1, 7].rate == 0.0 and both[1, 8].rate == 100.0
+    assert b.committed() == [100.0, 100.0], "counted once"
+    b.demand(9, 0, session=2)
+    assert b.step(f9=50.0) == {}, "nothing is free"
+    b.ack(both[1, 7])
+    assert b.step() == {}
+    assert b.committed() == [100.0, 100.0]
+
+
+def test_what_is_free_is_given_on_top() -> None:
+    b = Bench()
+    b.demand(7)
+    b.demand(8)
+    b.step(f7=60.0)
+    both = b.step(f7=20.0, f8=80.0)
+    assert both[1, 8].rate == 80.0, "40 inherited, 40 free"
+    assert b.committed()[0] == 100.0
+
+
+@pytest.mark.parametrize("other", [{"session": 2}, {"links": (0, 1)}], ids=["host", "path"])
+def test_others_wait_for_the_acknowledgement(other: dict) -> None:
+    b = Bench()
+    b.demand(7)
+    b.demand(8, *other.get("links", (0,)), session=other.get("session", 1))
+    b.step(f7=100.0)
+    lower = b.step(f7=0.0, f8=100.0)
+    assert list(lower) == [(1, 7)]
+    b.ack(lower[1, 7])
+    assert [grant.rate for grant in b.step().values()] == [100.0]
+
+
+def test_an_older_lower_that_is_not_acknowledged_stands_in_the_way() -> None:
+    b = Bench()
+    b.demand(7)
+    b.demand(8)
+    b.step(f7=100.0)
+    b.step(f7=60.0)
+    lower = b.step(f7=0.0, f8=100.0)
+    assert list(lower) == [(1, 7)], "until then it may send 100"
+    b.ack(lower[1, 7])
+    assert b.step()[1, 8].rate == 100.0
+
+
+def test_an_heir_that_goes_leaves_the_commitment_where_it_was() -> None:
+    """Its Done may be older than the message in which it inherits: nothing was lowered then."""
+    b = Bench()
+    b.demand(7)
+    b.demand(8)
+    b.step(f7=100.0)
+    both = b.step(f7=0.0, f8=100.0)
+    b.arbiter.done(at(b.time), 1, [Done(8, 1)])
+    assert b.committed()[0] == 100.0
+    b.demand(9, session=2)
+    assert b.step(f9=100.0) == {}
+    b.ack(both[1, 7])
+    assert b.step()[2, 9].rate == 100.0
+
+
+def test_several_give_to_one_and_one_gives_to_one() -> None:
+    b = Bench()
+    for flow in (6, 7, 8, 9):
+        b.demand(flow)
+    b.step(f6=50.0, f7=50.0)
+    all_at_once = b.step(f6=0.0, f7=0.0, f8=100.0)
+    assert all_at_once[1, 8].rate == 100.0
+    for flow in (6, 7):
+        b.ack(all_at_once[1, flow])
+    back = b.step(f8=0.0, f6=50.0, f9=50.0)
+    assert back[1, 6].rate == 50.0, "one heir per lower; the other waits"
+    assert (1, 9) not in back
+    b.ack(back[1, 8])
+    assert b.step()[1, 9].rate == 50.0

@@ -11,7 +11,6 @@
 
 #define FS_MS 1000000ULL
 #define FS_SECOND (1000 * FS_MS)
-#define FS_IDLE_NS (5 * FS_MS)
 
 /* A flow notices a raised rate after one segment at the old one: below this rate (a held flow)
  * that would be more than 6 ms. */

@@ -63,7 +63,7 @@ static __always_inline void tell(struct sock *sk, struct flow *f, __u32 kind, __
 	struct fs_event *e = bpf_ringbuf_reserve(&fs_events, sizeof(*e), 0);
 
 	if (!e)
-		return; /* full: the daemon finds out from fs_stat */
+		return; /* full: the daemon finds out when it next looks at fs_stat */
 	e->cookie = f->cookie;
 	e->acked = ((struct tcp_sock *)sk)->bytes_acked;
 	e->at_ns = now;

@@ -57,6 +57,8 @@ void BPF_PROG(fs_pkts_acked, struct sock *sk, const struct ack_sample *sample)
 	if (ctl && ctl->drain_at && ctl->drain_at != f->drained &&
 	    tp->bytes_acked >= ctl->drain_at) {
 		f->drained = ctl->drain_at;
+		if (st && slot && tp->write_seq == tp->snd_una)
+			st->drained = ctl->drain_at; /* first of all: an heir may be waiting */
 		tell(sk, f, FS_DRAINED, now);
 	}
 }
@@ -70,17 +72,15 @@ __u32 BPF_PROG(fs_min_tso_segs, struct sock *sk)
 	__u64 now = bpf_ktime_get_ns();
 	__u32 slot = f->slot;
 	struct fs_stat *st = bpf_map_lookup_elem(&fs_stat, &slot);
-	struct fs_ctl *ctl;
 
 	if (!f->cookie)
 		announce(sk, f, now);
-	ctl = entry_of(f);
 	if (f->idle_ns && tp->write_seq != tp->snd_nxt) {
 		/* The queue that the old top-up was fit for is history; others may start now too. */
 		if (now - f->idle_ns > FS_GAP_NS)
 			f->extra = 0;
-		if (now - f->idle_ns >= FS_IDLE_NS && f->cookie && (!ctl || ctl->flags & FS_TELL))
-			tell(sk, f, FS_START, now);
+		if (st && slot)
+			st->drained = 0; /* the heir must do without */
 		f->idle_ns = 0;
 		f->rtt_now = ~0U;
 		f->rtt_before = ~0U;

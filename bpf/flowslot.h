@@ -19,13 +19,11 @@ enum fs_mode {
 enum fs_kind {
 	FS_NEW = 1,     /* a socket selected this congestion control */
 	FS_CLOSED = 2,  /* it closed, or selected another */
-	FS_START = 3,   /* it sends after having been idle for FS_IDLE_NS */
-	FS_DRAINED = 4, /* its acknowledged bytes reached drain_at */
+	FS_DRAINED = 3, /* its acknowledged bytes reached drain_at */
 };
 
 /* fs_ctl.flags */
 #define FS_GUARANTEED 1u /* a live arbiter holds every link of the path */
-#define FS_TELL 2u       /* the daemon wants to know when the flow starts */
 
 /* What the daemon wants of the flow in this slot; written through its mapping. Slot 0 is unused. */
 struct fs_ctl {
@@ -38,7 +36,8 @@ struct fs_ctl {
 	__u32 queue_us;    /* time that the smallest buffer of the path holds at its link's rate */
 	__u32 base_rtt_us; /* smallest RTT known for the path; 0: only the flow's own counts */
 	__u32 flags;
-	__u64 pad;
+	__u32 donor; /* slot of a flow of the same path whose rate is used while it is idle; 0: none */
+	__u32 pad;
 };
 
 /* What the kernel knows of the flow in this slot. Slot 0 holds `high` and nothing else. */
@@ -60,7 +59,8 @@ struct fs_stat {
 	__u16 sport, dport;
 	__u16 pad0;
 	__u8 src[16], dst[16];
-	__u64 pad1[2];
+	__u64 drained; /* the drain_at that was reached, with nothing sent since then; 0: not so */
+	__u64 pad1;
 };
 
 struct fs_event {

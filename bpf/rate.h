@@ -73,6 +73,26 @@ static __always_inline __u64 catch_up(struct tcp_sock *tp, struct flow *f, __u64
 	return min64(f->owed * FS_SECOND / FS_REPAY_NS, rate / FS_REPAY_SHARE);
 }
 
+/*
+ * The rate that is reserved for this flow now: its own, and that of its donor while that has
+ * drained. The daemon negotiates about it afterwards; until then the two have no more than before.
+ */
+static __always_inline __u64 reserved(struct fs_ctl *ctl, __u64 now)
+{
+	__u32 slot = ctl->donor;
+	struct fs_stat *st;
+	struct fs_ctl *donor;
+
+	if (!slot)
+		return ctl->reserved;
+	donor = bpf_map_lookup_elem(&fs_ctl, &slot);
+	st = bpf_map_lookup_elem(&fs_stat, &slot);
+	if (!donor || !st || donor->cookie != st->cookie || now > donor->deadline_ns ||
+	    !donor->drain_at || st->drained != donor->drain_at)
+		return ctl->reserved;
+	return ctl->reserved + donor->reserved;
+}
+
 /* Set the rate and the window. */
 static __always_inline void steer(struct sock *sk, struct flow *f, __u64 now)
 {
@@ -86,7 +106,7 @@ static __always_inline void steer(struct sock *sk, struct flow *f, __u64 now)
 		mode = ctl->flags & FS_GUARANTEED ? FS_RESERVED : FS_CAPPED;
 		if (mode != f->mode)
 			enter(sk, f, mode, now);
-		rate = max64(min64(ctl->reserved + f->extra, ctl->ceiling), FS_MIN_RATE);
+		rate = max64(min64(reserved(ctl, now) + f->extra, ctl->ceiling), FS_MIN_RATE);
 		rate = min64(rate + catch_up(tp, f, rate, now),
 			     max64(ctl->ceiling + ctl->ceiling / FS_OVER_SHARE, rate));
 		cwnd = window(tp, f, rate);

@@ -13,8 +13,6 @@ from flowslotd.pacing.base import PaceEntry, Pacer
 GROWTH_PER_MS = 0.001
 """Top-up grows by this share of the bottleneck per ms, all flows of a job there together. Ten times
 as much gave 1.22 of Ideal instead of 1.18 in ps-incast, one run each: within reach of noise."""
-
-
 WAITING = 0.25
 """Flows with less than this part of their share wait for another job. Their top-up fills what it
 leaves when it ends, before anybody has noticed and negotiated: in at most..."""
@@ -36,17 +34,13 @@ def _growth(rate: float, share: float, queue_us: int) -> float:
 
 
 class Paced(NamedTuple):
-    """What the pacer holds for a flow; payload bytes/s, `growth` per ms of top-up.
-
-    `tell`: somebody wants to know when it starts.
-    """
+    """What the pacer holds for a flow; payload bytes/s, `growth` per ms of top-up."""
 
     reserved: float
     ceiling: float
     guaranteed: bool
     growth: float
     queue_us: int
-    tell: bool
 
 
 class Enforcer:
@@ -77,7 +71,6 @@ class Enforcer:
         kernel at `deadline` (monotonic) unless they are refreshed.
         """
         wanted: dict[int, Paced] = {}
-        tell = ~table.quiet()
         held: set[str | int] = set()
         for decision in decisions:
             if isinstance(decision, Pace):
@@ -93,7 +86,7 @@ class Enforcer:
                 queue_us = int(table.queue_us[row])
                 growth = 0.0 if hard else _growth(rate, share, queue_us)
                 bound = rate if hard else ceiling
-                wanted[flow] = Paced(rate, bound, guaranteed, growth, queue_us, bool(tell[row]))
+                wanted[flow] = Paced(rate, bound, guaranteed, growth, queue_us)
             elif isinstance(decision, Hold) and decision.until_ns > now:
                 held.add(decision.target)
         if held:
@@ -135,5 +128,5 @@ class Enforcer:
                 before = self.paced.get(info.cookie)
                 guaranteed = before is not None and before.guaranteed
                 queue_us = int(table.queue_us[row])
-                wanted[info.cookie] = Paced(0.0, 0.0, guaranteed, 0.0, queue_us, True)
+                wanted[info.cookie] = Paced(0.0, 0.0, guaranteed, 0.0, queue_us)
                 self.holds += before is None or before.ceiling > 0.0

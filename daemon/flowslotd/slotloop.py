@@ -17,6 +17,7 @@ from flowslotd.domain_base import Domain
 from flowslotd.enforcer import Enforcer
 from flowslotd.flowinfo import Source
 from flowslotd.flowtable import FlowTable
+from flowslotd.lending import Lending
 from flowslotd.pacing.base import Pacer
 
 LEASE_SLOTS = 2
@@ -51,6 +52,7 @@ class SlotLoop:
         self._pacer = pacer
         self._enforcer = enforcer
         self._by_grant = by_grant
+        self._lending = Lending()
         self._slot = 0
         self._running = False
         self._all_due = True
@@ -74,6 +76,7 @@ class SlotLoop:
         self._due |= self._table.grant(grants)
         if not self._running:  # else the pass that asked goes on to decide
             self._decide(now)
+            self._lend()
             if self._table.waiting():
                 self._run(now, self._records())
 
@@ -110,7 +113,12 @@ class SlotLoop:
         if self._pacer is not None:
             for cookie, acked in self._table.take_watches():
                 self._pacer.watch(cookie, acked)
+        self._lend()
         self._table.hush(sources)
+
+    def _lend(self) -> None:
+        if self._pacer is not None and self._enforcer is not None and self._by_grant:
+            self._pacer.lend(self._lending.update(self._table.rows, self._table.quiet()))
 
     def _look(self, now: Nanos, sources: Collection[Source]) -> None:
         if sources:
@@ -120,8 +128,11 @@ class SlotLoop:
     def _negotiate(self, now: Nanos) -> None:
         new, gone = self._table.take_new(), self._table.take_gone()
         if self._domain is not None:
-            # Who waits gets it a round trip earlier than if the arbiter had to take it back.
-            self._due |= self._table.grant(self._domain.give_back(self._table.ended()))
+            # Who waits gets it a round trip earlier than if the arbiter had to take it back. But
+            # what an heir uses is not free.
+            lent = set(self._lending.donors.values())
+            ended = [flow for flow in self._table.ended() if flow not in lent]
+            self._due |= self._table.grant(self._domain.give_back(ended))
         demands = self._table.demands(now)
         # A job's flows share their top-up: one more or less concerns them all.
         self._all_due |= bool(new or gone) or (bool(demands) and not self._by_grant)

@@ -227,10 +227,8 @@ def test_events(pacer: BpfPacer, flows: Callable[..., Any], from_here: Any) -> N
     base = int(pacer.counters().acked[0])
     pacer.watch(flow.cookie, base + 100_000)
     flow.sock.sendall(bytes(60_000))
-    assert from_here.soon(lambda: happened("start"))
     assert from_here.soon(lambda: int(pacer.counters().acked[0]) == base + 60_000)
     assert not happened("drained")
-    time.sleep(0.02)  # idle, so the next send is a start again
     flow.sock.sendall(bytes(60_000))
     assert from_here.soon(lambda: happened("drained"))
     pacer.watch(flow.cookie, base + 110_000)  # has been reached already
@@ -240,7 +238,6 @@ def test_events(pacer: BpfPacer, flows: Callable[..., Any], from_here: Any) -> N
     kinds = [event.kind for event in seen]
     assert kinds[0] == "new"
     assert kinds[-1] == "closed"
-    assert kinds.count("start") == 2
     assert {event.cookie for event in seen} == {flow.cookie}
     assert pacer.counters().cookie.size == 0
 
@@ -259,34 +256,6 @@ def test_a_target_that_was_passed_before_is_reported_once(
     flow.sock.sendall(bytes(50_000))  # now the kernel sees it, too
     assert from_here.soon(lambda: int(pacer.counters().acked[0]) >= 100_000)
     assert "drained" not in [event.kind for event in pacer.events()]
-
-
-def test_starts_are_told_only_to_who_wants_to_know(
-    pacer: BpfPacer, flows: Callable[..., Any], from_here: Any
-) -> None:
-    flow = flows(busy=False)
-    flow.enlist(pacer.congestion_control)
-    sent = int(pacer.counters().acked[0])
-
-    def kinds_after_a_start() -> list[str]:
-        nonlocal sent
-        pacer.events()
-        time.sleep(0.02)  # idle, so the next send is a start
-        flow.sock.sendall(bytes(20_000))
-        sent += 20_000
-        assert from_here.soon(lambda: int(pacer.counters().acked[0]) == sent)
-        return [event.kind for event in pacer.events()]
-
-    kinds_after_a_start()  # the first bytes may follow whatever made the flow known
-    told = []
-    for tell in (True, False, False, True):
-        pacer.apply([entry(flow, 20 * MB, tell=tell)], later())
-        told.append(kinds_after_a_start())
-    assert told == [["start"], [], [], ["start"]]
-    pacer.apply([entry(flow, 20 * MB, tell=False)], later())
-    base = int(pacer.counters().acked[0])
-    pacer.watch(flow.cookie, base + 10_000)
-    assert kinds_after_a_start() == ["drained"], "its end may matter all the same"
 
 
 def test_events_wake_a_selector(pacer: BpfPacer, flows: Callable[..., Any]) -> None:

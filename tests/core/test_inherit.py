@@ -2,7 +2,7 @@
 """Rates that change hands within one host and path, in one message and without waiting."""
 
 import pytest
-from test_arbiter import Bench
+from test_arbiter import Bench, at
 
 from flowslot.messages import Done
 

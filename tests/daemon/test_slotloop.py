@@ -70,6 +70,9 @@ class MemoryPacer:
     def events(self):
         return []
 
+    def lend(self, donors):
+        self.donors = dict(donors)
+
     def watch(self, cookie, acked_target):
         self.watched[cookie] = acked_target
 

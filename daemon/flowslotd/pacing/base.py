@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every way of pacing flows offers to the daemon."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 UNPACED = 2**64 - 1
 """A rate in `FlowCounters.rate`: no limit."""
 
-Kind = Literal["new", "closed", "start", "drained"]
+Kind = Literal["new", "closed", "drained"]
 
 
 class PacingError(Exception):
@@ -32,8 +32,6 @@ class PaceEntry:
     """Bytes/s of top-up per ms while the path's queue is short; 0: no top-up."""
     queue_us: int = 1000
     """How long the smallest buffer of the path lasts at its link's rate."""
-    tell: bool = True
-    """Report `start` events."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +120,12 @@ class Pacer(Protocol):
 
     def events(self) -> list[KernelEvent]:
         """What has happened since the last call."""
+        ...
+
+    def lend(self, donors: Mapping[int, int]) -> None:
+        """From now on, `donors[heir]` is the flow of the same path whose rate `heir` uses, on top
+        of its own, while the donor has sent all of its iteration (see `watch`) and nothing more.
+        Others lend to nobody."""
         ...
 
     def watch(self, cookie: int, acked_target: int) -> None:

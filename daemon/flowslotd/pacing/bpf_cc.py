@@ -12,7 +12,7 @@ import mmap
 import os
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from flowslotd.pacing.base import FlowCounters, KernelEvent, Kind, PaceEntry, PacingError
 from flowslotd.pacing.guard import Guard
-from flowslotd.pacing.layout import CTL, EVENT, GUARANTEED, SLOTS, STAT, TELL, EventKind
+from flowslotd.pacing.layout import CTL, EVENT, GUARANTEED, SLOTS, STAT, EventKind
 from flowslotd.pacing.libbpf import F_LINK, Map, Object, RingBuffer
 
 PLACEHOLDER = b"fs_placeholder_\0"
@@ -34,7 +34,6 @@ PLACES = (
 KINDS: dict[int, Kind] = {
     EventKind.NEW: "new",
     EventKind.CLOSED: "closed",
-    EventKind.START: "start",
     EventKind.DRAINED: "drained",
 }
 _RATE, _SMALL = float(2**60), float(2**31)
@@ -78,6 +77,7 @@ class BpfPacer:
         self._watched: dict[int, int] = {}
         self._pending: list[bytes] = []
         self._late: list[KernelEvent] = []
+        self._donors: dict[int, int] = {}  # by heir
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -158,7 +158,7 @@ class BpfPacer:
             values = np.array([getattr(e, field) for e in entries], np.float64)
             want[field] = np.clip(values, 0, most)
         want["cookie"] = [e.cookie for e in entries]
-        want["flags"] = [GUARANTEED * e.guaranteed + TELL * e.tell for e in entries]
+        want["flags"] = [GUARANTEED * e.guaranteed for e in entries]
         ctl = self._ctl
         strange = ctl["cookie"][slots] != want["cookie"]
         self._claim(slots[strange], want["cookie"][strange])
@@ -190,6 +190,7 @@ class BpfPacer:
         if slot and self._ctl["cookie"][slot] == cookie:
             self._ctl["deadline_ns"][slot] = 0
             self._ctl["drain_at"][slot] = 0
+            self._ctl["donor"][slot] = 0
             self._live = self._live[self._live != slot]
         self._watched.pop(cookie, None)
 
@@ -231,7 +232,8 @@ class BpfPacer:
         self._ctl["deadline_ns"][slots] = 0
         self._ctl["drain_at"][slots] = 0
         self._ctl["base_rtt_us"][slots] = 0
-        self._ctl["flags"][slots] = TELL
+        self._ctl["flags"][slots] = 0
+        self._ctl["donor"][slots] = 0
         self._ctl["cookie"][slots] = cookies
         for slot in slots.tolist():
             ends = self._stat["src"][slot].tobytes() + self._stat["dst"][slot].tobytes()
@@ -271,6 +273,18 @@ class BpfPacer:
                 self._watched.pop(cookie, None)
             out.append(event)
         return out
+
+    def lend(self, donors: Mapping[int, int]) -> None:
+        """See `Pacer`. No system call."""
+        if donors == self._donors:
+            return
+        for heir in self._donors.keys() - donors.keys():
+            self._ctl["donor"][self._slot(heir)] = 0
+        self._donors = dict(donors)
+        for heir, donor in donors.items():
+            slot, giver = self._slot(heir), self._slot(donor)
+            mine = self._owned(np.array([slot, giver], np.intp)).all()
+            self._ctl["donor"][slot] = giver if slot and giver and mine else 0
 
     def watch(self, cookie: int, acked_target: int) -> None:
         """See `Pacer`."""

@@ -7,7 +7,6 @@ import numpy as np
 
 SLOTS = 16384
 GUARANTEED = 1
-TELL = 2
 
 
 class Mode(IntEnum):
@@ -23,8 +22,7 @@ class EventKind(IntEnum):
 
     NEW = 1
     CLOSED = 2
-    START = 3
-    DRAINED = 4
+    DRAINED = 3
 
 
 CTL = np.dtype(
@@ -38,7 +36,8 @@ CTL = np.dtype(
         ("queue_us", "u4"),
         ("base_rtt_us", "u4"),
         ("flags", "u4"),
-        ("pad", "u8"),
+        ("donor", "u4"),
+        ("pad", "u4"),
     ]
 )
 
@@ -63,7 +62,8 @@ STAT = np.dtype(
         ("pad0", "u2"),
         ("src", "u1", 16),
         ("dst", "u1", 16),
-        ("pad1", "u8", 2),
+        ("drained", "u8"),
+        ("pad1", "u8"),
     ]
 )
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """No pacing: mode `observe`, and hosts that offer nothing else."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from flowslotd.pacing.base import FlowCounters, KernelEvent, PaceEntry
 
@@ -42,6 +42,9 @@ class NullPacer:
     def events(self) -> list[KernelEvent]:
         """No events."""
         return []
+
+    def lend(self, donors: Mapping[int, int]) -> None:
+        """See `Pacer`: nothing is paced."""
 
     def watch(self, cookie: int, acked_target: int) -> None:
         """Nothing."""

@@ -11,7 +11,7 @@ import mmap
 import os
 import struct
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from socket import IPPROTO_TCP, TCP_INFO, socket
 
@@ -190,6 +190,9 @@ class SocketPacer:
         """`closed` and `drained`, as noticed by `counters()` and `apply()`; no addresses."""
         happened, self._happened = self._happened, []
         return happened
+
+    def lend(self, donors: Mapping[int, int]) -> None:
+        """See `Pacer`: flows are told of a change by the daemon alone."""
 
     def watch(self, cookie: int, acked_target: int) -> None:
         """See `Pacer`; noticed by `counters()`."""

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An heir uses its donor's rate while the donor has nothing left to send."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from flowslotd.pacing.base import PaceEntry
+from flowslotd.pacing.bpf_cc import BpfPacer
+
+pytestmark = pytest.mark.root
+
+MB = 1_000_000
+
+
+def entry(flow: Any, rate: float, ceiling: float = 40 * MB) -> PaceEntry:
+    return PaceEntry(flow.cookie, rate, ceiling, guaranteed=True, growth=0.0)
+
+
+def later() -> int:
+    return time.monotonic_ns() + 3600 * 10**9
+
+
+class Pair:
+    """A donor of 20 MB/s with an iteration of 100 kB, and an heir of 3 MB/s that is always busy."""
+
+    def __init__(self, pacer: BpfPacer, flows: Callable[..., Any], from_here: Any) -> None:
+        self.pacer, self.soon = pacer, from_here.soon
+        self.donor, self.heir = flows(busy=False), flows()
+        for flow in (self.donor, self.heir):
+            flow.enlist(pacer.congestion_control)
+        pacer.apply([entry(self.donor, 20 * MB), entry(self.heir, 3 * MB)], later())
+        self.acked = self._acked()
+        pacer.watch(self.donor.cookie, self.acked + 100_000)
+        pacer.lend({self.heir.cookie: self.donor.cookie})
+
+    def _acked(self) -> int:
+        row = self.pacer.stat(self.donor.cookie)
+        assert row is not None
+        return int(row[0]["acked"])
+
+    def send(self, size: int) -> None:
+        self.donor.sock.sendall(bytes(size))
+        self.acked += size
+        assert self.soon(lambda: self._acked() == self.acked)
+
+
+@pytest.fixture
+def pair(pacer: BpfPacer, flows: Callable[..., Any], from_here: Any) -> Pair:
+    return Pair(pacer, flows, from_here)
+
+
+def test_the_heir_has_its_donors_rate_while_that_has_drained(pair: Pair) -> None:
+    pair.send(60_000)
+    assert pair.heir.comes_to(3 * MB), "its donor has something left"
+    pair.send(40_000)
+    assert pair.heir.comes_to(23 * MB)
+    pair.send(10_000)  # the next iteration has begun, nobody has told us yet
+    assert pair.heir.comes_to(3 * MB)
+
+
+def test_more_than_was_announced_is_no_end(pair: Pair) -> None:
+    pair.send(400_000)
+    assert pair.heir.comes_to(3 * MB)
+
+
+def test_it_is_what_the_donor_has_at_that_moment(pair: Pair) -> None:
+    pair.send(100_000)
+    assert pair.heir.comes_to(23 * MB)
+    pair.pacer.apply([entry(pair.donor, 7 * MB)], later())
+    assert pair.heir.comes_to(10 * MB)
+    pair.pacer.apply([entry(pair.donor, 0), entry(pair.heir, 27 * MB)], later())
+    assert pair.heir.comes_to(27 * MB)
+
+
+@pytest.mark.parametrize("how", ["nobody lends", "another donor", "entry lapses", "donor leaves"])
+def test_it_ends(pair: Pair, flows: Callable[..., Any], how: str) -> None:
+    pair.send(100_000)
+    assert pair.heir.comes_to(23 * MB)
+    if how == "nobody lends":
+        pair.pacer.lend({})
+    elif how == "another donor":
+        pair.pacer.lend({pair.heir.cookie: flows(busy=False).cookie})
+    elif how == "entry lapses":
+        pair.pacer.apply([entry(pair.donor, 20 * MB)], time.monotonic_ns() - 1)
+    else:
+        pair.donor.stop()
+    assert pair.heir.comes_to(3 * MB)
+
+
+def test_a_target_moves_on(pair: Pair) -> None:
+    pair.send(100_000)
+    assert pair.heir.comes_to(23 * MB)
+    pair.pacer.watch(pair.donor.cookie, pair.acked + 50_000)
+    assert pair.heir.comes_to(3 * MB)
+    pair.send(50_000)
+    assert pair.heir.comes_to(23 * MB)

@@ -28,43 +28,42 @@ class Lending:
         Donors are at work at a guaranteed rate, and the kernel knows what they have left. One that
         has ended keeps its heir for as long as it keeps its rate.
         """
-        working = rows["active"] & rows["kernel"] & ~quiet & (rows["rate"] > 0)
-        if not (working.any() or self.donors):
+        known = rows["kernel"] & (rows["path"] > 0) & (rows["rate"] >= 0)
+        donors = known & rows["active"] & ~quiet & (rows["rate"] > 0)
+        if not (donors.any() or self.donors):
             return self.donors
-        index = {int(cookie): i for i, cookie in enumerate(rows["cookie"])}
-        kept = {
-            heir: donor
-            for heir, donor in self.donors.items()
-            if heir in index
-            and (d := index.get(donor)) is not None
-            and not rows["active"][d]
-            and not quiet[d]
-            and rows["rate"][d] > 0
-        }
-        free = np.array([c not in kept for c in rows["cookie"].tolist()], np.bool_)
-        for path in np.unique(rows["path"][working]).tolist():
-            if path:
-                here = free & (rows["path"] == path)
-                kept |= self._pair(rows, np.flatnonzero(here & working), np.flatnonzero(here))
+        kept = self._kept(rows, known & ~rows["active"] & ~quiet & (rows["rate"] > 0))
+        for path in np.unique(rows["path"][donors]).tolist():
+            here = known & (rows["path"] == path)
+            self._pair(rows, np.flatnonzero(here & donors), np.flatnonzero(here), kept)
         self.donors = kept
         return kept
 
+    def _kept(self, rows: Records, ended: NDArray[np.bool_]) -> dict[int, int]:
+        if not self.donors:
+            return {}
+        over, all_flows = set(rows["cookie"][ended].tolist()), set(rows["cookie"].tolist())
+        return {h: d for h, d in self.donors.items() if d in over and h in all_flows}
+
     def _pair(
-        self, rows: Records, donors: NDArray[np.intp], flows: NDArray[np.intp]
-    ) -> dict[int, int]:
-        """Heirs for the `donors` among the `flows`, all of one path."""
-        most = float(rows["rate"][donors].max())
-        wanting = (rows["rate"][flows] < WANTING * most) & rows["kernel"][flows]
+        self,
+        rows: Records,
+        donors: NDArray[np.intp],
+        flows: NDArray[np.intp],
+        pairs: dict[int, int],
+    ) -> None:
+        """Add heirs for the `donors` among the `flows`, all of one path."""
+        rate = rows["rate"]
+        heirs = flows[rate[flows] < WANTING * rate[donors].max()]
         # Who has waited longest, then who is due first.
-        heirs = sorted(
-            flows[wanting].tolist(),
-            key=lambda i: (not rows["active"][i], rows["onset"][i] + rows["period"][i]),
-        )
-        left = donors[np.argsort(-rows["rate"][donors], kind="stable")].tolist()
-        pairs: dict[int, int] = {}
-        for heir in heirs:
-            donor = next((d for d in left if rows["job"][d] != rows["job"][heir]), None)
-            if donor is not None:
-                left.remove(donor)
-                pairs[int(rows["cookie"][heir])] = int(rows["cookie"][donor])
-        return pairs
+        due = np.where(rows["active"], 0, rows["period"]) + rows["onset"]
+        heirs = heirs[np.lexsort((due[heirs], ~rows["active"][heirs]))]
+        left = donors[np.argsort(-rate[donors], kind="stable")]
+        waiting = list(zip(rows["cookie"][left].tolist(), rows["job"][left].tolist(), strict=True))
+        for heir, job in zip(
+            rows["cookie"][heirs].tolist(), rows["job"][heirs].tolist(), strict=True
+        ):
+            donor = next((pair for pair in waiting if pair[1] != job), None)
+            if donor is not None and heir not in pairs:
+                waiting.remove(donor)
+                pairs[heir] = donor[0]

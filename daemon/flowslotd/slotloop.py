@@ -76,7 +76,6 @@ class SlotLoop:
         self._due |= self._table.grant(grants)
         if not self._running:  # else the pass that asked goes on to decide
             self._decide(now)
-            self._lend()
             if self._table.waiting():
                 self._run(now, self._records())
 
@@ -113,12 +112,9 @@ class SlotLoop:
         if self._pacer is not None:
             for cookie, acked in self._table.take_watches():
                 self._pacer.watch(cookie, acked)
-        self._lend()
+            if self._enforcer is not None and self._by_grant:
+                self._pacer.lend(self._lending.update(self._table.rows, self._table.quiet()))
         self._table.hush(sources)
-
-    def _lend(self) -> None:
-        if self._pacer is not None and self._enforcer is not None and self._by_grant:
-            self._pacer.lend(self._lending.update(self._table.rows, self._table.quiet()))
 
     def _look(self, now: Nanos, sources: Collection[Source]) -> None:
         if sources:

@@ -63,6 +63,17 @@ def test_a_donor_that_has_ended_keeps_its_heir_as_long_as_its_rate(two_jobs: Flo
     assert two_jobs.donors() == {1: 3}
 
 
+def test_an_heir_at_work_may_be_a_donor(two_jobs: Flows) -> None:
+    two_jobs.set(2, rate=0.0)
+    assert two_jobs.donors() == {3: 1}
+    two_jobs.set(1, active=False)
+    two_jobs.set(3, active=True, rate=1e6)
+    assert two_jobs.donors() == {3: 1, 2: 3}
+    two_jobs.set(2, path=0)
+    two_jobs.set(4, path=0)
+    assert two_jobs.donors() == {3: 1}, "nobody is left for it"
+
+
 def test_what_stands_is_not_lent(two_jobs: Flows) -> None:
     """Its owner may start again at any time, and nobody looks."""
     assert two_jobs.donors(1) == {3: 2}
@@ -110,6 +121,7 @@ def test_a_rate_that_an_heir_uses_is_not_given_back(topology: Any, make_job: Any
     start(flows[0])
     setup.slot(0)
     setup.loop.on_grants(after(1), [Granted(7, 20e6, 20e6), Granted(8, 0.0, 20e6)])
+    setup.loop.on_events(after(1), jobs)
     assert setup.pacer.donors == {8: 7}
     start(flows[1])
     setup.loop.on_events(after(2), [jobs[1]])
@@ -122,8 +134,9 @@ def test_a_rate_that_an_heir_uses_is_not_given_back(topology: Any, make_job: Any
     setup.loop.on_grants(after(9), [Granted(7, 0.0, 20e6), Granted(8, 20e6, 20e6)])
     assert setup.pacer.entries[7].reserved == 0.0 and setup.pacer.entries[8].reserved == 20e6
 
+    setup.slot(1)
     flows[1].done(1_000_000)
     setup.pacer.acked[8] = 1_000_000
     start(flows[0], 2)
-    setup.loop.on_events(after(20), jobs)
+    setup.loop.on_events(after(70), jobs)
     assert setup.pacer.donors == {7: 8}

@@ -77,19 +77,21 @@ class Issuer:
         donors = lowered[(flows.pending_seq[lowered, 1:] == 0).all(axis=1)]
         if not donors.size:
             return gain
-        wanting = (flows.goal[:n] > flows.commitment()) & ~flows.unplaced()
+        wish = np.where(flows.unplaced(), 0.0, flows.goal[:n] - flows.commitment())
+        heirs: dict[tuple[int, bytes], list[int]] = {}
+        for row in np.flatnonzero(wish > 0).tolist():
+            heirs.setdefault((int(flows.session[row]), flows.paths[row].tobytes()), []).append(row)
+        if not heirs:
+            return gain
         for donor in donors.tolist():
             left = float(flows.pending_rate[donor, 0] - flows.grant[donor])
-            same = wanting & (flows.session[:n] == flows.session[donor])
-            same &= (flows.paths[:n] == flows.paths[donor]).all(axis=1)
-            for heir in np.flatnonzero(same).tolist():
-                wish = float(flows.goal[heir] - flows.commitment()[heir] - gain[heir])
-                rate = min(left, wish)
-                if rate <= 0 or (rate < wish and rate < self._worth(heir)):
-                    continue
-                flows.pass_on(donor, heir, rate)
-                gain[heir] += rate
-                break
+            for heir in heirs.get((int(flows.session[donor]), flows.paths[donor].tobytes()), ()):
+                rate = min(left, float(wish[heir]))
+                if rate > 0.0 and (rate == wish[heir] or rate >= self._worth(heir)):
+                    flows.pass_on(donor, heir, rate)
+                    gain[heir] += rate
+                    wish[heir] -= rate
+                    break
         return gain
 
     def _worth(self, row: int) -> float:

@@ -27,7 +27,6 @@ from flowslot_lab.state import RunState
 
 _READY_S = 20.0
 _GRACE_S = 3.0
-_NICE = -10  # as in the systemd units
 _DAEMON_PORT = 7401
 _SWITCH_ADDRESS = f"{SWITCH_CONTROL_IP}:7400"
 
@@ -70,7 +69,7 @@ class ControlPlane:
         config.write_text(f'name = "{SWITCH}"\ntopology = "topology.toml"\n')
         command = [*venv_program("flowslot-switch", "flowslot_switch.main"), "--config"]
         self.switch = start(
-            self._state, "switch", self._net.switch, [*command, str(config)], nice=_NICE
+            self._state, "switch", self._net.switch, [*command, str(config)], urgent=True
         )
 
     def start_daemon(self, host: str) -> None:
@@ -80,7 +79,7 @@ class ControlPlane:
         config.write_text(self._daemon_toml(host))
         command = [*venv_program("flowslotd", "flowslotd.main"), "--config", str(config)]
         self.daemons[host] = start(
-            self._state, f"daemon-{host}", self._net.hosts[host], command, nice=_NICE
+            self._state, f"daemon-{host}", self._net.hosts[host], command, urgent=True
         )
 
     def _daemon_toml(self, host: str) -> str:

@@ -21,6 +21,12 @@ def of_the_network() -> list[int]:
     return every[: max(1, len(every) // 2)]
 
 
+def of_the_programs() -> list[int]:
+    """The other processors: for those that must not wait. With a single one, the same."""
+    every = os.sched_getaffinity(0)
+    return sorted(every.difference(of_the_network()) or every)
+
+
 @contextlib.contextmanager
 def awake() -> Iterator[None]:
     """Ask the kernel (PM QoS) to poll when idle, for as long as the block lasts.

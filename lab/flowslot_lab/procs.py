@@ -13,7 +13,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO
 
+from flowslot_lab.processors import of_the_programs
 from flowslot_lab.state import RunState, kill, start_time
+
+_NICE = "-10"  # as in the systemd units
 
 
 class Process:
@@ -51,17 +54,21 @@ def start(
     netns: str | None,
     command: Sequence[str],
     *,
-    nice: int = 0,
+    urgent: bool = False,
     pipes: bool = False,
 ) -> Process:
     """Start `command` in a network namespace (None: the lab's own).
 
     `nsenter` and not `ip netns exec`: the latter remounts /sys and hides bpffs.
     The process gets SIGKILL when the lab dies, whatever the lab died of, and does not see
-    the terminal's Ctrl-C: the lab ends it in order.
+    the terminal's Ctrl-C: the lab ends it in order. `urgent`: it need not wait for the others, nor
+    for the network.
     """
     log = state.folder / f"{name}.log"
-    argv = ["setpriv", "--pdeathsig", "KILL", "nice", "-n", str(nice), *command]
+    argv = ["setpriv", "--pdeathsig", "KILL", *command]
+    if urgent:
+        cpus = ",".join(map(str, of_the_programs()))
+        argv = ["nice", "-n", _NICE, "taskset", "--cpu-list", cpus, *argv]
     if netns is not None:
         argv = ["nsenter", f"--net=/run/netns/{netns}", *argv]
     pipe: int | IO[bytes] = subprocess.PIPE

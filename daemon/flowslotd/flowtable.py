@@ -26,10 +26,10 @@ MAX_FLOWS = 16384
 RESEND_SHARE = 0.02
 """A demand is sent again when what remains differs by this share of the iteration's bytes from
 what the arbiter can work out itself (what was sent, minus rate x time)."""
-QUIET_SLOTS = 4
-"""Jobs of which nobody waits for news are looked at so many times less often."""
 RELEARN_SHARE = 0.10
 """The same for the period and bytes that were announced for an idle flow."""
+QUIET_SLOTS = 4
+"""Jobs of which nobody waits for news are looked at so many times less often."""
 
 
 class _Binding:

@@ -87,7 +87,8 @@ static __always_inline __u64 reserved(struct fs_ctl *ctl, __u64 now)
 		return ctl->reserved;
 	donor = bpf_map_lookup_elem(&fs_ctl, &slot);
 	st = bpf_map_lookup_elem(&fs_stat, &slot);
-	if (!donor || !st || donor->cookie != st->cookie || now > donor->deadline_ns ||
+	if (!donor || !st || donor->cookie != st->cookie ||
+	    (__u32)donor->cookie != ctl->donor_cookie || now > donor->deadline_ns ||
 	    !donor->drain_at || st->drained != donor->drain_at)
 		return ctl->reserved;
 	return ctl->reserved + donor->reserved;

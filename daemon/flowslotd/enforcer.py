@@ -49,7 +49,7 @@ class Enforcer:
     def __init__(self, pacer: Pacer, hard: bool) -> None:
         """`hard`: no top-up beyond the reserved rate."""
         self._pacer = pacer
-        self._hard = hard
+        self.hard = hard
         self.paced: dict[int, Paced] = {}
         self.schedules: dict[int, Schedule] = {}
         self.rate_writes = 0
@@ -80,7 +80,7 @@ class Enforcer:
                     continue
                 rate = schedule.rate_at(slot)
                 self.schedules[flow] = schedule
-                hard = self._hard or ceiling <= rate
+                hard = self.hard or ceiling <= rate
                 # The arbiter also knows the job's flows on other hosts.
                 share = float(table.rows["share"][row] or table.share[row])
                 queue_us = int(table.queue_us[row])

@@ -10,8 +10,11 @@ the two never have more than it granted.
 import numpy as np
 from numpy.typing import NDArray
 
+from flowslot.units import MILLISECOND, Nanos
 from flowslotd.progress import Records
 
+SOON_NS = 60 * MILLISECOND
+"""An idle heir due within this is worth waiting for; otherwise its donor's rate is for others."""
 WANTING = 0.25
 """Whose rate is below this share of the donor's may be an heir."""
 
@@ -39,6 +42,14 @@ class Lending:
         self.donors = kept
         return kept
 
+    def in_use(self, now: Nanos, rows: Records) -> set[int]:
+        """Donors whose heirs send, or are about to."""
+        if not self.donors:
+            return set()
+        due = np.abs(rows["onset"] + rows["period"] - now) < SOON_NS
+        awake = set(rows["cookie"][rows["active"] | due].tolist())
+        return {donor for heir, donor in self.donors.items() if heir in awake}
+
     def _kept(self, rows: Records, ended: NDArray[np.bool_]) -> dict[int, int]:
         if not self.donors:
             return {}
@@ -58,12 +69,12 @@ class Lending:
         # Who has waited longest, then who is due first.
         due = np.where(rows["active"], 0, rows["period"]) + rows["onset"]
         heirs = heirs[np.lexsort((due[heirs], ~rows["active"][heirs]))]
-        left = donors[np.argsort(-rate[donors], kind="stable")]
-        waiting = list(zip(rows["cookie"][left].tolist(), rows["job"][left].tolist(), strict=True))
+        left: dict[int, list[int]] = {}  # by job, the fastest last
+        for i in donors[np.argsort(-rate[donors], kind="stable")][::-1].tolist():
+            left.setdefault(int(rows["job"][i]), []).append(int(rows["cookie"][i]))
         for heir, job in zip(
             rows["cookie"][heirs].tolist(), rows["job"][heirs].tolist(), strict=True
         ):
-            donor = next((pair for pair in waiting if pair[1] != job), None)
-            if donor is not None and heir not in pairs:
-                waiting.remove(donor)
-                pairs[heir] = donor[0]
+            others = next((flows for j, flows in left.items() if j != job and flows), None)
+            if others and heir not in pairs:
+                pairs[heir] = others.pop()

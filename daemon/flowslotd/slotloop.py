@@ -53,6 +53,8 @@ class SlotLoop:
         self._enforcer = enforcer
         self._by_grant = by_grant
         self._lending = Lending()
+        top_up = enforcer is not None and not enforcer.hard
+        self._lends = by_grant and top_up and pacer is not None and pacer.lends
         self._slot = 0
         self._running = False
         self._all_due = True
@@ -112,7 +114,7 @@ class SlotLoop:
         if self._pacer is not None:
             for cookie, acked in self._table.take_watches():
                 self._pacer.watch(cookie, acked)
-            if self._enforcer is not None and self._by_grant:
+            if self._lends:
                 self._pacer.lend(self._lending.update(self._table.rows, self._table.quiet()))
         self._table.hush(sources)
 
@@ -126,7 +128,7 @@ class SlotLoop:
         if self._domain is not None:
             # Who waits gets it a round trip earlier than if the arbiter had to take it back. But
             # what an heir uses is not free.
-            lent = set(self._lending.donors.values())
+            lent = self._lending.in_use(now, self._table.rows)
             ended = [flow for flow in self._table.ended() if flow not in lent]
             self._due |= self._table.grant(self._domain.give_back(ended))
         demands = self._table.demands(now)

@@ -178,6 +178,8 @@ class PsWorker:
 class PsServer:
     """The parameter server: sums the workers' pushes and sends each key back when complete.
 
+    The sums are checked when it has nothing else to do: while the workers compute.
+
     Two generations of sums: a fast worker may push iteration i+1 while sums of i are still on
     their way to a slow one; it cannot push i+2 before the slow one has pushed i+1.
     """
@@ -192,6 +194,7 @@ class PsServer:
         self._incoming: Words = np.empty(shape[1:], np.uint32)
         self._pushes = np.zeros((2, *shape[:2]), np.int64)
         self._complete = 0  # keys of the running iteration
+        self._unverified: int | None = None
         self._loop = loop
         self._senders: dict[tuple[int, int], Sender] = {}
         self._measured = spec.iterations
@@ -246,9 +249,14 @@ class PsServer:
             self._release(iteration, range(self._channels), self._keys)
         if whole:
             self._complete = 0
-            self._verify(iteration)
+            self._verify()
+            self._unverified = iteration
 
-    def _verify(self, iteration: int) -> None:
+    def _verify(self) -> None:
+        """Check the sums of the last complete iteration, unless that has been done."""
+        iteration, self._unverified = self._unverified, None
+        if iteration is None:
+            return
         sums = self._sums[iteration % 2]
         constant = self._content.constant(range(self._workers), iteration)
         self._content.check(sums.reshape(-1), 0, self._workers, constant)
@@ -268,4 +276,5 @@ class PsServer:
     def serve(self, iterations: int) -> None:
         """Returns when that many iterations (from the first) have been sent back."""
         loop, posted = self._loop, iterations * self._workers * self._sums[0].nbytes
-        loop.run(lambda: loop.posted >= posted)
+        loop.run(lambda: loop.posted >= posted, idle=self._verify)
+        self._verify()

@@ -27,6 +27,18 @@ def of_the_programs() -> list[int]:
     return sorted(every.difference(of_the_network()) or every)
 
 
+def network_time() -> tuple[float, float]:
+    """Of the network's processors, in ticks so far: (all, idle)."""
+    wanted = {f"cpu{n}" for n in of_the_network()}
+    total = idle = 0
+    for line in Path("/proc/stat").read_text().splitlines():
+        name, *ticks = line.split()
+        if name in wanted:
+            total += sum(map(int, ticks[:8]))
+            idle += int(ticks[3]) + int(ticks[4])
+    return total, idle
+
+
 @contextlib.contextmanager
 def awake() -> Iterator[None]:
     """Ask the kernel (PM QoS) to poll when idle, for as long as the block lasts.

@@ -38,6 +38,8 @@ class Evidence:
     """The last error of each process that has had one."""
     cpu: dict[str, float] = field(default_factory=dict)
     """Processor time / elapsed time of each process while the jobs ran."""
+    network_busy: float = 0.0
+    """Part of the time in which the processors that emulate the network were busy."""
 
     def to_json(self) -> dict[str, Any]:
         """As in the JSON of a run."""
@@ -55,6 +57,7 @@ class Evidence:
             "grpc_connections": self.grpc_connections,
             "control_packets": self.control_packets,
             "errors": self.errors,
+            "network_busy": round(self.network_busy, 4),
             "cpu": {name: round(share, 4) for name, share in self.cpu.items()},
         }
 

@@ -8,6 +8,9 @@ from rich.table import Table
 
 from flowslot_lab.results import LabResult, Summary, best_baseline
 
+BUSY = 0.8
+"""The network's processors are idle while jobs compute: busier than this, they were too slow."""
+
 
 def print_result(result: LabResult, console: Console) -> None:
     """Summary by policy, each job's iteration times, and what Ideal means."""
@@ -18,6 +21,7 @@ def print_result(result: LabResult, console: Console) -> None:
     console.print("Slowdown = iteration time / Ideal. Ideal, the physical limit of a job alone:")
     for job in scenario.jobs:
         console.print(f"  {scenario.explain_ideal(job)}", highlight=False)
+    _warn_of_busy_processors(result, console)
     for job in scenario.jobs:
         if job.name in result.alone:
             ratio = result.alone[job.name] / scenario.ideal_s(job)
@@ -26,6 +30,20 @@ def print_result(result: LabResult, console: Console) -> None:
                 f"{result.alone[job.name]:.4f} s ({ratio:.3f} x Ideal)",
                 highlight=False,
             )
+
+
+def _warn_of_busy_processors(result: LabResult, console: Console) -> None:
+    """Where processors are the bottleneck, the links are not."""
+    busy: dict[str, float] = {}
+    for run in result.runs:
+        busy[run.policy] = max(busy.get(run.policy, 0.0), run.evidence.network_busy)
+    slow = [f"{policy} {share:.0%}" for policy, share in busy.items() if share > BUSY]
+    if slow:
+        console.print(
+            "The processors that emulate the network were busy most of the time "
+            f"({', '.join(slow)}): this machine, not the links, may be what limits these.",
+            highlight=False,
+        )
 
 
 def _summary_table(result: LabResult, summaries: list[Summary]) -> Table:

@@ -226,10 +226,16 @@ class Loop:
             self._reporting |= sender.reporting
         endpoint.update()
 
-    def run(self, finished: Callable[[], bool]) -> None:
-        """Serve all sockets until `finished`, which is asked after every batch of events."""
+    def run(self, finished: Callable[[], bool], idle: Callable[[], None] | None = None) -> None:
+        """Serve all sockets until `finished`, which is asked after every batch of events.
+
+        `idle` is called when nothing has happened for a while.
+        """
+        often = self._reporting or idle is not None
         while not finished():
-            ready = self._poll.poll(_TICK_NS / 1e9 if self._reporting else 0.2)
+            ready = self._poll.poll(_TICK_NS / 1e9 if often else 0.2)
+            if not ready and idle is not None:
+                idle()
             # Before and after: what comes after a silence did not come during it.
             self._trace(time.monotonic_ns())
             for fd, events in ready:

@@ -26,6 +26,7 @@ class MemoryPacer:
 
     name: str = "memory"
     congestion_control: str = "fs_test"
+    lends: bool = True
     entries: dict = field(default_factory=dict)
     writes: list = field(default_factory=list)
     released: list = field(default_factory=list)

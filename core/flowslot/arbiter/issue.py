@@ -79,28 +79,32 @@ class Issuer:
             return gain
         wish = np.where(flows.unplaced(), 0.0, flows.goal[:n] - flows.commitment())
         heirs: dict[tuple[int, bytes], list[int]] = {}
-        for row in np.flatnonzero(wish > 0).tolist():
+        for row in np.flatnonzero(wish > 0)[::-1].tolist():
             heirs.setdefault((int(flows.session[row]), flows.paths[row].tobytes()), []).append(row)
         if not heirs:
             return gain
         for donor in donors.tolist():
+            waiting = heirs.get((int(flows.session[donor]), flows.paths[donor].tobytes()))
+            if not waiting:
+                continue
+            # One heir for each, and it is the next in line: many small rates must not mean that
+            # every flow is compared with every other one.
+            heir = waiting[-1]
             left = float(flows.pending_rate[donor, 0] - flows.grant[donor])
-            for heir in heirs.get((int(flows.session[donor]), flows.paths[donor].tobytes()), ()):
-                rate = min(left, float(wish[heir]))
-                if rate > 0.0 and (rate == wish[heir] or rate >= self._worth(heir)):
-                    flows.pass_on(donor, heir, rate)
-                    gain[heir] += rate
-                    wish[heir] -= rate
-                    break
+            rate = min(left, float(wish[heir]))
+            if rate == wish[heir] or rate >= self._worth(heir):
+                flows.pass_on(donor, heir, rate)
+                gain[heir] += rate
+                wish[heir] -= rate
+                if wish[heir] <= 0:
+                    waiting.pop()
         return gain
 
     def _worth(self, row: int) -> float:
         """The least change that is worth a message."""
         link = float(self._goodput[self._flows.paths[row]].min())
-        config = self._config
-        return max(
-            config.min_change_link * link, config.min_change_rate * float(self._flows.goal[row])
-        )
+        goal = float(self._flows.goal[row])
+        return max(self._config.min_change_link * link, self._config.min_change_rate * goal)
 
     def raises(self, mute: Bools, free: Floats, gain: Floats) -> Raises:
         """Raises that fit into `free` float64[L], capacity minus all commitments (rules 4 to 6).

@@ -83,6 +83,11 @@ class Pacer(Protocol):
         """What jobs select with TCP_CONGESTION; empty: nothing."""
         ...
 
+    @property
+    def lends(self) -> bool:
+        """`lend` has an effect."""
+        ...
+
     def open(self) -> None:
         """Take what is needed from the kernel. Raises PacingError."""
         ...

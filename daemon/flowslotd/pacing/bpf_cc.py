@@ -57,6 +57,7 @@ class BpfPacer:
     """See `Pacer`."""
 
     name = "bpf"
+    lends = True
 
     def __init__(self, instance: str, slots: int = SLOTS) -> None:
         self.congestion_control = unique_name(instance)
@@ -193,6 +194,7 @@ class BpfPacer:
             self._ctl["donor"][slot] = 0
             self._live = self._live[self._live != slot]
         self._watched.pop(cookie, None)
+        self._disown(cookie)
 
     def _find(self, entries: Sequence[PaceEntry]) -> tuple[Slots, list[PaceEntry]]:
         """The slots of the entries that have one, and these entries; the last of a cookie wins."""
@@ -235,6 +237,8 @@ class BpfPacer:
         self._ctl["flags"][slots] = 0
         self._ctl["donor"][slots] = 0
         self._ctl["cookie"][slots] = cookies
+        for cookie in cookies.tolist() if self._donors else ():
+            self._disown(cookie)
         for slot in slots.tolist():
             ends = self._stat["src"][slot].tobytes() + self._stat["dst"][slot].tobytes()
             self._path[slot] = self._paths.setdefault(ends, len(self._paths))
@@ -278,13 +282,21 @@ class BpfPacer:
         """See `Pacer`. No system call."""
         if donors == self._donors:
             return
-        for heir in self._donors.keys() - donors.keys():
-            self._ctl["donor"][self._slot(heir)] = 0
-        self._donors = dict(donors)
+        for heir, donor in self._donors.items():
+            if donors.get(heir) != donor:
+                self._ctl["donor"][self._slot(heir)] = 0
+        written = {}
         for heir, donor in donors.items():
-            slot, giver = self._slot(heir), self._slot(donor)
-            mine = self._owned(np.array([slot, giver], np.intp)).all()
-            self._ctl["donor"][slot] = giver if slot and giver and mine else 0
+            slots = np.array([self._slot(heir), self._slot(donor)], np.intp)
+            if slots.all() and self._owned(slots).all():
+                written[heir] = donor
+                self._ctl["donor_cookie"][slots[0]] = donor & 0xFFFF_FFFF
+                self._ctl["donor"][slots[0]] = slots[1]
+        self._donors = written
+
+    def _disown(self, cookie: int) -> None:
+        """An entry is not, or no longer, this flow's: it neither lends nor inherits."""
+        self._donors = {h: d for h, d in self._donors.items() if cookie not in (h, d)}
 
     def watch(self, cookie: int, acked_target: int) -> None:
         """See `Pacer`."""

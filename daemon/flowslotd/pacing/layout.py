@@ -37,7 +37,7 @@ CTL = np.dtype(
         ("base_rtt_us", "u4"),
         ("flags", "u4"),
         ("donor", "u4"),
-        ("pad", "u4"),
+        ("donor_cookie", "u4"),
     ]
 )
 

@@ -10,6 +10,7 @@ class NullPacer:
     """See `Pacer`. Changes nothing, knows nothing."""
 
     name = "none"
+    lends = False
     congestion_control = ""
 
     def open(self) -> None:

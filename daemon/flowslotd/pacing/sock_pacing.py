@@ -42,6 +42,7 @@ class SocketPacer:
     """See `Pacer`."""
 
     name = "socket"
+    lends = False
     congestion_control = ""
 
     def __init__(self, instance: str) -> None:

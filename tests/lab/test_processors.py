@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which processors emulate the network, and whether they were fast enough."""
+
+import io
+import os
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from flowslot_lab import processors
+from flowslot_lab.results import Evidence, LabResult, Run
+from flowslot_lab.scenario import load
+from flowslot_lab.table import _warn_of_busy_processors
+
+SCENARIO = Path(__file__).parents[2] / "lab" / "scenarios" / "two-equal.toml"
+
+
+@pytest.mark.parametrize(
+    ("there", "network", "programs"),
+    [({0}, [0], [0]), ({0, 1}, [0], [1]), ({3, 4, 5}, [3], [4, 5]), ({1, 2, 6, 7}, [1, 2], [6, 7])],
+)
+def test_the_network_has_half_of_them(
+    monkeypatch: pytest.MonkeyPatch, there: set[int], network: list[int], programs: list[int]
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: there)
+    assert processors.of_the_network() == network
+    assert processors.of_the_programs() == programs
+
+
+def test_time_of_the_networks_processors_passes() -> None:
+    before = processors.network_time()
+    time.sleep(0.1)
+    total, idle = (now - then for now, then in zip(processors.network_time(), before, strict=True))
+    assert 0 <= idle <= total and total > 0
+
+
+@pytest.mark.parametrize(("share", "warned"), [(0.5, False), (0.93, True)])
+def test_a_network_that_was_too_slow_is_mentioned(share: float, warned: bool) -> None:
+    evidence = Evidence(network_busy=share)
+    assert evidence.to_json()["network_busy"] == share
+    runs = [
+        Run("stagger", 1, evidence, [], 0, {}),
+        Run("cubic", 1, Evidence(network_busy=0.4), [], 0, {}),
+    ]
+    text = io.StringIO()
+    _warn_of_busy_processors(LabResult(load(SCENARIO), runs, {}), Console(file=text, width=200))
+    assert ("stagger 93%" in text.getvalue()) is warned
+    assert "cubic" not in text.getvalue()

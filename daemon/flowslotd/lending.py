@@ -28,7 +28,7 @@ class Lending:
     def update(self, rows: Records, quiet: NDArray[np.bool_]) -> dict[int, int]:
         """Work out who inherits from whom; `rows`: ROW[F], `quiet`: bool[F].
 
-        Donors are at work at a guaranteed rate, and the kernel knows what they have left. One that
+        Donors are at work at a granted rate, and the kernel knows what they have left. One that
         has ended keeps its heir for as long as it keeps its rate.
         """
         known = rows["kernel"] & (rows["path"] > 0) & (rows["rate"] >= 0)

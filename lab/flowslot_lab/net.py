@@ -14,8 +14,7 @@ for TCP even then and cuts them behind the queueing discipline, so that the "NIC
 is at most a tenth of the smallest port buffer: 4 packets for 64 kB, 8 for 128 kB. One packet each
 would cost a timer per packet in each shaper, 3.5 times the processor time, for no visible change.
 Received packets go to the network's own processors (RPS, by flow): otherwise each is handled where
-its sender happened to run, packets of one flow overtake each other, which TCP takes for loss, and
-no processor is left to the programs.
+its sender happened to run, and packets of one flow overtake each other, which TCP takes for loss.
 The NIC's burst plus one super-packet stay below the switch's burst: a flow that has a port for
 itself is not shaped twice.
 
@@ -31,7 +30,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from flowslot_lab.processors import of_the_network
+from flowslot_lab.processors import network_ticks, of_the_network
 from flowslot_lab.scenario import Scenario, down, up
 from flowslot_lab.state import RunState, remove_netns
 
@@ -54,13 +53,15 @@ class Counters:
 
     `at_s`: CLOCK_MONOTONIC; all else counts from when the network came up: bytes sent per
     directed link, TCP segments retransmitted by all hosts, and packets that the hosts sent on
-    the control network, where nothing but the daemons' gRPC travels.
+    the control network, where nothing but the daemons' gRPC travels. `ticks`: of the network's
+    processors since the machine started, (all, idle).
     """
 
     at_s: float
     link_bytes: dict[str, int]
     retransmits: int
     control_packets: int
+    ticks: tuple[int, int]
 
 
 def data_ip(index: int) -> str:
@@ -193,7 +194,7 @@ class Network:
             links[down(name)] = ports[f"d-{name}"][0]
             control += devices["ctl0"][1]
             retransmits += resent
-        return Counters(at, links, retransmits, control)
+        return Counters(at, links, retransmits, control, network_ticks())
 
     def _devices(self, space: str) -> tuple[dict[str, tuple[int, int]], int]:
         """(bytes, packets) sent by each device of a namespace, and TCP retransmissions."""

@@ -14,8 +14,8 @@ def of_the_network() -> list[int]:
     """The processors that emulate wires, switch and network cards: half of them, at least one.
 
     That is done in interrupts, which take a processor away from whatever program it runs, unseen
-    by the scheduler. Where the network was on all processors, a job could stand still for 50 ms
-    while another processor was idle; now the scheduler has some that are the programs' own.
+    by the scheduler: workers were seen to stand still for 50 ms. Here the scheduler has some
+    processors for the programs alone.
     """
     every = sorted(os.sched_getaffinity(0))
     return every[: max(1, len(every) // 2)]
@@ -27,8 +27,8 @@ def of_the_programs() -> list[int]:
     return sorted(every.difference(of_the_network()) or every)
 
 
-def network_time() -> tuple[float, float]:
-    """Of the network's processors, in ticks so far: (all, idle)."""
+def network_ticks() -> tuple[int, int]:
+    """What the network's processors have had so far: (all, idle)."""
     wanted = {f"cpu{n}" for n in of_the_network()}
     total = idle = 0
     for line in Path("/proc/stat").read_text().splitlines():

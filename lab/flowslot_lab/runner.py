@@ -12,7 +12,7 @@ from typing import Protocol
 from flowslot_lab.jobset import JobSet
 from flowslot_lab.net import Counters, Network
 from flowslot_lab.plane import ControlPlane
-from flowslot_lab.processors import awake, network_time
+from flowslot_lab.processors import awake
 from flowslot_lab.procs import Process
 from flowslot_lab.results import BASELINES, Evidence, JobRun, LabResult, Run, iteration_times
 from flowslot_lab.scenario import Job, Scenario
@@ -122,15 +122,12 @@ class LiveRun:
     def run(self, repeat: int, watch: Watch) -> Run:
         """Measure. Raises LabError, or RunFailed when the run was not real."""
         before = self.net.counters()
-        ticks = network_time()
         cpu_before = {process.name: process.cpu_s() for process in self.processes()}
         for _ in self.follow(watch):
             pass
         # While all still runs: what it says of itself, and what the kernel says.
         after = self.net.counters()
         evidence = self.evidence(cpu_before, before, after)
-        all_ticks, idle = (now - then for now, then in zip(network_time(), ticks, strict=True))
-        evidence.network_busy = 1.0 - idle / max(all_ticks, 1.0)
         run = Run(
             policy=self.policy,
             repeat=repeat,
@@ -145,6 +142,7 @@ class LiveRun:
     def evidence(self, cpu_before: dict[str, float], before: Counters, after: Counters) -> Evidence:
         """Ask the processes."""
         elapsed = after.at_s - before.at_s
+        ticks, idle = (now - then for now, then in zip(after.ticks, before.ticks, strict=True))
         evidence = Evidence(
             pids={process.name: process.pid for process in self.processes()},
             bytes_verified=sum(
@@ -153,6 +151,7 @@ class LiveRun:
                 for report in self.jobs.reports(job)
             ),
             control_packets=after.control_packets,
+            network_busy=1.0 - idle / max(ticks, 1),
             cpu={p.name: (p.cpu_s() - cpu_before[p.name]) / elapsed for p in self.processes()},
         )
         if self.plane is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rates that change hands within one host and path, in one message and without waiting."""
+"""Rates that become free without waiting: given back, or inherited within one host and path."""
 
 import pytest
 from test_arbiter import Bench, at
@@ -86,3 +86,29 @@ def test_several_give_to_one_and_one_gives_to_one() -> None:
     assert (1, 9) not in back
     b.ack(back[1, 8])
     assert b.step()[1, 9].rate == 50.0
+
+
+def test_a_grant_given_back_is_free_at_once() -> None:
+    b = Bench()
+    b.demand(7, 0)
+    b.demand(8, 0, 1, session=2)
+    first = b.step(f7=100.0)[1, 7]
+    b.demand(7, 0, remaining=0, gave_back=first.seq)
+    assert b.committed()[0] == 0.0
+    up = b.step(f7=0.0, f8=80.0)
+    assert list(up) == [(2, 8)] and up[2, 8].rate == 80.0, "no lower, no acknowledgement"
+
+
+def test_what_was_given_back_too_late_is_taken_back_as_usual() -> None:
+    b = Bench()
+    b.demand(7)
+    first = b.step(f7=50.0)[1, 7]
+    second = b.step(f7=80.0)[1, 7]
+    b.demand(7, remaining=0, gave_back=first.seq)  # `second` is on its way: it will be obeyed
+    assert b.committed()[0] == 80.0
+    lower = b.step(f7=30.0)[1, 7]
+    for seq in (second.seq, lower.seq, 999):
+        b.demand(7, remaining=0, gave_back=seq)  # beside a lower that is not acknowledged
+        assert b.committed()[0] == 80.0
+    b.ack(lower)
+    assert b.committed()[0] == 30.0

@@ -127,6 +127,8 @@ class _Allocation:
         self.cap: Floats = np.where(self.alone, np.inf, state.cap)
         # A flow that cannot send now is as good as idle: it must not hold up its gang.
         self.active = active & (self.cap > 0)
+        self.wait = np.zeros(self.n_jobs)
+        np.maximum.at(self.wait, state.job[self.active], state.wait_ns[self.active])
         blocked = (state.remaining > 0) & ~self.active & (self.solo <= 0)
         self.need = self._by_job(np.where(self.active, state.remaining, 0.0))
         later = np.where(blocked, state.remaining, state.next_bytes)
@@ -184,12 +186,10 @@ class _Allocation:
         capacity = np.maximum(s.capacity, 1.0)
         soon = np.where(kept & (s.due_ns <= SOON_NS), self.later, 0.0)
         bottleneck = ((gang.need + self._by_job(soon)) / capacity).max(axis=1) * SECOND
-        wait, period = np.zeros(self.n_jobs), np.zeros(self.n_jobs)
-        np.maximum.at(wait, s.job[gang.rows], s.wait_ns[gang.rows])
-        self.wait = wait
+        period = np.zeros(self.n_jobs)
         np.maximum.at(period, s.job[gang.rows], s.period_ns[gang.rows])
         period = np.where(period > 0, period, 4.0 * bottleneck + 1.0)
-        key = bottleneck / (1.0 + AGEING * wait / period)
+        key = bottleneck / (1.0 + AGEING * self.wait / period)
         jobs = np.flatnonzero(gang.need[:, :-1].any(axis=1)).tolist()
         return sorted(jobs, key=lambda j: (key[j], s.job_names[j]))
 

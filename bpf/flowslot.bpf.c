@@ -51,7 +51,7 @@ void BPF_PROG(fs_pkts_acked, struct sock *sk, const struct ack_sample *sample)
 	if (st && slot && sample->rtt_us >= 0)
 		st->rtt_us = sample->rtt_us;
 	sample_rtt(f, sample->rtt_us, now);
-	if (ctl && f->mode == FS_RESERVED)
+	if (ctl && f->mode != FS_OPEN)
 		top_up(tp, f, ctl, now);
 	publish(sk, f, now);
 	if (ctl && ctl->drain_at && ctl->drain_at != f->drained &&

@@ -7,6 +7,7 @@ import logging
 import os
 import secrets
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flowslot.arbiter import ArbiterConfig
@@ -48,7 +49,7 @@ def open_domain(
         return LocalDomain(
             topology.host_links(config.settings.host),
             topology.capacity().tolist(),
-            allocator=make_allocator(options),
+            allocator=make_allocator(replace(options, partial=True)),
             config=ArbiterConfig(
                 target=config.settings.arbiter.target,
                 slot_ns=config.grid.slot_ns,

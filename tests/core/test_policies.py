@@ -66,6 +66,30 @@ def test_ties_go_by_name_and_waiting_counts() -> None:
     assert stagger({"job": "b", "left": 190, "wait": 250}, {"job": "a"}) == [93.75, 6.25]
 
 
+def both_orders(a: dict[str, float], b: dict[str, float], *, partial: bool) -> list[str]:
+    """Who goes first where `a` and `b` are like this, and where they are the other way round."""
+    allocator = StaggerAllocator(partial=partial)
+    first = []
+    for one, other in ((a, b), (b, a)):
+        rates = allocator.allocate(state({"job": "a", **one}, {"job": "b", **other}), NOW)
+        first.append("a" if rates[0] > rates[1] else "b")
+    return first
+
+
+def test_arbiters_of_a_part_each_put_the_same_job_first() -> None:
+    # Each of two hosts began with another of two equal jobs, and has sent half of it. In a ring
+    # the other half waits for the other host: with opposite orders both jobs crawl.
+    begun, new = {"left": 50, "next": 100, "wait": 50}, {"left": 100, "next": 100, "wait": 5}
+    assert both_orders(begun, new, partial=False) == ["a", "b"]
+    assert both_orders(begun, new, partial=True) == ["a", "a"]
+
+
+def test_arbiters_of_a_part_let_others_finish_and_know_small_from_large_and_starving() -> None:
+    new = {"left": 100, "next": 100}
+    for first in ({"left": 20, "next": 100}, {"left": 10, "next": 10}, {**new, "wait": 2500}):
+        assert both_orders(first, new, partial=True) == ["a", "b"], first
+
+
 def test_a_gang_ends_together_and_other_links_are_topped_up() -> None:
     rates = stagger(
         {"job": "a", "left": 300, "links": (0, 1)},

@@ -17,6 +17,8 @@ class PolicyOptions:
     """Settings of all policies; each takes what it knows."""
 
     floor_share: float = 1 / 8
+    partial: bool = False
+    """The allocator decides about some of the links only, and others about others."""
     flows_on_link: Mapping[int, int] = field(default_factory=dict)
 
 
@@ -41,7 +43,9 @@ _POLICIES = {
         PolicySpec(
             "stagger",
             host_policy=lambda options: StaggerPolicy(),
-            allocator=lambda options: StaggerAllocator(options.floor_share),
+            allocator=lambda options: StaggerAllocator(
+                options.floor_share, partial=options.partial
+            ),
             needs_arbiter=True,
             paces=True,
         ),

@@ -33,6 +33,10 @@ LATE_NS = 20.0 * MILLISECOND
 """... unless it is overdue by more than this."""
 OVERDUE_NS = 250.0 * MILLISECOND
 """An idle job overdue by more (and by more than half a period) stands last in the queue."""
+NEARLY_DONE = 0.25
+"""A job with at most this part of its iteration left is let finish by a partial arbiter."""
+SIZE_CLASS = 4.0
+"""Jobs within this factor are of one size to a partial arbiter."""
 WORTHWHILE = 20.0
 """A standing grant below this fraction (1/20) of what the job could use alone is not made."""
 FULL = 1e-3
@@ -42,18 +46,24 @@ ROUNDING = 1e-9
 
 
 class StaggerAllocator:
-    """See the module. `floor_share`: part of a flow's max-min fair rate that is always its own."""
+    """See the module. `floor_share`: part of a flow's max-min fair rate that is always its own.
 
-    def __init__(self, floor_share: float = 1 / 8) -> None:
+    `partial`: other arbiters, unheard, decide about other links of the same jobs. Two that put
+    the same two jobs in different order make each wait for the other, all the time; so the order
+    hangs on what they all see alike: size classes of whole iterations, then names.
+    """
+
+    def __init__(self, floor_share: float = 1 / 8, *, partial: bool = False) -> None:
         if not 0.0 < floor_share <= 1.0:
             raise ValueError("floor_share must be greater than 0 and at most 1")
         self._floor_share = floor_share
+        self._partial = partial
         self._settled = False  # no job shares a link: who is active or due changes nothing
         self._standing: Bools | None = None
 
     def allocate(self, state: AllocationState, now: Nanos) -> Floats:
         """See Allocator."""
-        allocation = _Allocation(state, self._floor_share)
+        allocation = _Allocation(state, self._floor_share, self._partial)
         self._settled = allocation.settled
         self._standing = allocation.solo > 0
         return allocation.solo if self._settled else allocation.run()
@@ -86,8 +96,9 @@ class _Gang:
 class _Allocation:
     """One run of the allocator over one state."""
 
-    def __init__(self, state: AllocationState, floor_share: float) -> None:
+    def __init__(self, state: AllocationState, floor_share: float, partial: bool) -> None:
         self.state = state
+        self.partial = partial
         self.n_links = len(state.capacity) - 1
         self.n_jobs = len(state.job_names)
         self.cell = state.job[:, None] * (self.n_links + 1) + state.paths
@@ -189,7 +200,15 @@ class _Allocation:
         period = np.zeros(self.n_jobs)
         np.maximum.at(period, s.job[gang.rows], s.period_ns[gang.rows])
         period = np.where(period > 0, period, 4.0 * bottleneck + 1.0)
-        key = bottleneck / (1.0 + AGEING * self.wait / period)
+        waits = self.wait / period
+        if self.partial:
+            size = np.where(gang.rows, np.maximum(s.next_bytes, s.remaining), 0.0)
+            whole = (self._by_job(size) / capacity).max(axis=1) * SECOND
+            bottleneck = np.where(bottleneck > NEARLY_DONE * whole, whole, bottleneck)
+            waits = np.floor(waits)
+        key = bottleneck / (1.0 + AGEING * waits)
+        if self.partial:
+            key = np.floor(np.log(np.maximum(key, 1.0)) / np.log(SIZE_CLASS))
         jobs = np.flatnonzero(gang.need[:, :-1].any(axis=1)).tolist()
         return sorted(jobs, key=lambda j: (key[j], s.job_names[j]))
 

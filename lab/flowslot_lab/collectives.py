@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The communication of one iteration: ring all-reduce, and both sides of a parameter server.
 
-All sums are really computed (NumPy, 32-bit integers). Every received byte is checked, once the
+All sums are really computed (NumPy, 16-bit integers). Every received byte is checked, once the
 iteration's communication is over: what is checked are the sums that all of them went into.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 
 from flowslot_lab.connect import Links
-from flowslot_lab.content import Content, Words
+from flowslot_lab.content import WORD_BYTES, Content, Word, Words
 from flowslot_lab.jobspec import JobSpec
 from flowslot_lab.wire import Flow, Loop, Receiver, Sender
 
@@ -55,10 +55,10 @@ class Ring:
         n = len(spec.addresses)
         self._rank, self._ranks, self._steps = spec.rank, n, 2 * (n - 1)
         self._slices, self._slice_bytes = spec.slices, spec.slice_bytes
-        shape = (n, spec.sockets, spec.slices, spec.slice_bytes // 4)
+        shape = (n, spec.sockets, spec.slices, spec.slice_bytes // WORD_BYTES)
         self._content = Content(spec.seed, spec.job, int(np.prod(shape)), n)
-        self._data: Words = np.empty(shape, np.uint32)
-        self._incoming: Words = np.empty(shape[1:], np.uint32)
+        self._data: Words = np.empty(shape, Word)
+        self._incoming: Words = np.empty(shape[1:], Word)
         self._loop = loop
         self._receivers: list[Receiver] = []
         self._senders: list[Sender] = []
@@ -73,28 +73,23 @@ class Ring:
         def section(k: int) -> memoryview:
             return _view(self._data[(self._rank - k % self._steps) % self._ranks, channel])
 
-        def place(k: int, first: int, n: int) -> Words:
+        def place(k: int) -> memoryview:
             step = k % self._steps
-            if step < self._ranks - 1:
-                return self._incoming[channel, first : first + n]
-            return self._data[self._chunk(step), channel, first : first + n]
+            adds = step < self._ranks - 1
+            return _view(
+                self._incoming[channel] if adds else self._data[self._chunk(step), channel]
+            )
 
         def arrived(k: int, first: int, n: int) -> None:
-            step = k % self._steps
+            step, new = k % self._steps, slice(first, first + n)
             if step < self._ranks - 1:
-                self._data[self._chunk(step), channel, first : first + n] += place(k, first, n)
+                self._data[self._chunk(step), channel, new] += self._incoming[channel, new]
             if step < self._steps - 1:
                 sender.allow(n * self._slice_bytes)
 
         flow = make_flow(out, (self._rank + 1) % self._ranks, channel, "ring")
         sender = Sender(out, self._slices * self._slice_bytes, section, flow)
-        receiver = Receiver(
-            into,
-            self._slice_bytes,
-            self._slices,
-            lambda k, first, n: _view(place(k, first, n)),
-            arrived,
-        )
+        receiver = Receiver(into, self._slice_bytes, self._slices, place, arrived)
         self._loop.add(out, sender, None)
         self._loop.add(into, None, receiver)
         self._senders.append(sender)
@@ -126,15 +121,19 @@ class Ring:
 
 
 class PsWorker:
-    """A worker of a parameter server: pushes its keys, pulls their sums."""
+    """A worker of a parameter server: pushes its keys, pulls their sums.
+
+    Each key is striped over all sockets, as NCCL does with what it sends to a peer. Array layout:
+    [channel, key, word].
+    """
 
     def __init__(self, spec: JobSpec, out: Links, loop: Loop, make_flow: MakeFlow) -> None:
         self._rank, self._workers = spec.rank, len(spec.addresses) - 1
         self._keys = spec.slices
-        shape = (spec.sockets, spec.slices, spec.slice_bytes // 4)
+        shape = (spec.sockets, spec.slices, spec.slice_bytes // WORD_BYTES)
         self._content = Content(spec.seed, spec.job, int(np.prod(shape)), self._workers)
-        self._gradient: Words = np.empty(shape, np.uint32)
-        self._weights: Words = np.empty(shape, np.uint32)
+        self._gradient: Words = np.empty(shape, Word)
+        self._weights: Words = np.empty(shape, Word)
         self._section = spec.slices * spec.slice_bytes
         self._loop = loop
         self._pairs: list[tuple[Sender, Receiver]] = []
@@ -145,13 +144,11 @@ class PsWorker:
             self._add_channel(channel, sock, spec.slice_bytes, flow)
 
     def _add_channel(
-        self, channel: int, sock: socket.socket, key_bytes: int, flow: Flow | None
+        self, channel: int, sock: socket.socket, stripe_bytes: int, flow: Flow | None
     ) -> None:
-        def place(_: int, first: int, n: int) -> memoryview:
-            return _view(self._weights[channel, first : first + n])
-
-        sender = Sender(sock, self._section, lambda _: _view(self._gradient[channel]), flow)
-        receiver = Receiver(sock, key_bytes, self._keys, place, lambda *_: None)
+        gradient, weights = _view(self._gradient[channel]), _view(self._weights[channel])
+        sender = Sender(sock, self._section, lambda _: gradient, flow)
+        receiver = Receiver(sock, stripe_bytes, self._keys, lambda _: weights, lambda *_: None)
         self._loop.add(sock, sender, receiver)
         self._pairs.append((sender, receiver))
 
@@ -181,76 +178,74 @@ class PsServer:
     The sums are checked when it has nothing else to do: while the workers compute.
 
     Two generations of sums: a fast worker may push iteration i+1 while sums of i are still on
-    their way to a slow one; it cannot push i+2 before the slow one has pushed i+1.
+    their way to a slow one; it cannot push i+2 before the slow one has pushed i+1. Layout:
+    [generation, channel, key, word].
     """
 
     def __init__(self, spec: JobSpec, into: Links, loop: Loop, make_flow: MakeFlow) -> None:
         self._workers, self._keys = len(spec.addresses) - 1, spec.slices
-        self._channels, self._key_bytes = spec.sockets, spec.slice_bytes
+        self._channels, self._stripe_bytes = spec.sockets, spec.slice_bytes
         self._barrier = spec.barrier
-        shape = (spec.sockets, spec.slices, spec.slice_bytes // 4)
+        shape = (spec.sockets, spec.slices, spec.slice_bytes // WORD_BYTES)
         self._content = Content(spec.seed, spec.job, int(np.prod(shape)), self._workers)
-        self._sums: Words = np.empty((2, *shape), np.uint32)
-        self._incoming: Words = np.empty(shape[1:], np.uint32)
-        self._pushes = np.zeros((2, *shape[:2]), np.int64)
-        self._complete = 0  # keys of the running iteration
+        self._sums: Words = np.zeros((2, *shape), Word)
+        self._incoming: Words = np.empty(shape[1:], Word)  # each stripe is added as it comes
+        self._stripes = [[0] * self._keys, [0] * self._keys]  # arrived, by generation and key
+        self._released = 0  # keys of the running iteration
         self._unverified: int | None = None
         self._loop = loop
-        self._senders: dict[tuple[int, int], Sender] = {}
+        self._senders: list[Sender] = []
         self._measured = spec.iterations
         self.verified = 0
         for (worker, channel), sock in into.items():
             flow = make_flow(sock, worker, channel, "pull")
-            self._add(worker, channel, sock, flow)
+            self._add(channel, sock, flow)
 
-    def _add(self, worker: int, channel: int, sock: socket.socket, flow: Flow | None) -> None:
-        def section(iteration: int) -> memoryview:
-            return _view(self._sums[iteration % 2, channel])
+    def _add(self, channel: int, sock: socket.socket, flow: Flow | None) -> None:
+        sections = [_view(generation[channel]) for generation in self._sums]
 
         def arrived(iteration: int, first: int, n: int) -> None:
-            complete = self._sum(iteration, channel, first, n)
-            if complete:
-                self._completed(iteration, channel, complete)
+            new = slice(first, first + n)
+            self._sums[iteration % 2, channel, new] += self._incoming[new]
+            self._count(iteration, first, n)
 
-        sender = Sender(sock, self._keys * self._key_bytes, section, flow)
-        receiver = Receiver(
-            sock,
-            self._key_bytes,
-            self._keys,
-            lambda _, first, n: _view(self._incoming[first : first + n]),
-            arrived,
-        )
-        receiver.limit = 1 << 62
+        sender = Sender(sock, self._keys * self._stripe_bytes, lambda k: sections[k % 2], flow)
+        incoming = _view(self._incoming)
+        receiver = Receiver(sock, self._stripe_bytes, self._keys, lambda _: incoming, arrived)
+        receiver.raise_limit(1 << 40)
         self._loop.add(sock, sender, receiver)
-        self._senders[worker, channel] = sender
+        self._senders.append(sender)
 
-    def _sum(self, iteration: int, channel: int, first: int, n: int) -> int:
-        """Add what has arrived; returns how many keys are complete now."""
-        sums, pushes = self._sums[iteration % 2, channel], self._pushes[iteration % 2, channel]
-        complete = 0
+    def _count(self, iteration: int, first: int, n: int) -> None:
+        """Stripes of n keys have been added: send back the keys that are complete now."""
+        stripes, whole = self._stripes[iteration % 2], self._workers * self._channels
         for key in range(first, first + n):
-            if pushes[key] == 0:
-                sums[key] = self._incoming[key]
-            else:
-                sums[key] += self._incoming[key]
-            pushes[key] += 1
-            if pushes[key] == self._workers:
-                pushes[key] = 0
-                complete += 1
-        return complete
+            stripes[key] += 1
+        done = self._released
+        while done < self._keys and stripes[done] == whole:
+            done += 1
+        if done > self._released and (not self._barrier or done == self._keys):
+            self._release(iteration, done - self._released)
+            self._released = done
+        if done == self._keys:
+            self._turn(iteration)
 
-    def _completed(self, iteration: int, channel: int, keys: int) -> None:
-        """So many more keys are complete: send them back, and check the sums when all are."""
-        self._complete += keys
-        whole = self._complete == self._channels * self._keys
-        if not self._barrier:
-            self._release(iteration, [channel], keys)
-        elif whole:
-            self._release(iteration, range(self._channels), self._keys)
-        if whole:
-            self._complete = 0
-            self._verify()
-            self._unverified = iteration
+    def _release(self, iteration: int, keys: int) -> None:
+        """Send back the next `keys` keys, to every worker."""
+        section = self._keys * self._stripe_bytes
+        for sender in self._senders:
+            if sender.allowed == iteration * section:
+                sender.begin(iteration, section)
+            sender.allow(keys * self._stripe_bytes)
+
+    def _turn(self, iteration: int) -> None:
+        """All keys are complete: make ready for the next iteration, and to be checked."""
+        self._verify()
+        self._unverified = iteration
+        # Whoever pushes the next iteration has pulled all of the last one.
+        self._sums[(iteration + 1) % 2] = 0
+        self._stripes[(iteration + 1) % 2] = [0] * self._keys
+        self._released = 0
 
     def _verify(self) -> None:
         """Check the sums of the last complete iteration, unless that has been done."""
@@ -262,16 +257,6 @@ class PsServer:
         self._content.check(sums.reshape(-1), 0, self._workers, constant)
         if iteration < self._measured:
             self.verified += self._workers * sums.nbytes
-
-    def _release(self, iteration: int, channels: Iterable[int], keys: int) -> None:
-        """Send back the next `keys` keys of each channel, to every worker."""
-        section = self._keys * self._key_bytes
-        for channel in channels:
-            for worker in range(self._workers):
-                sender = self._senders[worker, channel]
-                if sender.allowed == iteration * section:
-                    sender.begin(iteration, section)
-                sender.allow(keys * self._key_bytes)
 
     def serve(self, iterations: int) -> None:
         """Returns when that many iterations (from the first) have been sent back."""

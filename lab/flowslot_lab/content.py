@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the jobs send: numbers whose sums every receiver can check, byte by byte.
 
-Rank r contributes `base + k(r, iteration)` in 32-bit arithmetic that wraps; `base` is seeded
+Rank r contributes `base + k(r, iteration)` in 16-bit arithmetic that wraps; `base` is seeded
 noise, different for every word, and k differs for every rank and iteration. The sum over any
 set of ranks is then (size of the set) x base + the sum of their k: a word that was lost, moved,
 damaged, added twice or left from an earlier iteration does not match.
@@ -15,7 +15,10 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-Words = npt.NDArray[np.uint32]
+Word = np.uint16
+"""As small as gradients often are: keys of odd sizes stripe evenly over the sockets."""
+WORD_BYTES = 2
+Words = npt.NDArray[np.uint16]
 
 
 class CorruptionError(Exception):
@@ -23,27 +26,27 @@ class CorruptionError(Exception):
 
 
 class Content:
-    """The content of one job's tensor of `words` 32-bit words."""
+    """The content of one job's tensor of `words` words."""
 
     def __init__(self, seed: int, job: str, words: int, ranks: int) -> None:
         self._salt = zlib.crc32(job.encode())
         generator = np.random.default_rng([seed, self._salt])
-        base = generator.integers(0, 1 << 32, words, dtype=np.uint32)
-        self._multiples: list[Words] = [base * np.uint32(n) for n in range(ranks + 1)]
-        self._scratch = np.empty(words, np.uint32)
+        base = generator.integers(0, 1 << 16, words, dtype=Word)
+        self._multiples: list[Words] = [base * Word(n) for n in range(ranks + 1)]
+        self._scratch = np.empty(words, Word)
 
-    def constant(self, ranks: Iterable[int], iteration: int) -> np.uint32:
+    def constant(self, ranks: Iterable[int], iteration: int) -> Word:
         """Sum of k over `ranks` in this iteration."""
         total = sum(
             (r + 1) * 0x9E37_79B1 + (iteration + 1) * 0x85EB_CA6B + self._salt for r in ranks
         )
-        return np.uint32(total & 0xFFFF_FFFF)
+        return Word(total & 0xFFFF)
 
     def fill(self, out: Words, rank: int, iteration: int) -> None:
         """Write the whole contribution of one rank into `out` (shape: words)."""
         np.add(self._multiples[1], self.constant([rank], iteration), out=out)
 
-    def check(self, words: Words, first: int, count: int, constant: np.uint32) -> None:
+    def check(self, words: Words, first: int, count: int, constant: Word) -> None:
         """Compare words [first, first + len) of a sum over `count` ranks; CorruptionError."""
         base = self._multiples[count][first : first + words.size]
         scratch = self._scratch[: words.size]

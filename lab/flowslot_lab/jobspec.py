@@ -20,7 +20,7 @@ class JobSpec:
     """One process of a job.
 
     `addresses`: data address of every rank (the server is the last rank of a ps job).
-    `slices`: per socket and chunk (ring) or per socket (ps: its keys). `iterations` includes
+    `slices`: per socket and chunk (ring) or per socket (ps: one of each key). `iterations` includes
     warm-up. `register`: the daemon's registration socket, empty when there is no daemon.
     """
 

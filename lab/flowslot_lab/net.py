@@ -8,11 +8,13 @@
 - control network 10.77.0.0/16: `ctl0` on a second, unshaped bridge, like the out-of-band
   management network of a cluster.
 
-Segmentation offloads are off, *and* `gso_max_segs` is small. Linux builds super-packets of 64 kB
-for TCP even then and cuts them behind the queueing discipline, so that the "NIC" would throw
-45 packets at the switch port in no time, which no wire of this speed does. Here a super-packet
-is at most a tenth of the smallest port buffer: 4 packets for 64 kB, 8 for 128 kB. One packet each
-would cost a timer per packet in each shaper, 3.5 times the processor time, for no visible change.
+`gso_max_segs` is small. Linux builds super-packets of 64 kB for TCP, also with all offloads off,
+and cuts them behind the queueing discipline, so that the "NIC" would throw 45 packets at the switch
+port in no time, which no wire of this speed does. Here a super-packet is at most a tenth of the
+smallest port buffer: 4 packets for 64 kB, 8 for 128 kB. The switch port cuts it up when it sends it
+on, so that receivers see packets; until then it is one thing to handle. Cut up in the NIC, its
+packets reach the port together all the same, and the network needs a whole processor: what is
+measured is then the processor (docs/adr/0011).
 Received packets go to the network's own processors (RPS, by flow): otherwise each is handled where
 its sender happened to run, and packets of one flow overtake each other, which TCP takes for loss.
 The NIC's burst plus one super-packet stay below the switch's burst: a flow that has a port for
@@ -124,12 +126,12 @@ class Network:
                 f"link set {NIC} gso_max_segs {segments} addrgenmode none up\n"
                 f"link set ctl0 addrgenmode none up\n",
             )
-            self._tune(space, [NIC])
+            self._tune(space, [NIC], "tso on gso on gro off")
             queue = f"pfifo limit {_NIC_QUEUE_PACKETS}"
             rate = self.scenario.link_of(name).rate_mbps
             self._shape(space, NIC, rate, _NIC_BURST, queue)
         ports = [f"d-{name}" for name in self.hosts]
-        self._tune(self.switch, ports)
+        self._tune(self.switch, ports, "tso off gso off gro off")
         self._bare_bridges()
         for name in self.hosts:
             link = self.scenario.link_of(name)
@@ -153,11 +155,11 @@ class Network:
                 ]
         run(["ip", "-n", self.switch, "-batch", "-"], "\n".join(lines) + "\n")
 
-    def _tune(self, space: str, devices: Sequence[str]) -> None:
+    def _tune(self, space: str, devices: Sequence[str], offloads: str) -> None:
         lines = []
         mask = _mask(of_the_network())
         for dev in devices:
-            lines.append(f"ethtool -K {dev} tso off gso off gro off")
+            lines.append(f"ethtool -K {dev} {offloads}")
             lines.append(f"echo {mask} > /sys/class/net/{dev}/queues/rx-0/rps_cpus")
         # `ip netns exec`, for once: it mounts the /sys of this namespace.
         run(["ip", "netns", "exec", space, "sh", "-ec", "; ".join(lines)])

@@ -27,6 +27,7 @@ from flowslot.errors import ConfigError
 from flowslot.settings import Settings, parse_toml
 from flowslot.units import goodput
 from flowslot_lab import variants
+from flowslot_lab.content import WORD_BYTES
 
 _NAME = r"^[a-z][a-z0-9-]*$"
 MAX_HOSTS = 200  # 10.77.0.250 is the switch's
@@ -81,17 +82,20 @@ class Job(Settings):
 
     @property
     def slices(self) -> int:
-        """Slices in which one socket's part of a chunk is forwarded: about `slice_kb` each."""
+        """Slices in which one socket's part of a chunk is forwarded: about `slice_kb` each.
+
+        Of a parameter server's: its keys, each striped over all sockets.
+        """
         if self.kind == "ps":
-            return self.keys // self.sockets
+            return self.keys
         section = self.bytes / (self.workers * self.sockets)
         return max(1, round(section / (self.slice_kb * 1000)))
 
     @property
     def slice_bytes(self) -> int:
-        """Size of a slice (ring) or key (ps): whole 4-byte words, rounded up."""
+        """Size of a slice (ring) or of a key's stripe (ps): whole words, rounded up."""
         parts = self.sockets * self.slices * (self.workers if self.kind == "ring" else 1)
-        return 4 * -(-self.bytes // (4 * parts))
+        return WORD_BYTES * -(-self.bytes // (WORD_BYTES * parts))
 
     @property
     def sent_bytes(self) -> int:
@@ -271,9 +275,6 @@ class _Checker:
             self._known(job.server, hosts, f"{at}.server")
             if job.server in job.hosts:
                 self._fail(f"{at}.server", "must be a host of its own, not one of the workers'")
-            if job.keys % job.sockets:
-                problem = f"must be a multiple of sockets = {job.sockets}, got {job.keys}"
-                self._fail(f"{at}.keys", problem)
 
     def _check_ring(self, job: Job, at: str) -> None:
         if job.workers < 2:

@@ -4,7 +4,8 @@
 Each direction of a socket is an endless stream of equal slices, grouped in sections (contiguous
 memory). Both ends know the order, so there are no headers. SO_RCVLOWAT makes the kernel wake the
 process once per slice, not once per packet, and FIONREAD tells how many whole slices there are:
-Python never sees a packet.
+Python never sees a packet. (Part of a slice must not be taken: the kernel would wait for a whole
+one more.)
 """
 
 from __future__ import annotations
@@ -123,37 +124,43 @@ class Receiver:
         sock: socket.socket,
         slice_bytes: int,
         section_slices: int,
-        target: Callable[[int, int, int], memoryview],
+        target: Callable[[int], memoryview],
         arrived: Callable[[int, int, int], None],
     ) -> None:
-        """`target(section, first, n)`: memory for n slices; `arrived`: they are there."""
+        """`target(section)`: its memory; `arrived(section, first, n)`: n slices more."""
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, slice_bytes)
         self._sock = sock
         self._slice_bytes = slice_bytes
         self._section_slices = section_slices
         self._target = target
         self._arrived = arrived
-        self.got = 0  # slices
-        self.limit = 0  # slices
+        self._got = 0  # slices
+        self._limit = 0  # slices
         self.changed: Callable[[], None] = lambda: None
 
     def raise_limit(self, n: int) -> None:
         """Accept `n` more slices."""
-        self.limit += n
+        self._limit += n
         self.changed()
+
+    @property
+    def wanting(self) -> bool:
+        """Whether more may be received."""
+        return self._got < self._limit
 
     def pull(self) -> int:
         """Take the whole slices that have arrived, of one section; returns their bytes."""
-        section, first = divmod(self.got, self._section_slices)
+        section, first = divmod(self._got, self._section_slices)
         waiting = _queued(self._sock, termios.FIONREAD) // self._slice_bytes
-        n = min(waiting, self._section_slices - first, self.limit - self.got)
+        n = min(waiting, self._section_slices - first, self._limit - self._got)
         if n == 0:
             return 0
-        got = self._sock.recv_into(self._target(section, first, n))
-        assert got == n * self._slice_bytes, "the kernel gave less than FIONREAD told"
-        self.got += n
+        size = self._slice_bytes
+        got = self._sock.recv_into(self._target(section)[first * size : (first + n) * size])
+        assert got == n * size, "the kernel gave less than FIONREAD told"
+        self._got += n
         self._arrived(section, first, n)
-        if self.got == self.limit:
+        if not self.wanting:
             self.changed()
         return got
 
@@ -182,7 +189,7 @@ class _Endpoint:
         mask = 0
         if self.sender is not None and self.sender.blocked:
             mask |= select.EPOLLOUT
-        if self.receiver is not None and self.receiver.got < self.receiver.limit:
+        if self.receiver is not None and self.receiver.wanting:
             mask |= select.EPOLLIN | select.EPOLLRDHUP
         if mask != self._mask:
             self._mask = mask

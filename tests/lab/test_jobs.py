@@ -116,16 +116,16 @@ def test_wrong_content_is_noticed(start: Start, kind: str) -> None:
 
 def test_every_kind_of_damage_is_noticed() -> None:
     content = Content(1, "j", 1000, 3)
-    sums = np.zeros(1000, np.uint32)
+    sums = np.zeros(1000, np.uint16)
     for rank in range(3):
-        part = np.empty(1000, np.uint32)
+        part = np.empty(1000, np.uint16)
         content.fill(part, rank, 7)
         sums += part
     constant = content.constant(range(3), 7)
     content.check(sums, 0, 3, constant)
     content.check(sums[100:200], 100, 3, constant)
     damaged = sums.copy()
-    damaged[41] ^= 1 << 30
+    damaged[41] ^= 1 << 14
     with pytest.raises(CorruptionError, match="word 41 "):
         content.check(damaged, 0, 3, constant)
     with pytest.raises(CorruptionError, match="word 101 "):  # moved by one word

@@ -34,9 +34,11 @@ def test_network_has_the_asked_rates_and_buffers_and_leaves_nothing(state: RunSt
     assert ports.count("limit 64000b") + ports.count("limit 62500b") == 5
     classes = run(["tc", "-n", net.hosts["h1"], "class", "show", "dev", "eth0"])
     assert "rate 400Mbit ceil 400Mbit burst 8" in classes
-    offloads = run(["nsenter", f"--net=/run/netns/{net.hosts['h5']}", "ethtool", "-k", "eth0"])
+    offloads = run(["nsenter", f"--net=/run/netns/{net.switch}", "ethtool", "-k", "d-h5"])
     for feature in ("tcp-segmentation", "generic-segmentation", "generic-receive"):
         assert f"{feature}-offload: off" in offloads
+    nic = run(["ip", "-n", net.hosts["h5"], "-details", "link", "show", "dev", "eth0"])
+    assert "gso_max_segs 4 " in nic
     command = ["ip", "netns", "exec", net.hosts["h5"], "cat"]
     mask = run([*command, "/sys/class/net/eth0/queues/rx-0/rps_cpus"]).strip()
     assert int(mask.replace(",", ""), 16) == sum(1 << cpu for cpu in of_the_network())

@@ -9,6 +9,9 @@
 #define TCP_INFINITE_SSTHRESH 0x7fffffff
 #define FS_UNPACED (~0ULL)
 
+#define SOL_TCP 6
+#define TCP_BPF_RTO_MIN 1004
+
 #define FS_MS 1000000ULL
 #define FS_SECOND (1000 * FS_MS)
 
@@ -25,6 +28,10 @@
 #define FS_RECOVERY_CWND 10
 #define FS_MIN_RTT_US 2000ULL
 #define FS_MAX_RTT_US 1000000ULL
+
+/* The kernel waits at least 200 ms before it sends again what nobody has acknowledged: three slots,
+ * for paths of well below a millisecond. Receivers delay acknowledgements by 40 ms. */
+#define FS_RTO_MIN_US 50000
 
 /* Send buffers grow until they hold what the ceiling carries in this time (and to tcp_wmem). */
 #define FS_SNDBUF_NS (20 * FS_MS)

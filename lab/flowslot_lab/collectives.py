@@ -7,6 +7,7 @@ iteration's communication is over: what is checked are the sums that all of them
 
 from __future__ import annotations
 
+import math
 import socket
 from collections.abc import Callable
 from typing import Protocol
@@ -17,6 +18,8 @@ from flowslot_lab.connect import Links
 from flowslot_lab.content import WORD_BYTES, Content, Word, Words
 from flowslot_lab.jobspec import JobSpec
 from flowslot_lab.wire import Flow, Loop, Receiver, Sender
+
+_PULLED_AT_ONCE = 4  # keys
 
 MakeFlow = Callable[[socket.socket, int, int, str], Flow | None]
 """(socket, peer rank, channel, "ring" | "push" | "pull") -> where to report its progress."""
@@ -148,7 +151,10 @@ class PsWorker:
     ) -> None:
         gradient, weights = _view(self._gradient[channel]), _view(self._weights[channel])
         sender = Sender(sock, self._section, lambda _: gradient, flow)
-        receiver = Receiver(sock, stripe_bytes, self._keys, lambda _: weights, lambda *_: None)
+        # Nobody waits for a single key here: several at once wake the process up less often.
+        at_once = math.gcd(self._keys, _PULLED_AT_ONCE)
+        size, self._pulls = at_once * stripe_bytes, self._keys // at_once
+        receiver = Receiver(sock, size, self._pulls, lambda _: weights, lambda *_: None)
         self._loop.add(sock, sender, receiver)
         self._pairs.append((sender, receiver))
 
@@ -159,7 +165,7 @@ class PsWorker:
     def communicate(self, iteration: int) -> None:
         """Push all keys, pull all sums."""
         for sender, receiver in self._pairs:
-            receiver.raise_limit(self._keys)
+            receiver.raise_limit(self._pulls)
             sender.begin(iteration, self._section)
             sender.allow(self._section)
         loop, total = self._loop, (iteration + 1) * self._weights.nbytes

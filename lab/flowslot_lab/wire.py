@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 _SIOCOUTQ = 0x5411
-_TICK_NS = 4_000_000
+_TICK_NS = 10_000_000
 _TRACE_NS = 8_000_000
 _GONE = select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP
 

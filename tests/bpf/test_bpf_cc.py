@@ -2,6 +2,7 @@
 """Our congestion control in this kernel."""
 
 import socket
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -85,6 +86,18 @@ def test_reserved_ignores_loss_and_capped_yields(
         flow.stop()
     assert lost[True] > 0.3
     assert lost[False] < 0.1
+
+
+def test_lost_tails_are_sent_again_within_a_slot(
+    pacer: BpfPacer, flows: Callable[..., Any], from_here: Any
+) -> None:
+    """The kernel's own least timeout of 200 ms would cost three slots."""
+    flow = flows()
+    flow.enlist(pacer.congestion_control)
+    assert from_here.soon(lambda: flow.received() > 10 * MB)
+    info = flow.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 12)
+    rto_us = int.from_bytes(info[8:], sys.byteorder)
+    assert 50_000 <= rto_us < 200_000
 
 
 def test_send_buffers_hold_more_than_a_moment(

@@ -12,7 +12,7 @@
 
 enum fs_mode {
 	FS_OPEN = 0,     /* no entry, or its deadline has passed: ordinary TCP */
-	FS_CAPPED = 1,   /* ordinary TCP, paced at the reserved rate as a ceiling */
+	FS_CAPPED = 1,   /* ordinary TCP, paced at reserved + top-up */
 	FS_RESERVED = 2, /* paced at reserved + top-up, whatever is lost */
 };
 

@@ -204,11 +204,11 @@ class _Allocation:
         if self.partial:
             size = np.where(gang.rows, np.maximum(s.next_bytes, s.remaining), 0.0)
             whole = (self._by_job(size) / capacity).max(axis=1) * SECOND
-            bottleneck = np.where(bottleneck > NEARLY_DONE * whole, whole, bottleneck)
-            waits = np.floor(waits)
-        key = bottleneck / (1.0 + AGEING * waits)
-        if self.partial:
-            key = np.floor(np.log(np.maximum(key, 1.0)) / np.log(SIZE_CLASS))
+            seen = np.where(bottleneck > NEARLY_DONE * whole, whole, bottleneck)
+            aged = np.maximum(seen / (1.0 + AGEING * np.floor(waits)), 1.0)
+            key = np.floor(np.log(aged) / np.log(SIZE_CLASS))
+        else:
+            key = bottleneck / (1.0 + AGEING * waits)
         jobs = np.flatnonzero(gang.need[:, :-1].any(axis=1)).tolist()
         return sorted(jobs, key=lambda j: (key[j], s.job_names[j]))
 

@@ -17,8 +17,10 @@ packets reach the port together all the same, and the network needs a whole proc
 measured is then the processor (docs/adr/0011).
 Received packets go to the network's own processors (RPS, by flow): otherwise each is handled where
 its sender happened to run, and packets of one flow overtake each other, which TCP takes for loss.
-The NIC's burst plus one super-packet stay below the switch's burst: a flow that has a port for
-itself is not shaped twice.
+A wire never pauses, but the timers that emulate it come late on busy processors, and what an HTB
+could have sent meanwhile is lost beyond its burst. So bursts hold what a link carries in
+`TIMER_SLACK_US` (docs/adr/0013). The NIC's burst plus one super-packet stay below the switch's
+burst: a flow that has a port for itself is not shaped twice.
 
 Everything is made inside the run's own namespaces: nothing appears in the host's, and
 deleting the namespaces leaves nothing behind.
@@ -41,7 +43,8 @@ SWITCH_CONTROL_IP = "10.77.0.250"
 NIC = "eth0"
 _MTU_BYTES = 1514
 _MOST_SEGMENTS = 16
-_NIC_BURST = 8192
+TIMER_SLACK_US = 600.0
+"""So late may a timer come without a link losing time."""
 _NIC_QUEUE_PACKETS = 1000
 
 
@@ -99,7 +102,10 @@ def _mask(processors: Iterable[int]) -> str:
 class Network:
     """Namespaces, links and queues of one scenario."""
 
-    def __init__(self, scenario: Scenario, state: RunState) -> None:
+    def __init__(
+        self, scenario: Scenario, state: RunState, timer_slack_us: float = TIMER_SLACK_US
+    ) -> None:
+        self._slack_us = timer_slack_us
         self.scenario = scenario
         self.state = state
         self.switch = f"fl{state.id}-{SWITCH}"
@@ -110,8 +116,7 @@ class Network:
         segments = super_packet(
             link.buffer_bytes for link in map(self.scenario.link_of, self.hosts)
         )
-        # Room for the NIC's burst and a super-packet on top, and a packet to spare.
-        burst = _NIC_BURST + (segments + 1) * _MTU_BYTES
+        more = (segments + 1) * _MTU_BYTES  # a super-packet, and a packet to spare
         spaces = [self.switch, *self.hosts.values()]
         for space in spaces:
             self.state.note("netns", space)
@@ -129,13 +134,14 @@ class Network:
             self._tune(space, [NIC], "tso on gso on gro off")
             queue = f"pfifo limit {_NIC_QUEUE_PACKETS}"
             rate = self.scenario.link_of(name).rate_mbps
-            self._shape(space, NIC, rate, _NIC_BURST, queue)
+            self._shape(space, NIC, rate, self._burst(rate, more), queue)
         ports = [f"d-{name}" for name in self.hosts]
         self._tune(self.switch, ports, "tso off gso off gro off")
         self._bare_bridges()
         for name in self.hosts:
             link = self.scenario.link_of(name)
             queue = f"bfifo limit {link.buffer_bytes}"
+            burst = self._burst(link.rate_mbps, more) + more
             self._shape(self.switch, f"d-{name}", link.rate_mbps, burst, queue)
 
     def _cable(self) -> None:
@@ -168,6 +174,10 @@ class Network:
         """No firewall hooks: a switch has none, and here every packet would go through them."""
         script = "cd /proc/sys/net/bridge 2>/dev/null || exit 0; for f in bridge-nf-call-*; do "
         run(["ip", "netns", "exec", self.switch, "sh", "-ec", script + "echo 0 > $f; done"])
+
+    def _burst(self, rate_mbps: float, least: int) -> int:
+        """Bytes that a link of this rate carries while its timer is late."""
+        return max(round(rate_mbps / 8 * self._slack_us), least)
 
     def _shape(self, space: str, dev: str, rate_mbps: float, burst: int, queue: str) -> None:
         rate = f"{round(rate_mbps * 1e6)}bit"

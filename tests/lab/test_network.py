@@ -33,7 +33,7 @@ def test_network_has_the_asked_rates_and_buffers_and_leaves_nothing(state: RunSt
     assert ports.count("qdisc htb 1: dev d-") == 5
     assert ports.count("limit 64000b") + ports.count("limit 62500b") == 5
     classes = run(["tc", "-n", net.hosts["h1"], "class", "show", "dev", "eth0"])
-    assert "rate 400Mbit ceil 400Mbit burst 8" in classes
+    assert "rate 400Mbit ceil 400Mbit burst 30000b" in classes  # 600 us
     offloads = run(["nsenter", f"--net=/run/netns/{net.switch}", "ethtool", "-k", "d-h5"])
     for feature in ("tcp-segmentation", "generic-segmentation", "generic-receive"):
         assert f"{feature}-offload: off" in offloads

@@ -133,8 +133,9 @@ class GrpcDomain:
     def give_back(self, flows: Iterable[int]) -> list[Granted]:
         """See Domain."""
         given = [grant for flow in flows if (grant := self._book.give_back(flow)) is not None]
-        self._dirty.update(dict.fromkeys(g.flow for g in given if g.flow in self._known))
-        self._wake.set()
+        if given:
+            self._dirty.update(dict.fromkeys(g.flow for g in given if g.flow in self._known))
+            self._wake.set()
         return given
 
     def grant(self, flow: int) -> Granted:

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the lab's emulated links carry of their rate when they are full.
 
-The network of ps-incast: four hosts send more UDP to h1 than its switch port carries (any policy's
-incast), and h1 sends more to them than its NIC carries. Both queues always hold something, so a
-wire would carry its rate exactly; here a timer that comes late costs what does not fit the HTB's
-burst. Bursts that hold 160 us to 1 ms of the rate are measured in turns, with the processors left
+The network of ps-incast: four hosts send 1.6 times as much UDP to h1 as its switch port carries,
+and h1 sends 1.25 times as much to them as its NIC carries, through a queue of 120 ms. A wire would
+carry its rate exactly; here a timer that comes late costs what does not fit the HTB's burst.
+Senders are stopped by the processor as well, so queues are looked at 20 times, and the table says
+how often one was found empty. NIC bursts that hold 160 us to 1 ms of the rate are measured in
+turns (the port's hold a super-packet and a packet more, as in the lab), with the processors left
 alone and with three processes that compute 40 % of their time. Needs root.
 """
 
@@ -17,7 +19,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from flowslot_lab.net import NIC, TIMER_SLACK_US, Network, data_ip, run
 from flowslot_lab.processors import awake
@@ -26,15 +28,17 @@ from flowslot_lab.state import RunState, clean_dead
 
 SCENARIO = Path(__file__).parents[1] / "lab" / "scenarios" / "ps-incast.toml"
 SLACKS_US = (160.0, 320.0, TIMER_SLACK_US, 1000.0)
-SECONDS = 2.0
+SECONDS = 3.0
 SEGMENT, SEGMENTS, HEADERS = 1448, 4, 42
-UDP_SEGMENT = 103
-EXCESS = 1.25  # times what the links carry
+UDP_SEGMENT, SO_SNDBUFFORCE = 103, 32
+TO_PORT, TO_NIC = 1.6, 1.25  # times what they carry
+LOOKS = 20
 
 _SEND = f"""
 import socket, sys, time
 sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 sock.setsockopt(socket.IPPROTO_UDP, {UDP_SEGMENT}, {SEGMENT})
+sock.setsockopt(socket.SOL_SOCKET, {SO_SNDBUFFORCE}, 1 << 24)
 to = [(address, 9) for address in sys.argv[2].split(",")]
 packet, rate = bytes({SEGMENT * SEGMENTS}), float(sys.argv[1])
 began, sent = time.monotonic(), 0
@@ -62,8 +66,15 @@ time.sleep(600)
 """
 
 
-def measure(slack_us: float, computing: int, seconds: float = SECONDS) -> dict[str, float]:
-    """Shares of their rate that the switch port to h1 and the NIC of h1 carried."""
+class Found(NamedTuple):
+    """Share of its rate that a link carried; how often its queue was seen empty."""
+
+    carried: float
+    empty: int
+
+
+def measure(slack_us: float, computing: int, seconds: float = SECONDS) -> dict[str, Found]:
+    """The switch port to h1 and the NIC of h1."""
     scenario = load(SCENARIO)
     with contextlib.ExitStack() as stack:
         stack.enter_context(awake())
@@ -78,33 +89,48 @@ def measure(slack_us: float, computing: int, seconds: float = SECONDS) -> dict[s
             assert sink.stdout is not None
             sink.stdout.readline()
         rate_bps = scenario.link_of(server).rate_mbps * 1e6
-        packets = EXCESS * rate_bps / 8 / (SEGMENTS * (SEGMENT + HEADERS))
+        for host in net.hosts:  # as TCP's: super-packets are cut up when they leave the switch
+            features = ["ethtool", "-K", f"d-{host}", "tx-udp-segmentation", "off"]
+            run(["nsenter", f"--net=/run/netns/{net.switch}", *features])
+        packets = rate_bps / 8 / (SEGMENTS * (SEGMENT + HEADERS))
         addresses = ",".join(data_ip(i) for i in range(1, len(net.hosts)))
-        _start(stack, net.hosts[server], _SEND, packets, addresses)
+        _start(stack, net.hosts[server], _SEND, TO_NIC * packets, addresses)
         for host in others:
-            _start(stack, net.hosts[host], _SEND, packets / len(others), data_ip(0))
+            _start(stack, net.hosts[host], _SEND, TO_PORT * packets / len(others), data_ip(0))
         for _ in range(computing):
             _start(stack, net.hosts[server], _COMPUTE)
         time.sleep(0.5)
-        links = ((net.switch, f"d-{server}"), (net.hosts[server], NIC))
-        before = [_sent(*link) for link in links]
-        time.sleep(seconds)
-        after = [_sent(*link) for link in links]
-    carried = [
-        8 * (more - less) / (until - since) / rate_bps
-        for (since, less), (until, more) in zip(before, after, strict=True)
-    ]
-    return dict(zip(("port", "nic"), carried, strict=True))
+        links = {"port": (net.switch, f"d-{server}"), "nic": (net.hosts[server], NIC)}
+        looks: dict[str, list[_Look]] = {link: [] for link in links}
+        for _ in range(LOOKS):
+            for link, where in links.items():
+                looks[link].append(_look(*where))
+            time.sleep(seconds / LOOKS)
+    return {link: _judge(looks[link], rate_bps) for link in links}
 
 
-def _sent(space: str, device: str) -> tuple[float, int]:
-    """When, and how many bytes the link has carried until then."""
-    at = time.monotonic()
-    found = re.search(
-        r"Sent (\d+) ", run(["tc", "-n", space, "-s", "class", "show", "dev", device])
-    )
-    assert found is not None
-    return at, int(found[1])
+class _Look(NamedTuple):
+    at_s: float
+    sent_bytes: int
+    waiting_packets: int
+
+
+def _look(space: str, device: str) -> _Look:
+    """What a link has carried so far, and what waits for it."""
+    before_s = time.monotonic()
+    shown = run(["tc", "-n", space, "-s", "class", "show", "dev", device])
+    at_s = (before_s + time.monotonic()) / 2
+    sent, waiting = re.search(r"Sent (\d+) ", shown), re.search(r"backlog \w+ (\d+)p", shown)
+    assert sent is not None
+    assert waiting is not None
+    return _Look(at_s, int(sent[1]), int(waiting[1]))
+
+
+def _judge(looks: list[_Look], rate_bps: float) -> Found:
+    first, last = looks[0], looks[-1]
+    bits = 8 * (last.sent_bytes - first.sent_bytes)
+    empty = sum(look.waiting_packets == 0 for look in looks)
+    return Found(bits / (last.at_s - first.at_s) / rate_bps, empty)
 
 
 def _start(
@@ -120,23 +146,24 @@ def _start(
     return process
 
 
-def compare(repeats: int, seconds: float) -> list[dict[str, Any]]:
+def compare(times: int, seconds: float) -> list[dict[str, Any]]:
     """All bursts, in turns."""
     clean_dead()
-    shares: dict[tuple[int, float], list[dict[str, float]]] = {}
-    for _ in range(repeats):
+    found: dict[tuple[int, float], list[dict[str, Found]]] = {}
+    for _ in range(times):
         for computing in (0, 3):
             for slack_us in SLACKS_US:
-                found = measure(slack_us, computing, seconds)
-                shares.setdefault((computing, slack_us), []).append(found)
+                one = measure(slack_us, computing, seconds)
+                found.setdefault((computing, slack_us), []).append(one)
     return [
         {
             "computing": computing,
             "slack_us": slack_us,
             "of": link,
-            "carried": [f[link] for f in all_],
+            "carried": [one[link].carried for one in repeats],
+            "empty": sum(one[link].empty for one in repeats),
         }
-        for (computing, slack_us), all_ in shares.items()
+        for (computing, slack_us), repeats in found.items()
         for link in ("port", "nic")
     ]
 
@@ -152,13 +179,13 @@ def main() -> None:
     if options.output == "json":
         print(json.dumps(rows, indent=2))
         return
-    print("computing  burst (us)  link   carried: mean (min to max)")
+    print("computing  burst (us)  link   carried: mean (min to max)   found empty")
     for row in rows:
         carried = row["carried"]
         mean, low, high = statistics.mean(carried), min(carried), max(carried)
         print(
             f"{row['computing']:9}  {row['slack_us']:10.0f}  {row['of']:5}  "
-            f"{mean:.3f} ({low:.3f} to {high:.3f})"
+            f"{mean:.3f} ({low:.3f} to {high:.3f})   {row['empty']} of {LOOKS * len(carried)}"
         )
 
 

@@ -30,7 +30,8 @@
 #define FS_MAX_RTT_US 1000000ULL
 
 /* The kernel waits at least 200 ms before it sends again what nobody has acknowledged: three slots,
- * for paths of well below a millisecond. Receivers delay acknowledgements by 40 ms. */
+ * for paths of well below a millisecond. Receivers delay acknowledgements by 40 ms. There is
+ * no way back: the kernel's estimate only ever falls to a new minimum, it does not rise to one. */
 #define FS_RTO_MIN_US 50000
 
 /* Send buffers grow until they hold what the ceiling carries in this time (and to tcp_wmem). */

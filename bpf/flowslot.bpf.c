@@ -138,7 +138,6 @@ void BPF_PROG(fs_init, struct sock *sk)
 	struct flow *f = flow_of(sk);
 	__u64 now = bpf_ktime_get_ns();
 	__u32 slot = 0, head = 0;
-	int rto_min_us = FS_RTO_MIN_US;
 	struct fs_stat *top;
 
 	f->cookie = 0;
@@ -167,7 +166,6 @@ void BPF_PROG(fs_init, struct sock *sk)
 		f->woke_pacing = 1;
 	}
 	sk->sk_pacing_rate = sk->sk_max_pacing_rate;
-	bpf_setsockopt(sk, SOL_TCP, TCP_BPF_RTO_MIN, &rto_min_us, sizeof(rto_min_us));
 	announce(sk, f, now);
 }
 

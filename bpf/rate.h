@@ -39,7 +39,10 @@ static __always_inline __u32 window(struct tcp_sock *tp, struct flow *f, __u64 r
 static __always_inline void enter(struct sock *sk, struct flow *f, __u8 mode, __u64 now)
 {
 	struct tcp_sock *tp = (struct tcp_sock *)sk;
+	int rto_min_us = FS_RTO_MIN_US;
 
+	if (f->mode == FS_OPEN)
+		bpf_setsockopt(sk, SOL_TCP, TCP_BPF_RTO_MIN, &rto_min_us, sizeof(rto_min_us));
 	f->extra = 0;
 	f->grown_ns = now;
 	f->owed = 0;

@@ -202,11 +202,20 @@ class Network:
         retransmits = control = 0
         for name, space in self.hosts.items():
             devices, resent = self._devices(space)
-            links[up(name)] = devices[NIC][0]
+            links[up(name)] = self._shaped(space, NIC)
             links[down(name)] = ports[f"d-{name}"][0]
             control += devices["ctl0"][1]
             retransmits += resent
         return Counters(at, links, retransmits, control, network_ticks())
+
+    def _shaped(self, space: str, dev: str) -> int:
+        """Bytes that have left a link's queue; the device would count a super-packet's headers
+        once."""
+        shown = run(["tc", "-n", space, "-s", "class", "show", "dev", dev])
+        found = re.search(r"^ Sent (\d+) bytes", shown, re.M)
+        if found is None:
+            raise LabError(f"`tc` shows no counters of {dev} in {space}: {shown!r}")
+        return int(found[1])
 
     def _devices(self, space: str) -> tuple[dict[str, tuple[int, int]], int]:
         """(bytes, packets) sent by each device of a namespace, and TCP retransmissions."""

@@ -88,16 +88,21 @@ def test_reserved_ignores_loss_and_capped_yields(
     assert lost[False] < 0.1
 
 
-def test_lost_tails_are_sent_again_within_a_slot(
+def rto_us(flow: Any) -> int:
+    info = flow.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 12)
+    return int.from_bytes(info[8:], sys.byteorder)
+
+
+def test_lost_tails_of_paced_flows_are_sent_again_within_a_slot(
     pacer: BpfPacer, flows: Callable[..., Any], from_here: Any
 ) -> None:
     """The kernel's own least timeout of 200 ms would cost three slots."""
     flow = flows()
     flow.enlist(pacer.congestion_control)
     assert from_here.soon(lambda: flow.received() > 10 * MB)
-    info = flow.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 12)
-    rto_us = int.from_bytes(info[8:], sys.byteorder)
-    assert 50_000 <= rto_us < 200_000
+    assert rto_us(flow) >= 200_000, "nobody paces it"
+    pacer.apply([entry(flow, 10 * MB)], later())
+    assert from_here.soon(lambda: 50_000 <= rto_us(flow) < 200_000)
 
 
 def test_send_buffers_hold_more_than_a_moment(

@@ -37,14 +37,17 @@ class Pair:
         pacer.lend({self.heir.cookie: self.donor.cookie})
 
     def _acked(self) -> int:
+        return int(self._stat()["acked"])
+
+    def _stat(self) -> Any:
         row = self.pacer.stat(self.donor.cookie)
         assert row is not None
-        return int(row[0]["acked"])
+        return row[0]
 
     def send(self, size: int) -> None:
         self.donor.sock.sendall(bytes(size))
         self.acked += size
-        assert self.soon(lambda: self._acked() == self.acked)
+        assert self.soon(lambda: self._acked() == self.acked), (self.acked, self._stat())
 
 
 @pytest.fixture
@@ -87,6 +90,15 @@ def test_it_ends(pair: Pair, flows: Callable[..., Any], how: str) -> None:
         pair.pacer.apply([entry(pair.donor, 20 * MB)], time.monotonic_ns() - 1)
     else:
         pair.donor.stop()
+    assert pair.heir.comes_to(3 * MB)
+
+
+def test_a_flow_that_was_let_go_lends_to_nobody_when_it_is_paced_again(pair: Pair) -> None:
+    pair.pacer.release(pair.donor.cookie)
+    pair.pacer.lend({})
+    pair.pacer.apply([entry(pair.donor, 20 * MB)], later())
+    pair.pacer.watch(pair.donor.cookie, pair.acked + 100_000)
+    pair.send(100_000)
     assert pair.heir.comes_to(3 * MB)
 
 

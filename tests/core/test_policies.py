@@ -90,6 +90,26 @@ def test_arbiters_of_a_part_let_others_finish_and_know_small_from_large_and_star
         assert both_orders(first, new, partial=True) == ["a", "b"], first
 
 
+def test_to_arbiters_of_a_part_a_job_stays_as_large_when_some_of_its_flows_end() -> None:
+    one, other = {"left": 26, "next": 100}, {"left": 0, "next": 100}
+    allocator = StaggerAllocator(partial=True)
+    rates = allocator.allocate(
+        state({"job": "b", **one}, *[{"job": "b", **other}] * 3, {"job": "a", "left": 100}), NOW
+    )
+    # 26 of 400 are left, not 26 of 100: it may finish.
+    assert rates[0] > rates[4]
+    rates = allocator.allocate(
+        state(
+            {"job": "b", "left": 100, "next": 100},
+            *[{"job": "b", **other}] * 2,
+            {"job": "a", "left": 300},
+        ),
+        NOW,
+    )
+    # 100 of 300: as large as the other one, which comes first by name.
+    assert rates[3] > rates[0]
+
+
 def test_a_gang_ends_together_and_other_links_are_topped_up() -> None:
     rates = stagger(
         {"job": "a", "left": 300, "links": (0, 1)},

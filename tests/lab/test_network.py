@@ -39,6 +39,12 @@ def test_network_has_the_asked_rates_and_buffers_and_leaves_nothing(state: RunSt
         assert f"{feature}-offload: off" in offloads
     nic = run(["ip", "-n", net.hosts["h5"], "-details", "link", "show", "dev", "eth0"])
     assert "gso_max_segs 4 " in nic
+    # Super-packets travel whole to the port, and receivers see packets (ADR 11).
+    offloads = run(["nsenter", f"--net=/run/netns/{net.hosts['h5']}", "ethtool", "-k", "eth0"])
+    assert "tcp-segmentation-offload: on" in offloads
+    assert "generic-receive-offload: off" in offloads
+    port = run(["tc", "-n", net.switch, "class", "show", "dev", "d-h1"])
+    assert "burst 37500b" in port  # the NIC's, a super-packet of 4, and a packet to spare
     command = ["ip", "netns", "exec", net.hosts["h5"], "cat"]
     mask = run([*command, "/sys/class/net/eth0/queues/rx-0/rps_cpus"]).strip()
     assert int(mask.replace(",", ""), 16) == sum(1 << cpu for cpu in of_the_network())
@@ -64,7 +70,10 @@ def test_baseline_run_verifies_bytes_and_measures(state: RunState) -> None:
         assert measured.evidence.bytes_verified == 6 * 2 * 500_000
         assert measured.evidence.rate_writes == 0
         assert len(measured.jobs[0].times) == 5
-        assert all(0 < used < 1.05 for used in measured.utilisation.values())
+        used = measured.utilisation
+        assert all(0 < share < 1.05 for share in used.values())
+        # All that leaves the port to the other host has left a NIC, with as many headers.
+        assert used["h1->s1"] >= 0.99 * used["s1->h2"]
         assert measured.jobs[0].slowdowns.min() > 0.95  # nothing beats the physical limit
     assert set(result.alone) == {"a"}
     state.clean()

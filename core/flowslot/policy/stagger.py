@@ -202,7 +202,8 @@ class _Allocation:
         period = np.where(period > 0, period, 4.0 * bottleneck + 1.0)
         waits = self.wait / period
         if self.partial:
-            size = np.where(gang.rows, np.maximum(s.next_bytes, s.remaining), 0.0)
+            # Of all its flows: others of its arbiters may not have heard yet which ones have ended.
+            size = np.where(self.closed, 0.0, np.maximum(s.next_bytes, s.remaining))
             whole = (self._by_job(size) / capacity).max(axis=1) * SECOND
             seen = np.where(bottleneck > NEARLY_DONE * whole, whole, bottleneck)
             aged = np.maximum(seen / (1.0 + AGEING * np.floor(waits)), 1.0)

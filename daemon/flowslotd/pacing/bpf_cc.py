@@ -296,7 +296,12 @@ class BpfPacer:
 
     def _disown(self, cookie: int) -> None:
         """An entry is not, or no longer, this flow's: it neither lends nor inherits."""
-        self._donors = {h: d for h, d in self._donors.items() if cookie not in (h, d)}
+        for heir in [h for h, d in self._donors.items() if cookie in (h, d)]:
+            del self._donors[heir]
+            slot = self._slot(heir)
+            if slot and self._ctl["cookie"][slot] == heir:
+                # The donor may be paced again in the same slot, and then lend to another one.
+                self._ctl["donor"][slot] = 0
 
     def watch(self, cookie: int, acked_target: int) -> None:
         """See `Pacer`."""

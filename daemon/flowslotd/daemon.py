@@ -38,7 +38,7 @@ GATHER_NS = MILLISECOND
 LAZY_NS = 10 * MILLISECOND
 """What a flow leaves free can wait so long while its job goes on: top-up uses it meanwhile. With 30
 ms the daemon takes a quarter less of a processor, but two-equal had three runs of ten with a p99 of
-1.27 to 1.60 instead of one of 25."""
+1.27 to 1.60 instead of one of 24."""
 BUSY = 2
 """After a pass at events at least so many times the processor time it took before the next one."""
 LOG_EVERY_NS = 10 * SECOND

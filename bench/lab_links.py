@@ -13,7 +13,6 @@ alone and with three processes that compute 40 % of their time. Needs root.
 import argparse
 import contextlib
 import json
-import re
 import statistics
 import subprocess
 import sys
@@ -21,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flowslot_lab.net import NIC, TIMER_SLACK_US, Network, data_ip, run
+from flowslot_lab.net import NIC, TIMER_SLACK_US, Network, carried, data_ip, run
 from flowslot_lab.processors import awake
 from flowslot_lab.scenario import load
 from flowslot_lab.state import RunState, clean_dead
@@ -118,12 +117,8 @@ class _Look(NamedTuple):
 def _look(space: str, device: str) -> _Look:
     """What a link has carried so far, and what waits for it."""
     before_s = time.monotonic()
-    shown = run(["tc", "-n", space, "-s", "class", "show", "dev", device])
-    at_s = (before_s + time.monotonic()) / 2
-    sent, waiting = re.search(r"Sent (\d+) ", shown), re.search(r"backlog \w+ (\d+)p", shown)
-    assert sent is not None
-    assert waiting is not None
-    return _Look(at_s, int(sent[1]), int(waiting[1]))
+    sent, waiting = carried(space, device)
+    return _Look((before_s + time.monotonic()) / 2, sent, waiting)
 
 
 def _judge(looks: list[_Look], rate_bps: float) -> Found:
@@ -181,11 +176,11 @@ def main() -> None:
         return
     print("computing  burst (us)  link   carried: mean (min to max)   found empty")
     for row in rows:
-        carried = row["carried"]
-        mean, low, high = statistics.mean(carried), min(carried), max(carried)
+        shares = row["carried"]
+        mean, low, high = statistics.mean(shares), min(shares), max(shares)
         print(
             f"{row['computing']:9}  {row['slack_us']:10.0f}  {row['of']:5}  "
-            f"{mean:.3f} ({low:.3f} to {high:.3f})   {row['empty']} of {LOOKS * len(carried)}"
+            f"{mean:.3f} ({low:.3f} to {high:.3f})   {row['empty']} of {LOOKS * len(shares)}"
         )
 
 

@@ -132,11 +132,12 @@ class PsWorker:
 
     def __init__(self, spec: JobSpec, out: Links, loop: Loop, make_flow: MakeFlow) -> None:
         self._rank, self._workers = spec.rank, len(spec.addresses) - 1
-        self._keys = spec.slices
         shape = (spec.sockets, spec.slices, spec.slice_bytes // WORD_BYTES)
         self._content = Content(spec.seed, spec.job, int(np.prod(shape)), self._workers)
         self._gradient: Words = np.empty(shape, Word)
         self._weights: Words = np.empty(shape, Word)
+        # Nobody waits for a single key here: several at once wake the process up less often.
+        self._pulls = spec.slices // math.gcd(spec.slices, _PULLED_AT_ONCE)
         self._section = spec.slices * spec.slice_bytes
         self._loop = loop
         self._pairs: list[tuple[Sender, Receiver]] = []
@@ -144,16 +145,12 @@ class PsWorker:
         for channel in range(spec.sockets):
             sock = out[self._workers, channel]
             flow = make_flow(sock, self._workers, channel, "push")
-            self._add_channel(channel, sock, spec.slice_bytes, flow)
+            self._add_channel(channel, sock, flow)
 
-    def _add_channel(
-        self, channel: int, sock: socket.socket, stripe_bytes: int, flow: Flow | None
-    ) -> None:
+    def _add_channel(self, channel: int, sock: socket.socket, flow: Flow | None) -> None:
         gradient, weights = _view(self._gradient[channel]), _view(self._weights[channel])
         sender = Sender(sock, self._section, lambda _: gradient, flow)
-        # Nobody waits for a single key here: several at once wake the process up less often.
-        at_once = math.gcd(self._keys, _PULLED_AT_ONCE)
-        size, self._pulls = at_once * stripe_bytes, self._keys // at_once
+        size = self._section // self._pulls
         receiver = Receiver(sock, size, self._pulls, lambda _: weights, lambda *_: None)
         self._loop.add(sock, sender, receiver)
         self._pairs.append((sender, receiver))

@@ -92,6 +92,18 @@ def run(command: Sequence[str], stdin: str = "") -> str:
     return done.stdout
 
 
+def carried(space: str, dev: str) -> tuple[int, int]:
+    """Bytes that have left a link's queue, and packets that wait in it.
+
+    As on the wire: the device would count the headers of a super-packet once. LabError.
+    """
+    shown = run(["tc", "-n", space, "-s", "class", "show", "dev", dev])
+    sent, waiting = re.search(r"Sent (\d+) bytes", shown), re.search(r"backlog \w+ (\d+)p", shown)
+    if sent is None or waiting is None:
+        raise LabError(f"`tc` shows no counters of {dev} in {space}: {shown!r}")
+    return int(sent[1]), int(waiting[1])
+
+
 def _mask(processors: Iterable[int]) -> str:
     """A set of processors as sysfs wants it: groups of 32 bits."""
     mask = f"{sum(1 << cpu for cpu in processors):x}"
@@ -202,20 +214,11 @@ class Network:
         retransmits = control = 0
         for name, space in self.hosts.items():
             devices, resent = self._devices(space)
-            links[up(name)] = self._shaped(space, NIC)
+            links[up(name)] = carried(space, NIC)[0]
             links[down(name)] = ports[f"d-{name}"][0]
             control += devices["ctl0"][1]
             retransmits += resent
         return Counters(at, links, retransmits, control, network_ticks())
-
-    def _shaped(self, space: str, dev: str) -> int:
-        """Bytes that have left a link's queue; the device would count a super-packet's headers
-        once."""
-        shown = run(["tc", "-n", space, "-s", "class", "show", "dev", dev])
-        found = re.search(r"^ Sent (\d+) bytes", shown, re.M)
-        if found is None:
-            raise LabError(f"`tc` shows no counters of {dev} in {space}: {shown!r}")
-        return int(found[1])
 
     def _devices(self, space: str) -> tuple[dict[str, tuple[int, int]], int]:
         """(bytes, packets) sent by each device of a namespace, and TCP retransmissions."""

@@ -309,6 +309,8 @@ class Arbiter:
     def _mute(self) -> Bools:
         """Rows of sessions that cannot be talked to."""
         closed = [session.id for session in self._sessions if session.closed]
+        if not closed:
+            return np.zeros(self._flows.n, np.bool_)
         return np.isin(self._flows.session[: self._flows.n], closed)
 
     def _lower(self, now: Nanos, mute: Bools, grants: dict[int, list[Grant]]) -> Rows:
@@ -323,7 +325,9 @@ class Arbiter:
     def _raise(self, mute: Bools, lowered: Rows, grants: dict[int, list[Grant]]) -> None:
         flows = self._flows
         gain = self._issuer.inherit(lowered)
-        free = self._limit - self._table.peak() - self.commitments() - flows.on_links(gain)
+        free = self._limit - self._table.peak() - self.commitments()
+        if gain.any():
+            free -= flows.on_links(gain)
         raises = self._issuer.raises(mute, free, gain)
         self.granted += int((raises.rates > flows.grant[raises.rows]).sum())
         flows.grant[raises.rows] = raises.rates

@@ -78,7 +78,11 @@ class FlowTable:
         self.n = 0
         self.rows: dict[tuple[int, int], int] = {}
         self._room = 0
+        self.version = 0
+        """Changes with the flows, their paths and jobs."""
         self.paths = np.full((0, 1), n_links, dtype=np.int32)
+        self._links: list[tuple[int, ...]] = []  # the same by row, as a daemon said it
+        self._unplaced: tuple[int, Bools, bool] = (-1, np.zeros(0, np.bool_), False)
         self.pending_seq = np.zeros((0, PENDING), dtype=np.int64)
         self.pending_rate = np.zeros((0, PENDING))
         for name, kind in _COLUMNS.items():
@@ -95,7 +99,9 @@ class FlowTable:
         if self.n == self._room:
             self._grow(max(64, 2 * self._room))
         row, self.n = self.n, self.n + 1
+        self.version += 1
         self.rows[session, flow] = row
+        self._links.append(())
         for name in _COLUMNS:
             getattr(self, name)[row] = 0
         self.session[row], self.flow[row], self.inc[row] = session, flow, inc
@@ -113,6 +119,9 @@ class FlowTable:
         self._disinherit(session, flow)
         self._leave_job(int(self.job[row]))
         last = self.n = self.n - 1
+        self.version += 1
+        self._links[row] = self._links[last]
+        del self._links[last]
         if row != last:
             for column in self._arrays():
                 column[row] = column[last]
@@ -149,16 +158,19 @@ class FlowTable:
             self.paths = wider
         self.paths[row] = self.n_links
         self.paths[row, : len(links)] = links
+        self._links[row] = tuple(links)
+        self.version += 1
 
     def path(self, row: int) -> tuple[int, ...]:
         """The row's links; empty when they are not known."""
-        return tuple(link for link in self.paths[row].tolist() if link != self.n_links)
+        return self._links[row]
 
     def set_job(self, row: int, name: str) -> None:
         """Make the row's flow part of a job."""
         if self.job_names[self.job[row]] != name:
             self._leave_job(int(self.job[row]))
             self.job[row] = self._job(name)
+            self.version += 1
 
     def _job(self, name: str) -> int:
         job = self._job_ids.get(name)
@@ -204,19 +216,23 @@ class FlowTable:
     def report(self, now: Nanos, rows: list[int], demands: Sequence[Demand]) -> None:
         """Take over what was reported; path and job are set already. Each row at most once."""
         at = np.array(rows, dtype=np.intp)
-        size = np.array([d.remaining for d in demands], dtype=np.float64)
-        wait = np.array([d.wait_ns for d in demands], dtype=np.int64)
-        next_in = np.array([d.next_in_ns for d in demands], dtype=np.int64)
-        ended = (size <= 0) & (self.remaining[at] > 0)
-        self.idle_since[at[ended]] = now
-        self.inc[at] = [d.inc for d in demands]
+        said = np.array(
+            [
+                (d.inc, d.remaining, d.wait_ns, d.period_ns, d.next_in_ns, d.next_bytes)
+                for d in demands
+            ],
+            dtype=np.int64,
+        )
+        size = said[:, 1].astype(np.float64)
+        self.idle_since[at[(size <= 0) & (self.remaining[at] > 0)]] = now
+        self.inc[at] = said[:, 0]
         self.remaining[at] = size
         self.least[at] = np.where(size > 0, np.maximum(size * _LEAST_LEFT, 1.0), 0.0)
         self.cap[at] = [d.cap for d in demands]
-        self.ready_at[at] = now - wait
-        self.period_ns[at] = [d.period_ns for d in demands]
-        self.due_at[at] = now + next_in
-        self.next_bytes[at] = [d.next_bytes for d in demands]
+        self.ready_at[at] = now - said[:, 2]
+        self.period_ns[at] = said[:, 3]
+        self.due_at[at] = now + said[:, 4]
+        self.next_bytes[at] = said[:, 5]
 
     def state(self, now: Nanos, capacity: Floats) -> AllocationState:
         """What an allocator sees; `capacity` float64[L]. Copies where it could be modified."""
@@ -242,14 +258,24 @@ class FlowTable:
         )
 
     def unplaced(self) -> Bools:
-        """Rows whose path is not known, bool[n]."""
-        missing: Bools = self.paths[: self.n, 0] == self.n_links
-        return missing
+        """Rows whose path is not known, bool[n]. Not to be modified."""
+        return self._missing()[0]
+
+    def _missing(self) -> tuple[Bools, bool]:
+        """`unplaced`, and whether there are any."""
+        if self._unplaced[0] != self.version:
+            missing: Bools = self.paths[: self.n, 0] == self.n_links
+            self._unplaced = self.version, missing, bool(missing.any())
+        return self._unplaced[1:]
 
     def keep_unplaced(self, target: Floats, since: int) -> Floats:
         """Targets, in which rows still without a path keep what they hold, if known since then."""
-        kept = self.unplaced() & (self.held_since[: self.n] > since)
-        return np.where(kept, self.grant[: self.n], target)
+        unplaced, there_are_any = self._missing()
+        if not there_are_any:
+            return target
+        return np.where(
+            unplaced & (self.held_since[: self.n] > since), self.grant[: self.n], target
+        )
 
     # --- commitments
 
@@ -261,8 +287,8 @@ class FlowTable:
     def on_links(self, rates: Floats) -> Floats:
         """Sum of `rates` float64[n] on each link, float64[L]; unknown paths count everywhere."""
         sums = link_sum(self.paths[: self.n], rates, self.n_links)[:-1]
-        unplaced = self.unplaced()
-        return sums + float(rates[unplaced].sum()) if unplaced.any() else sums
+        unplaced, there_are_any = self._missing()
+        return sums + float(rates[unplaced].sum()) if there_are_any else sums
 
     def lower(self, now: Nanos, rows: Rows, rates: Floats, first_seq: int) -> Rows:
         """Take rates back; returns the rows really lowered (those with room for one more).
@@ -313,13 +339,17 @@ class FlowTable:
         # A number that was never sent is nothing that an honest daemon says.
         sent = upto <= self.seq[rows]
         rows, upto = rows[sent], upto[sent]
-        still = self.pending_seq[rows] > upto[:, None]
-        fewer = still.sum(axis=1) < (self.pending_seq[rows] != 0).sum(axis=1)
+        pending = self.pending_seq[rows]
+        still = pending > upto[:, None]
+        fewer = still.sum(axis=1) < (pending != 0).sum(axis=1)
         rows, still = rows[fewer], still[fewer]
-        order = np.argsort(~still, axis=1, kind="stable")
-        for column in (self.pending_seq, self.pending_rate):
-            values = np.where(still, column[rows], 0)
-            column[rows] = np.take_along_axis(values, order, axis=1)
+        if still.any():
+            order = np.argsort(~still, axis=1, kind="stable")
+            for column in (self.pending_seq, self.pending_rate):
+                values = np.where(still, column[rows], 0)
+                column[rows] = np.take_along_axis(values, order, axis=1)
+        else:
+            self.pending_seq[rows], self.pending_rate[rows] = 0, 0.0
         self.oldest_pending[rows] = now
         self.passed_on[rows] = 0.0
 

@@ -20,6 +20,15 @@ class Raises:
     rates: Floats
 
 
+@dataclass(frozen=True, slots=True)
+class _Measures:
+    """`tightest`: least goodput on each row's path, inf when not known; `share`: see `shares`."""
+
+    version: int
+    tightest: Floats
+    share: Floats
+
+
 class Issuer:
     """Rules 4 to 7, vectorised over the flow table. `goodput`: float64[L]."""
 
@@ -27,19 +36,27 @@ class Issuer:
         self._flows = flows
         self._goodput = np.append(goodput, np.inf)
         self._config = config
+        self._measures: _Measures | None = None
 
     def ceilings(self, rows: Rows) -> Floats:
         """Goodput of the tightest link on each row's path (0 when the path is not known)."""
-        ceiling: Floats = self._goodput[self._flows.paths[rows]].min(axis=1)
+        ceiling = self._measured().tightest[rows]
         return np.where(np.isfinite(ceiling), ceiling, 0.0)
 
     def shares(self, rows: Rows) -> Floats:
         """Goodput of each row's path, divided among all flows of its job on the tightest link."""
-        flows, width = self._flows, self._flows.n_links + 1
-        cells = flows.job[: flows.n, None] * width + flows.paths[: flows.n]
-        users = np.bincount(cells.ravel())
-        share: Floats = (self._goodput[flows.paths[rows]] / users[cells[rows]]).min(axis=1)
-        return np.where(np.isfinite(share), share, 0.0)
+        return self._measured().share[rows]
+
+    def _measured(self) -> _Measures:
+        """What hangs on paths and jobs alone; worked out anew when these change."""
+        flows, n = self._flows, self._flows.n
+        if self._measures is None or self._measures.version != flows.version:
+            goodput = self._goodput[flows.paths[:n]]
+            cells = flows.job[:n, None] * (flows.n_links + 1) + flows.paths[:n]
+            share = (goodput / np.bincount(cells.ravel())[cells]).min(axis=1)
+            share = np.where(np.isfinite(share), share, 0.0)
+            self._measures = _Measures(flows.version, goodput.min(axis=1), share)
+        return self._measures
 
     def settle(self, target: Floats, capacity: Floats) -> None:
         """Turn targets into goals (rule 7): small changes are ignored, except to zero.
@@ -48,7 +65,7 @@ class Issuer:
         """
         n, config = self._flows.n, self._config
         goal = self._flows.goal[:n]
-        link = self._goodput[self._flows.paths[:n]].min(axis=1)
+        link = self._measured().tightest
         worth = np.minimum(
             config.min_change_link * link, config.min_change_rate * np.maximum(goal, target)
         )
@@ -102,7 +119,7 @@ class Issuer:
 
     def _worth(self, row: int) -> float:
         """The least change that is worth a message."""
-        link = float(self._goodput[self._flows.paths[row]].min())
+        link = float(self._measured().tightest[row])
         goal = float(self._flows.goal[row])
         return max(self._config.min_change_link * link, self._config.min_change_rate * goal)
 
@@ -131,7 +148,7 @@ class Issuer:
         share = part[paths].min(axis=1)
         rates = np.where(share >= 1.0, goal, base + (goal - base) * share)
         worth = np.maximum(
-            self._config.min_change_link * self._goodput[paths].min(axis=1),
+            self._config.min_change_link * self._measured().tightest[rows],
             self._config.min_change_rate * goal,
         )
         send = (rates >= goal) | (rates - grant >= worth)

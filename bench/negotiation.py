@@ -10,6 +10,7 @@ are repeated at every slot. Patterns:
 - `turns`: jobs communicate one after the other, as scheduled jobs do: nobody has to give way;
 - `contended`: as `phases`, but for half of their time: always someone must give way;
 - `aligned`: all flows of all hosts become active at the same slot boundary.
+Beside it, right after it, what gRPC alone takes (`floor_...`, see bench.grpc_floor).
 """
 
 import argparse
@@ -33,6 +34,7 @@ import numpy as np
 import psutil
 import uvloop
 
+from bench import grpc_floor
 from flowslot.grantbook import Granted
 from flowslot.messages import Demand
 from flowslot.topology import parse_topology
@@ -106,6 +108,7 @@ class Client:
     async def _slots(self, end: float) -> None:
         while time.time() < end:
             await asyncio.sleep((SLOT_NS - time.time_ns() % SLOT_NS) / 1e9)
+            self.domain.beat(Nanos(time.monotonic_ns()))
             self._say([j for j, active in enumerate(self._active) if active])
 
     async def _job(self, job: int, end: float) -> None:
@@ -328,7 +331,10 @@ def main() -> None:
         uvloop.run(client(args))
         return
     patterns = [args.pattern] if args.pattern else list(BUSY)
-    result = {p: measure(args.seconds, args.hosts, args.flows, p) for p in patterns}
+    result = {
+        p: measure(args.seconds, args.hosts, args.flows, p) | grpc_floor.measure(daemons=args.hosts)
+        for p in patterns
+    }
     if args.output == "json":
         print(json.dumps(result, indent=2))
     else:

@@ -72,13 +72,18 @@ enum flowslot_role {
 };
 enum flowslot_transport { FLOWSLOT_NO_TRANSPORT, FLOWSLOT_TCP, FLOWSLOT_RDMA };
 enum flowslot_message { FLOWSLOT_REGISTER = 1, FLOWSLOT_REPLY, FLOWSLOT_BEGIN, FLOWSLOT_END };
+enum flowslot_quiet { /* any other value: as FLOWSLOT_QUIET_ALL */
+    FLOWSLOT_QUIET_NONE,
+    FLOWSLOT_QUIET_ALL,
+    FLOWSLOT_QUIET_ENDS /* the kernel tells it when a flow has ended */
+};
 
 struct flowslot_header {
     char magic[8];
     uint32_t version;
     uint32_t slots;
     int32_t pid;
-    uint32_t quiet;    /* set by the daemon: nonzero while it has no use for doorbells */
+    uint32_t quiet;    /* set by the daemon: which doorbells it has no use for */
     uint64_t start_ns; /* CLOCK_REALTIME */
     uint8_t reserved[32];
 };
@@ -218,8 +223,9 @@ static inline void flowslot__write(struct flowslot_slot *slot, const struct flow
 static inline void flowslot__ring(struct flowslot_flow *flow, enum flowslot_message kind) {
     struct flowslot_doorbell bell;
     int saved = errno;
+    uint32_t quiet = FLOWSLOT_GET(flow->job->header->quiet);
     if (FLOWSLOT_GET(flow->job->link) != FLOWSLOT_REGISTERED) return;
-    if (FLOWSLOT_GET(flow->job->header->quiet) != 0) return;
+    if (quiet == FLOWSLOT_QUIET_ENDS ? kind == FLOWSLOT_END : quiet != FLOWSLOT_QUIET_NONE) return;
     memcpy(bell.magic, FLOWSLOT_MAGIC, sizeof(bell.magic));
     bell.version = FLOWSLOT_VERSION;
     bell.type = (uint16_t)kind;
@@ -244,7 +250,7 @@ static inline void flowslot__enlist(const struct flowslot *job, const struct flo
 
 static inline void flowslot__leave(struct flowslot *job, uint64_t retry_ns, const char *reason) {
     FLOWSLOT_SET(job->link, FLOWSLOT_ABSENT);
-    FLOWSLOT_SET(job->header->quiet, 0u);
+    FLOWSLOT_SET(job->header->quiet, FLOWSLOT_QUIET_NONE);
     memset(job->cc, 0, sizeof(job->cc));
     memset(job->reason, 0, sizeof(job->reason));
     memcpy(job->reason, reason, strnlen(reason, sizeof(job->reason) - 1));
@@ -269,7 +275,7 @@ static inline void flowslot__connect(struct flowslot *job) {
     int sock = flowslot__socket();
 
     job->retry_ns = flowslot__now(CLOCK_MONOTONIC) + FLOWSLOT_RETRY_NS;
-    FLOWSLOT_SET(job->header->quiet, 0u); /* a dead daemon's wish must not outlive it */
+    FLOWSLOT_SET(job->header->quiet, FLOWSLOT_QUIET_NONE); /* a dead daemon's wish must not outlive it */
     if (sock < 0 || job->path[0] == '\0') {
         if (sock >= 0) close(sock);
         return;

@@ -39,8 +39,9 @@ LAZY_NS = 10 * MILLISECOND
 """What a flow leaves free can wait so long while its job goes on: top-up uses it meanwhile. With 30
 ms (and fewer empty messages) the daemon took 28 instead of 38 % of a core in one run each, but
 two-equal had three runs of ten with a p99 of 1.27 to 1.60 instead of one of 24."""
-BUSY = 2
-"""After a pass at events at least so many times the processor time it took before the next one."""
+BUSY, LAZY_BUSY = 2, 10
+"""After a pass at events at least so many times the processor time it took before the next one, and
+before one that can wait: many flows end one by one, and must not cost more than a few ends do."""
 LOG_EVERY_NS = 10 * SECOND
 
 
@@ -149,9 +150,10 @@ class Daemon:
         self._notifier.watchdog()
         self._next_slot()
 
-    def _soon(self, within_ns: int = GATHER_NS) -> None:
+    def _soon(self, lazy: bool = False) -> None:
         """Run a pass for what was touched, together with what is touched until then."""
-        due = Nanos(monotonic() + max(within_ns, BUSY * self._replan_cpu_ns))
+        within, busy = (LAZY_NS, LAZY_BUSY) if lazy else (GATHER_NS, BUSY)
+        due = Nanos(monotonic() + max(within, busy * self._replan_cpu_ns))
         if self._gathering is not None:
             if self._gathering_until <= due:
                 return
@@ -171,7 +173,6 @@ class Daemon:
         touched, self._touched = self._touched, {}
         now, cpu = monotonic(), thread_cpu()
         self._guard("events", self.engine.loop.on_events, now, touched.values())
-        self._guard("kernel events", self._on_kernel)  # what ended while we were looking
         self._replan_cpu_ns = thread_cpu() - cpu
         self.metrics.replan.add(monotonic() - now)
 
@@ -190,12 +191,13 @@ class Daemon:
 
     def _on_grants(self, now: Nanos, grants: Sequence[Granted]) -> None:
         self._guard("grants", self.engine.loop.on_grants, now, grants)
-        self._guard("kernel events", self._on_kernel)
 
     def _on_kernel(self) -> None:
         if self.engine.pacer is None:
             return
-        for event in self.engine.pacer.events():
+        events = self.engine.pacer.events()
+        last = self.table.drained(event.cookie for event in events if event.kind == "drained")
+        for event in events:
             if event.kind == "closed":
                 self.table.closed(event.cookie)
                 self._soon()
@@ -203,18 +205,17 @@ class Daemon:
                 if event.cookie not in self.table:
                     self.table.stir()
                 self.engine.loop.on_new(event.cookie)
-                self._touch(event.cookie, GATHER_NS)
+                self._touch(event.cookie)
             elif event.kind == "drained":
-                last = self.table.drained(event.cookie)
-                self._touch(event.cookie, GATHER_NS if last else LAZY_NS)
+                self._touch(event.cookie, lazy=not last.get(event.cookie))
 
-    def _touch(self, cookie: int, within_ns: int) -> None:
+    def _touch(self, cookie: int, lazy: bool = False) -> None:
         """Something happened to a flow: look at its job's record soon."""
         row = self.table.find(cookie)
         source = self.table.infos[row].source if row is not None else None
         if source in self.registration.records:
             self._touched[source] = self.registration.records[source]
-            self._soon(within_ns)
+            self._soon(lazy)
 
     def _joined(self, record: Record) -> None:
         self._touched[record.id] = record
@@ -223,7 +224,7 @@ class Daemon:
     def _rang(self, record: Record, slot: int, message: Message) -> None:
         self._touched[record.id] = record
         # END: the last bytes are in the socket. The phase goes on until they are acknowledged.
-        self._soon(GATHER_NS if message == Message.BEGIN else LAZY_NS)
+        self._soon(lazy=message != Message.BEGIN)
 
     def _left(self, record: Record) -> None:
         self._touched.pop(record.id, None)

@@ -139,6 +139,10 @@ class FailoverDomain:
         """See Domain."""
         return (self._local or self._remote).give_back(flows)
 
+    def beat(self, now: Nanos) -> None:
+        """See Domain."""
+        self._remote.beat(now)
+
     def grant(self, flow: int) -> Granted:
         """See Domain."""
         return (self._local or self._remote).grant(flow)

@@ -95,6 +95,10 @@ class Domain(Protocol):
         """
         ...
 
+    def beat(self, now: Nanos) -> None:
+        """A slot begins: a sign of life is due, to travel with what is said in this slot."""
+        ...
+
     def grant(self, flow: int) -> Granted:
         """What the flow may send at present; NaN: nobody has a say (yet)."""
         ...

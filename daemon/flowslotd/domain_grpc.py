@@ -29,8 +29,8 @@ from flowslotd.domain_heart import Heart
 FIRST_RETRY_S, LAST_RETRY_S = 0.02, 1.0
 CONNECT_S = 2.0
 CALL_S = 1.0
-HEARTBEATS = 3
-"""Per lease: one may be lost, or late by more than half a slot."""
+HEARTBEATS = 2
+"""Per lease, as it begins: one each slot, so that it travels with what the slot brings to say."""
 PATIENCE_LEASES = 2
 """A switch that answers, but grants nothing to active flows, is taken over after so many."""
 _OPTIONS = [
@@ -82,7 +82,7 @@ class GrpcDomain:
         self._index = {link: i for i, link in enumerate(self._held)}
         self._asks: dict[tuple[int, ...], bool] = {}
         self._lease_ns = lease_ns
-        self._heart = Heart(Nanos(lease_ns // HEARTBEATS))
+        self._heart = Heart(Nanos(lease_ns // HEARTBEATS), self._new_heartbeat)
         self._stats = stats
         self._book = GrantBook(daemon, lease_ns)
         # Unique among all daemons without asking anyone, and increasing.
@@ -141,6 +141,11 @@ class GrpcDomain:
     def grant(self, flow: int) -> Granted:
         """See Domain."""
         return self._book.grant(flow) if flow in self._book else nothing_said(flow)
+
+    def beat(self, now: Nanos) -> None:
+        """See Domain."""
+        if self._heart.rested(now):
+            self._new_heartbeat()
 
     def covers(self, links: tuple[int, ...]) -> bool:
         """See Domain."""
@@ -235,13 +240,14 @@ class GrpcDomain:
             opening = self._greet(monotonic())
             call: Call = stub.Negotiate()
             self._new_heartbeat()  # for the first message
-            works = (self._read(call), self._write(call, opening), self._beat(), self._fall())
+            works = (self._read(call), self._write(call, opening), self._fall())
             tasks = [asyncio.create_task(work) for work in works]
             try:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()
             finally:
+                self._heart.rest()
                 for task in tasks:
                     task.cancel()
                 call.cancel()
@@ -268,19 +274,11 @@ class GrpcDomain:
         await self._lost.wait()
         raise LeaseLost("no answer for a whole lease")
 
-    async def _beat(self) -> None:
-        while True:
-            wait_ns = self._heart.due_at - monotonic()
-            if wait_ns > 0:
-                await asyncio.sleep(wait_ns / 1e9)
-            else:
-                self._new_heartbeat()
-                self._wake.set()
-
     def _new_heartbeat(self) -> None:
         now = monotonic()
         self._heartbeat = self._heart.beat(now, wall())
         self._book.sent_heartbeat(now, self._heartbeat.n)
+        self._wake.set()
 
     async def _write(self, call: Call, opening: Opening | None) -> None:
         while True:
@@ -294,6 +292,7 @@ class GrpcDomain:
                 self._heartbeat,
             )
             self._dones, self._dirty, self._acks, self._heartbeat = {}, {}, {}, None
+            self._wake.clear()
             try:
                 await call.write(write_daemon(message, self._index, opening))
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
@@ -301,7 +300,6 @@ class GrpcDomain:
             opening = None
             self._stats.messages_out += 1
             await self._wake.wait()
-            self._wake.clear()
 
     def _spoken(self, flow: int) -> Demand:
         """The demand as it is sent now: a grant given back stays so until another one comes."""

@@ -1,35 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
 """Heartbeats to a switch process: when the next one is due, and what their echoes tell."""
 
+import asyncio
 from collections import deque
+from collections.abc import Callable
 
 from flowslot.messages import Heartbeat, HeartbeatEcho
 from flowslot.units import Nanos
 
+OVERDUE = 1.25
+"""In periods: so long after a heartbeat the next one is sent although no slot has begun."""
 _SAMPLES = 32
 
 
 class Heart:
-    """Numbers heartbeats, never one twice; estimates the offset between the two wall clocks."""
+    """Numbers heartbeats, never one twice; estimates the offset between the two wall clocks.
 
-    def __init__(self, period_ns: Nanos) -> None:
+    One is sent as each slot begins. `overdue` is called when no slot has begun for a while.
+    """
+
+    def __init__(self, period_ns: Nanos, overdue: Callable[[], object]) -> None:
         self._period_ns = period_ns
+        self._overdue = overdue
+        self._alarm: asyncio.TimerHandle | None = None
         self._n = 0
         self._last = Nanos(0)
         self._sent: dict[int, tuple[Nanos, int]] = {}
         self._samples: deque[tuple[int, int]] = deque(maxlen=_SAMPLES)
 
-    @property
-    def due_at(self) -> Nanos:
-        """When the next one has to be sent (monotonic)."""
-        return Nanos(self._last + self._period_ns)
+    def rested(self, now: Nanos) -> bool:
+        """There is a stream, and it is not only just that one was sent."""
+        return self._alarm is not None and now > self._last + self._period_ns // 4
 
     def soon(self, now: Nanos) -> bool:
         """One may as well travel with a message that is being sent."""
         return now > self._last + self._period_ns // 2
 
     def beat(self, now: Nanos, wall_ns: int) -> Heartbeat:
-        """The next heartbeat, to be sent now."""
+        """The next heartbeat, to be sent now. Needs a running event loop."""
+        self.rest()
+        delay_s = OVERDUE * self._period_ns / 1e9
+        self._alarm = asyncio.get_running_loop().call_later(delay_s, self._overdue)
         self._n += 1
         self._last = now
         self._sent[self._n] = (now, wall_ns)
@@ -44,6 +55,12 @@ class Heart:
         self._samples.append((round_trip, echo.wall_ns - sent[1] - round_trip // 2))
         self._sent = {n: at for n, at in self._sent.items() if n > echo.n}
         return round_trip
+
+    def rest(self) -> None:
+        """The stream has ended: no heartbeat is due until the next `beat`."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
 
     def forget(self) -> None:
         """A new stream: what was sent in the old one is not answered any more."""

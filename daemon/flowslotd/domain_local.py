@@ -76,6 +76,9 @@ class LocalDomain:
         """See Domain."""
         return []
 
+    def beat(self, now: Nanos) -> None:
+        """See Domain."""
+
     def grant(self, flow: int) -> Granted:
         """See Domain."""
         return self._book.grant(flow) if flow in self._book else nothing_said(flow)

@@ -7,26 +7,14 @@ from ipaddress import ip_address
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flowslot.topology import Topology
 from flowslot.topology_file import normal_ip
 from flowslot_shm.layout import Role, Transport, address
+from flowslot_shm.reader import RecordReader
 
 Owns = Callable[[int, int, int], bool | None]
 """(pid, fd, cookie) -> whether that process holds that socket; None: cannot tell."""
-
-
-class Reader(Protocol):
-    """Reads a progress record."""
-
-    def snapshot(self) -> NDArray[np.void]:
-        """A copy of all slots, SLOT[slots]."""
-        ...
-
-    def set_quiet(self, quiet: bool) -> None:
-        """Tell the job whether its doorbells are of use."""
-        ...
 
 
 class Source(Protocol):
@@ -43,7 +31,7 @@ class Source(Protocol):
         ...
 
     @property
-    def reader(self) -> Reader:
+    def reader(self) -> RecordReader:
         """Its record."""
         ...
 

@@ -16,7 +16,8 @@ from flowslot.messages import Demand
 from flowslot.policy.base import View
 from flowslot.topology import Topology
 from flowslot.units import MILLISECOND, Nanos
-from flowslot_shm.layout import SLOT, State
+from flowslot_shm.layout import SLOT, Quiet, State
+from flowslot_shm.reader import refresh
 from flowslotd.flowinfo import FlowInfo, Owns, Source, describe, place
 from flowslotd.progress import ROW, Counters, Records, advance
 
@@ -40,6 +41,7 @@ class _Binding:
         self.slots: Rows = np.zeros(0, np.intp)
         self.rows: Rows = np.zeros(0, np.intp)
         self.refused: list[FlowInfo] = []
+        self.opened = -1  # as the reader counts
         self.quiet = False
         self.looked = 0  # in which slot
 
@@ -86,16 +88,16 @@ class FlowTable:
 
     def observe(self, now: Nanos, sources: Iterable[Source], counters: Counters | None) -> None:
         """Take in the records of `sources` (all of them, or those that rang) and the counters."""
-        snaps = [(source, source.reader.snapshot()) for source in sources]
-        for source, snap in snaps:
-            self._bind(now, source, snap)
-        parts = [(self._bindings[source.id], snap) for source, snap in snaps]
-        parts = [(binding, snap) for binding, snap in parts if binding.rows.size]
+        sources = list(sources)
+        refresh([source.reader for source in sources])
+        for source in sources:
+            self._bind(now, source)
+        parts = [(self._bindings[source.id], source.reader.good) for source in sources]
+        parts = [(binding, good) for binding, good in parts if binding.rows.size]
         if not parts:
             return
         at = np.concatenate([binding.rows for binding, _ in parts])
-        # As plain words: NumPy joins structured arrays field by field, 20 times slower.
-        words = [snap.view(np.uint64).reshape(len(snap), -1)[b.slots] for b, snap in parts]
+        words = [good[binding.slots] for binding, good in parts]
         rows = self.rows[at]
         advance(now, rows, np.concatenate(words).view(SLOT)[:, 0], counters, self.quiet()[at])
         self.rows[at] = rows
@@ -113,18 +115,19 @@ class FlowTable:
             self._closed.add(cookie)
             self._remove({cookie})
 
-    def drained(self, cookie: int) -> bool:
-        """The kernel has seen all bytes of a flow's iteration acknowledged.
+    def drained(self, cookies: Iterable[int]) -> dict[int, bool]:
+        """The kernel has seen all bytes of these flows' iterations acknowledged.
 
-        Returns whether no other flow of its job is still at work here.
+        Returns for each that is here whether no other flow of its job is still at work here.
         """
-        row = self._index.get(cookie)
-        if row is None:
-            return False
-        rows = self.rows
-        rows["drained"][row] = True
-        job = rows["job"] == rows["job"][row]
-        return not (job & rows["active"] & ~rows["drained"]).any()
+        at = {cookie: row for cookie in cookies if (row := self._index.get(cookie)) is not None}
+        if not at:
+            return {}
+        rows, ended = self.rows, list(at.values())
+        rows["drained"][ended] = True
+        at_work = np.bincount(rows["job"], rows["active"] & ~rows["drained"], len(self.jobs))
+        last = (at_work == 0)[rows["job"][ended]]
+        return dict(zip(at, last.tolist(), strict=True))
 
     def grant(self, grants: Iterable[Granted]) -> set[int]:
         """What the arbiter gives; nan: it has no say. Returns the flows that are here."""
@@ -144,16 +147,21 @@ class FlowTable:
         rows: NDArray[np.bool_] = self.rows["quiet"] | (not self.negotiated)
         return rows
 
-    def hush(self, sources: Iterable[Source]) -> None:
-        """Tell jobs whether anybody listens to their doorbells."""
+    def hush(self, sources: Iterable[Source], ends_are_told: bool) -> None:
+        """Tell jobs which of their doorbells anybody listens to.
+
+        `ends_are_told`: the kernel reports the end of a watched flow's phase by itself.
+        """
         # Without a total, only the end of a phase tells how much it was.
-        quiet = self.quiet() & self.rows["announced"]
+        said = self.rows["announced"]
+        quiet, seen = self.quiet() & said, self.rows["kernel"] & said & ends_are_told
         for source in sources:
             binding = self._bindings.get(source.id)
             if binding is not None:
                 rows = binding.rows
                 binding.quiet = bool(rows.size and quiet[rows].all())
-                source.reader.set_quiet(binding.quiet)
+                ends = Quiet.ENDS if rows.size and seen[rows].all() else Quiet.NONE
+                source.reader.set_quiet(Quiet.ALL if binding.quiet else ends)
 
     def stir(self) -> None:
         """A socket that no row is known of has come up: look at all records in the next slot."""
@@ -280,12 +288,14 @@ class FlowTable:
             next_bytes=int(row["expected"] or row["target"]),
         )
 
-    def _bind(self, now: Nanos, source: Source, snap: Records) -> None:
+    def _bind(self, now: Nanos, source: Source) -> None:
         """Give rows to the flows that are new in a record; take them from those that left."""
         binding = self._bindings.setdefault(source.id, _Binding())
-        cookies = np.where(snap["state"] == State.FREE, 0, snap["sock_cookie"])
-        if np.array_equal(cookies, binding.cookies):
+        if binding.opened == source.reader.opened:
             return
+        binding.opened = source.reader.opened
+        snap = source.reader.good.view(SLOT)[:, 0]
+        cookies = np.where(snap["state"] == State.FREE, 0, snap["sock_cookie"])
         present = set(cookies.tolist())
         self._closed -= set(binding.cookies.tolist()) - present
         self._remove(set(self.rows["cookie"][binding.rows].tolist()) - present)

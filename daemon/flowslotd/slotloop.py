@@ -66,6 +66,8 @@ class SlotLoop:
         """A slot begins: look at everything that matters."""
         self._slot = slot
         self._all_due |= not self._by_grant
+        if self._domain is not None:
+            self._domain.beat(now)
         self._run(now, self._table.due(slot, self._records()))
         self.refresh(now)
 
@@ -116,7 +118,7 @@ class SlotLoop:
                 self._pacer.watch(cookie, acked)
             if self._lends:
                 self._pacer.lend(self._lending.update(self._table.rows, self._table.quiet()))
-        self._table.hush(sources)
+        self._table.hush(sources, self._pacer is not None and self._pacer.event_fd() is not None)
 
     def _look(self, now: Nanos, sources: Collection[Source]) -> None:
         if sources:

@@ -28,6 +28,7 @@ from flowslot_shm.layout import (
     REPLY,
     VERSION,
     Message,
+    Quiet,
     Role,
     default_path,
     plain_text,
@@ -104,7 +105,10 @@ class JobClient:
         Lost when the daemon's queue is full.
         """
         record = self._record  # another thread may close
-        if self._registered and record is not None and not record.quiet:
+        if not self._registered or record is None:
+            return
+        quiet = record.quiet
+        if quiet == Quiet.NONE or (quiet == Quiet.ENDS and kind != Message.END):
             with suppress(OSError):  # the daemon looks at every slot boundary anyway
                 self._sock.send(PACKED_DOORBELL.pack(MAGIC, VERSION, kind, slot), _FLAGS)
 

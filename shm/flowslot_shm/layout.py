@@ -61,13 +61,21 @@ class Message(IntEnum):
     END = 4
 
 
+class Quiet(IntEnum):
+    """Which doorbells the daemon has no use for. ENDS: the kernel tells it of ends."""
+
+    NONE = 0
+    ALL = 1
+    ENDS = 2
+
+
 HEADER = np.dtype(
     [
         ("magic", "S8"),
         ("version", "u4"),
         ("slots", "u4"),
         ("pid", "i4"),  # as the job sees itself: in a container not the host's number
-        ("quiet", "u4"),  # set by the daemon: nonzero while it has no use for doorbells
+        ("quiet", "u4"),  # Quiet, set by the daemon; any other value: as ALL
         ("start_ns", "u8"),  # CLOCK_REALTIME
         ("reserved", "V32"),
     ]

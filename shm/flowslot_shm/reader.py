@@ -8,10 +8,11 @@ check and the use, and the seals guarantee that a mapped page cannot disappear (
 import fcntl
 import mmap
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from enum import IntFlag
 from socket import AF_INET, AF_INET6
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from flowslot_shm.layout import (
     MAX_SLOTS,
     SLOT,
     VERSION,
+    Quiet,
     Role,
     State,
     Transport,
@@ -40,6 +42,7 @@ _SEALS = {
 }
 _WORDS = SLOT.itemsize // 8
 _JOB = slice(offset("job"), offset("rank"))  # bytes of a slot; the others are 64-bit words
+_COOKIE = offset("sock_cookie") // 8
 _IDENTITY = slice(offset("family") // 8, offset("iteration") // 8)
 _COUNTS = slice(offset("ready") // 8, offset("iteration_total") // 8)
 _NUMBERS = slice(offset("iteration") // 8, offset("reserved") // 8)
@@ -65,9 +68,20 @@ class Fault(IntFlag):
     TEXT = 16  # a job name with other than visible ASCII characters
 
 
+class Fetched(NamedTuple):
+    """Slots of a record: `words` as read now and `last` as read before, uint64[n, 32]."""
+
+    slots: NDArray[np.intp]
+    seqs: NDArray[np.uint32]
+    words: NDArray[np.uint64]
+    last: NDArray[np.uint64]
+
+
 class RecordReader:
     """A read-only view of one record.
 
+    `good`, uint64[slots, 32]: the slots as they were last read, sound, for reading only.
+    `opened` changes whenever a flow opens or closes.
     `torn`, uint32[slots]: consecutive snapshots that could not read the slot (forever odd: its
     writer died in the middle). `faults`, uint32[slots]: Fault bits seen so far. `fault_count`,
     uint64[slots]: snapshots in which something was repaired.
@@ -81,17 +95,18 @@ class RecordReader:
         except OSError as error:
             raise RecordError("record", f"must be mappable: {error.strerror}") from None
         self._quiet_word = _quiet_word(fd)
-        self._quiet: bool | None = None  # as last written
+        self._quiet: Quiet | None = None  # as last written
         header = np.frombuffer(self._map, HEADER, 1)[0]
         self.pid = int(header["pid"])
         self.start_ns = int(header["start_ns"])
         self._live = np.frombuffer(self._map, np.uint64, offset=HEADER.itemsize).reshape(-1, _WORDS)
         self._live_seq = self._live.view(np.uint32)[:, 0]
         self._bytes = memoryview(self._map)
-        self._fresh = np.zeros_like(self._live)
-        self._good = np.zeros_like(self._live)
-        self._seen = np.zeros(self.slots, np.uint32)  # sequence numbers of `_good`
+        self.good = np.zeros_like(self._live)
+        self.opened = 0
+        self._seen = np.zeros(self.slots, np.uint32)  # sequence numbers of `good`
         self.torn = np.zeros(self.slots, np.uint32)
+        self._any_torn = False
         self.faults = np.zeros(self.slots, np.uint32)
         self.fault_count = np.zeros(self.slots, np.uint64)
 
@@ -101,29 +116,44 @@ class RecordReader:
         A slot that is being written keeps its last good value (FREE, all zero, before the first),
         and one whose content was wrong is repaired: see `torn`, `faults` and `fault_count`.
         """
-        before = self._live_seq.copy()
-        fence()
-        np.copyto(self._fresh, self._live)
-        fence()
-        moved = before != self._live_seq
-        moved |= (before & 1).astype(np.bool_)
-        if moved.any():
-            for i in np.flatnonzero(moved):
-                moved[i] = not self._read_again(int(i), before)
-        self.torn += moved
-        self.torn[~moved] = 0
-        changed = np.flatnonzero(~moved & (before != self._seen))
-        if changed.size:
-            fresh = self._fresh[changed]
-            bits = _repair(fresh, self._good[changed])
-            self.faults[changed] |= bits
-            self.fault_count[changed] += bits != 0
-            self._good[changed] = fresh
-            self._seen[changed] = before[changed]
-        return self._good.copy().view(SLOT)[:, 0]
+        refresh([self])
+        return self.good.copy().view(SLOT)[:, 0]
 
-    def set_quiet(self, quiet: bool) -> None:
-        """Tell the job that its doorbells are of no use (True), or that they are wanted (False).
+    def fetch(self) -> Fetched | None:
+        """Copy the slots that were written since the last `accept`; None: there are none."""
+        seqs = self._live_seq.copy()
+        at = np.flatnonzero(seqs != self._seen)
+        if not at.size:
+            self._count_torn(at)
+            return None
+        seqs = seqs[at]
+        fence()
+        words = self._live[at]
+        fence()
+        moved = (seqs != self._live_seq[at]) | (seqs & 1).astype(np.bool_)
+        if moved.any():
+            for i in np.flatnonzero(moved).tolist():
+                moved[i] = not self._read_again(int(at[i]), seqs[i : i + 1], words[i])
+            self._count_torn(at[moved])
+            at, seqs, words = at[~moved], seqs[~moved], words[~moved]
+        else:
+            self._count_torn(at[:0])
+        return Fetched(at, seqs, words, self.good[at]) if at.size else None
+
+    def accept(self, fetched: Fetched, bits: NDArray[np.uint32]) -> None:
+        """Keep what was fetched, by now repaired; `bits`, Fault[n]: what was wrong."""
+        at = fetched.slots
+        if bits.any():
+            self.faults[at] |= bits
+            self.fault_count[at] += bits != 0
+        words, last = fetched.words, fetched.last
+        moved_in = (words[:, _COOKIE] != last[:, _COOKIE]) | (words.any(axis=1) != last.any(axis=1))
+        self.opened += bool(moved_in.any())
+        self.good[at] = words
+        self._seen[at] = fetched.seqs
+
+    def set_quiet(self, quiet: Quiet) -> None:
+        """Tell the job which of its doorbells are of no use.
 
         A job may ignore it, and one whose record lets nobody else write is never told. Nothing is
         ordered either: a job may miss a change that comes as its flow begins, which costs what a
@@ -140,25 +170,47 @@ class RecordReader:
         self._live = np.zeros_like(self._live)
         self._live_seq = self._live.view(np.uint32)[:, 0]
         self._seen[:] = 0
-        self._good[:] = 0
+        self.good[:] = 0
+        self.opened += 1
         with suppress(BufferError):  # still in use by a snapshot: unmapped with its last user
             self._map.close()
 
-    def _read_again(self, slot: int, seqs: NDArray[np.uint32]) -> bool:
+    def _count_torn(self, slots: NDArray[np.intp]) -> None:
+        if slots.size or self._any_torn:
+            again = self.torn[slots] + np.uint32(1)
+            self.torn[:] = 0
+            self.torn[slots] = again
+            self._any_torn = bool(slots.size)
+
+    def _read_again(self, slot: int, seq: NDArray[np.uint32], words: NDArray[np.uint64]) -> bool:
         """Retry one slot alone, whose short window a busy writer hits less often."""
         start = HEADER.itemsize + slot * SLOT.itemsize
         for _ in range(_RETRIES):
-            seq = self._live_seq[slot]
-            if seq & 1:
+            before = self._live_seq[slot]
+            if before & 1:
                 continue
             fence()
             copy = bytes(self._bytes[start : start + SLOT.itemsize])
             fence()
-            if seq == self._live_seq[slot]:
-                self._fresh[slot] = np.frombuffer(copy, np.uint64)
-                seqs[slot] = seq
+            if before == self._live_seq[slot]:
+                words[:] = np.frombuffer(copy, np.uint64)
+                seq[0] = before
                 return True
         return False
+
+
+def refresh(readers: Iterable[RecordReader]) -> None:
+    """Bring `good` of all these records up to date, with one repair for what has changed."""
+    parts = [(reader, fetched) for reader in readers if (fetched := reader.fetch()) is not None]
+    if not parts:
+        return
+    words = np.concatenate([fetched.words for _, fetched in parts])
+    bits = _repair(words, np.concatenate([fetched.last for _, fetched in parts]))
+    begin = 0
+    for reader, fetched in parts:
+        end = begin + len(fetched.slots)
+        reader.accept(fetched._replace(words=words[begin:end]), bits[begin:end])
+        begin = end
 
 
 def _quiet_word(fd: int) -> NDArray[np.uint32] | None:

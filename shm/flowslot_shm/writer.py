@@ -21,6 +21,7 @@ from flowslot_shm.layout import (
     SLOT,
     VERSION,
     Message,
+    Quiet,
     Role,
     State,
     Transport,
@@ -83,13 +84,13 @@ class Record:
         return memoryview(self._map)[start : start + SLOT.itemsize]
 
     @property
-    def quiet(self) -> bool:
-        """Whether the daemon has no use for doorbells."""
-        return self._header[_QUIET] != 0
+    def quiet(self) -> int:
+        """Which doorbells the daemon has no use for, see Quiet."""
+        return self._header[_QUIET]
 
     def clear_quiet(self) -> None:
         """Forget what a daemon that has gone wanted: the next one may need the doorbells."""
-        self._header[_QUIET] = 0
+        self._header[_QUIET] = Quiet.NONE
 
     def close(self) -> None:
         """Drop the descriptor; the memory goes with the last slot still in use."""

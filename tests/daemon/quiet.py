@@ -11,7 +11,7 @@ from flowslot.grantbook import Granted
 from flowslot.messages import Demand
 from flowslot.topology import Topology
 from flowslot.units import MILLISECOND, Nanos
-from flowslot_shm.layout import HEADER
+from flowslot_shm.layout import HEADER, Quiet
 from flowslotd.flowtable import QUIET_SLOTS
 
 MB = 1_000_000
@@ -39,18 +39,18 @@ class Watched:
     def __init__(self, reader: Any) -> None:
         self._reader = reader
         self.looks = 0
-        self.told: list[bool] = []
+        self.told: list[Quiet] = []
 
-    def snapshot(self) -> Any:
+    def fetch(self) -> Any:
         self.looks += 1
-        return self._reader.snapshot()
+        return self._reader.fetch()
 
-    def set_quiet(self, quiet: bool) -> None:
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reader, name)
+
+    def set_quiet(self, quiet: Quiet) -> None:
         self.told.append(quiet)
         self._reader.set_quiet(quiet)
-
-    def close(self) -> None:
-        self._reader.close()
 
 
 class Office(plain.Desk):
@@ -62,6 +62,9 @@ class Office(plain.Desk):
         self.demands.append(list(demands))
         if self.on_demand is not None:
             self.on_demand(now, demands)
+
+    def beat(self, now: Nanos) -> None:
+        pass
 
     def give_back(self, flows: Sequence[int]) -> list[Granted]:
         return []

@@ -16,7 +16,7 @@ from flowslot.grantbook import Granted
 from flowslot.messages import Demand, Done, HeartbeatEcho
 from flowslot.policy import registry
 from flowslot.policy.registry import PolicyOptions
-from flowslot.units import Nanos
+from flowslot.units import MILLISECOND, Nanos
 from flowslotd import config
 from flowslotd.clock import monotonic
 from flowslotd.domain import Domain, open_domain
@@ -176,18 +176,39 @@ def test_several_switch_processes_are_a_clear_error(tmp_path: Path) -> None:
 
 
 def test_the_clock_offset_is_that_of_the_quickest_answer() -> None:
-    heart = Heart(Nanos(30))
-    assert heart.offset_us is None
-    for at, round_trip, skew in ((0, 9000, 4000), (10_000, 1000, 0), (20_000, 5000, 2000)):
-        beat = heart.beat(Nanos(at), 10**6 + at)
-        # The switch is 7 us ahead; `skew` is how unevenly the two ways took.
-        echo = HeartbeatEcho(beat.n, beat.wall_ns + round_trip // 2 + skew + 7000)
-        assert heart.echoed(Nanos(at + round_trip), echo) == round_trip
-        assert heart.echoed(Nanos(at + round_trip), echo) is None, "a repeated echo tells nothing"
-    assert heart.offset_us == pytest.approx(7.0)
-    assert heart.due_at == 20_030
-    assert not heart.soon(Nanos(20_010))
-    assert heart.soon(Nanos(20_020))
+    async def main() -> None:
+        heart = Heart(Nanos(30), lambda: None)
+        assert heart.offset_us is None
+        for at, round_trip, skew in ((0, 9000, 4000), (10_000, 1000, 0), (20_000, 5000, 2000)):
+            beat = heart.beat(Nanos(at), 10**6 + at)
+            # The switch is 7 us ahead; `skew` is how unevenly the two ways took.
+            echo = HeartbeatEcho(beat.n, beat.wall_ns + round_trip // 2 + skew + 7000)
+            assert heart.echoed(Nanos(at + round_trip), echo) == round_trip
+            assert heart.echoed(Nanos(at + round_trip), echo) is None, "repeated, it tells nothing"
+        assert heart.offset_us == pytest.approx(7.0)
+
+    asyncio.run(main())
+
+
+def test_a_heartbeat_comes_with_a_slot_or_with_a_message_or_by_itself() -> None:
+    async def main() -> None:
+        overdue = asyncio.Event()
+        heart = Heart(Nanos(20 * MILLISECOND), overdue.set)
+        assert not heart.rested(Nanos(10**12)), "nothing is due before the stream begins"
+        heart.beat(Nanos(0), 0)
+        assert not heart.rested(Nanos(5 * MILLISECOND))
+        assert heart.rested(Nanos(5 * MILLISECOND + 1))
+        assert not heart.soon(Nanos(10 * MILLISECOND))
+        assert heart.soon(Nanos(10 * MILLISECOND + 1))
+        await asyncio.wait_for(overdue.wait(), DEADLINE_S)
+        heart.beat(Nanos(30 * MILLISECOND), 0)
+        heart.rest()
+        overdue.clear()
+        await asyncio.sleep(0.05)
+        assert not overdue.is_set()
+        assert not heart.rested(Nanos(10**12))
+
+    asyncio.run(main())
 
 
 # --- with one

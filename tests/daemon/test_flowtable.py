@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from flowslot.grantbook import Granted
 from flowslot.topology import parse_topology
 from flowslot.units import MILLISECOND, Nanos
-from flowslot_shm.layout import Role, Transport
+from flowslot_shm.layout import Quiet, Role, Transport
 from flowslotd.flowtable import FlowTable
 
 from .conftest import TOPOLOGY
@@ -374,9 +374,31 @@ def test_drained_tells_the_last_flow_of_a_job(table, make_job):
         flow.begin(1, 100)
         flow.ready(100)
     table.observe(at(0), [a, b], None)
-    assert table.drained(10) is False
-    assert table.drained(11) is True
-    assert table.drained(12) is True
-    assert table.drained(99) is False
+    assert table.drained([10]) == {10: False}
+    assert table.drained([11, 12, 99]) == {11: True, 12: True}
+    assert table.drained([99]) == {}
     table.observe(at(1), [a], None)
-    assert table.drained(10) is False  # a new look, a new state
+    assert table.drained([10]) == {10: False}  # a new look, a new state
+
+
+def test_ends_need_not_be_rung_where_the_kernel_tells_of_them(table, make_job):
+    job, kernel = make_job(), Kernel()
+    flows = [job.flow(i, cookie=7 + i) for i in range(2)]
+    for flow in flows:
+        flow.begin(1, 1000)
+        flow.ready(1000)
+    kernel.set(c7=0)
+    table.observe(at(0), [job], kernel)
+    table.hush([job], ends_are_told=True)
+    assert job.record.quiet == Quiet.NONE, "the kernel does not know the second one"
+    kernel.set(c7=0, c8=0)
+    table.observe(at(1), [job], kernel)
+    table.hush([job], ends_are_told=False)
+    assert job.record.quiet == Quiet.NONE, "a pacer that has to be asked"
+    table.hush([job], ends_are_told=True)
+    assert job.record.quiet == Quiet.ENDS
+    flows[0].begin(2)
+    flows[0].ready(10)
+    table.observe(at(2), [job], kernel)
+    table.hush([job], ends_are_told=True)
+    assert job.record.quiet == Quiet.NONE, "without a total only its end tells how much it was"

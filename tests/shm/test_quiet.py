@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from flowslot_shm.layout import HEADER, MAGIC, REPLY, VERSION, Message, offset
+from flowslot_shm.layout import HEADER, MAGIC, REPLY, VERSION, Message, Quiet, offset
 from flowslot_shm.reader import RecordReader
 from flowslot_shm.writer import Record
 
@@ -98,13 +98,13 @@ def test_a_quiet_job_rings_nothing_until_it_is_asked_again(
     until(lambda: registered(job))
     job("flow 0 - 0 0 -")
     record = daemon.record
-    daemon.call(record.reader.set_quiet, True)
+    daemon.call(record.reader.set_quiet, Quiet.ALL)
     job("begin 0 1 0")
     job("flip 0 50")
     assert record.reader.snapshot()[0]["done"] == 50, "the record goes on"
     job("flow 1 - 0 0 -")
     job("close 0")
-    daemon.call(record.reader.set_quiet, False)
+    daemon.call(record.reader.set_quiet, Quiet.NONE)
     job("ready 1 1")
     job("close 1")  # doorbells keep their order: this is the last one
     until(lambda: len(daemon.bells) > 1)
@@ -118,7 +118,7 @@ def test_no_datagram_leaves_a_quiet_job(start_job: "StartJob", tmp_path: Path) -
     reader = RecordReader(ear.fd)
     job("flow 0 - 0 0 -")
     job("begin 0 1 0")
-    for quiet, rings in ((True, 0), (False, 20), (True, 0), (False, 20)):
+    for quiet, rings in ((Quiet.ALL, 0), (Quiet.NONE, 20), (Quiet.ENDS, 10), (Quiet.NONE, 20)):
         reader.set_quiet(quiet)
         job("flip 0 10")
         assert ear.heard() == rings
@@ -135,13 +135,13 @@ def test_a_flag_does_not_outlive_its_daemon(start_job: "StartJob", tmp_path: Pat
     job, first = start_job(), Ear(path)
     first.accept(job)
     reader = RecordReader(first.fd)
-    reader.set_quiet(True)
+    reader.set_quiet(Quiet.ALL)
     assert word(first.fd) == 1
     first.die()
     until(lambda: not registered(job))
     assert word(first.fd) == 0, "cleared on leaving"
-    reader.set_quiet(False)
-    reader.set_quiet(True)  # a daemon that took long to die
+    reader.set_quiet(Quiet.NONE)
+    reader.set_quiet(Quiet.ALL)  # a daemon that took long to die
     second = Ear(path)
     assert second.accept(job) == 0, "cleared before registering"
     job("flow 0 - 0 0 -")
@@ -160,7 +160,7 @@ def test_a_restarted_daemon_hears_the_job_again(
     daemon, job = start_daemon(), start_job()
     until(lambda: registered(job))
     job("flow 0 - 0 0 -")
-    daemon.call(daemon.record.reader.set_quiet, True)
+    daemon.call(daemon.record.reader.set_quiet, Quiet.ALL)
     daemon.close()
     until(lambda: not registered(job))
     daemon = start_daemon()
@@ -182,32 +182,32 @@ def test_the_caller_may_close_its_descriptor_and_close_drops_the_mapping(record:
     fd = os.dup(record.fd)
     reader = RecordReader(fd)
     os.close(fd)
-    reader.set_quiet(True)
-    assert (record.quiet, word(record.fd)) == (True, 1)
+    reader.set_quiet(Quiet.ALL)
+    assert (record.quiet, word(record.fd)) == (Quiet.ALL, 1)
     assert not reader._live.flags.writeable, "the slots cannot be written by mistake"
     reader.close()
     assert held() == before
-    reader.set_quiet(False)
+    reader.set_quiet(Quiet.NONE)
     assert word(record.fd) == 1
 
 
 def test_what_the_job_scribbles_on_the_word_changes_nothing(record: Record) -> None:
     reader = RecordReader(record.fd)
-    reader.set_quiet(True)
+    reader.set_quiet(Quiet.ALL)
     for scribble in (b"\xff\xff\xff\xff", b"\0\0\0\0"):
         os.pwrite(record.fd, scribble, AT)
-        reader.set_quiet(True)  # as before: not written again, whatever is there now
+        reader.set_quiet(Quiet.ALL)  # as before: not written again, whatever is there now
         assert os.pread(record.fd, 4, AT) == scribble
         assert not reader.snapshot()["state"].any()
         assert not reader.faults.any()
     os.pwrite(record.fd, b"\xff\xff\xff\xff", AT)
     header = os.pread(record.fd, HEADER.itemsize, 0)
-    reader.set_quiet(False)
+    reader.set_quiet(Quiet.NONE)
     cleared = header[:AT] + bytes(4) + header[AT + 4 :]
     assert os.pread(record.fd, HEADER.itemsize, 0) == cleared, "the word and nothing else"
     os.pwrite(record.fd, b"\x07", AT)
     late = RecordReader(record.fd)  # registered with a flag that was there before
-    late.set_quiet(False)
+    late.set_quiet(Quiet.NONE)
     assert word(record.fd) == 0
 
 
@@ -236,7 +236,7 @@ def test_a_record_that_cannot_be_written_is_left_alone_and_read(
     record.slot(1)[0] = 2
     fd = make(record)
     reader = RecordReader(fd)
-    for quiet in (True, False, True):
+    for quiet in (Quiet.ALL, Quiet.ENDS, Quiet.NONE, Quiet.ALL):
         reader.set_quiet(quiet)
         assert word(fd) == 0
         assert reader.snapshot()["state"].tolist() == [0, 1, 0, 0]

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from flowslot_shm.client import JobClient
 from flowslot_shm.layout import HEADER, MAGIC, SLOT, VERSION, Role, State, Transport, record_bytes
-from flowslot_shm.reader import MAX_BYTES, MAX_COUNT, Fault, RecordError, RecordReader
+from flowslot_shm.reader import MAX_BYTES, MAX_COUNT, Fault, RecordError, RecordReader, refresh
 from flowslot_shm.writer import FlowWriter, Record
 
 if TYPE_CHECKING:
@@ -326,6 +326,30 @@ def test_random_memfds_are_refused_or_sound(raw: bytes, headed: bool, seals: int
         assert error.field in str(error)
     finally:
         os.close(fd)
+
+
+def test_several_records_are_read_at_once_and_repaired_each_for_itself(record: Record) -> None:
+    other = Record(SLOTS)
+    readers = [RecordReader(record.fd), RecordReader(other.fd)]
+    refresh(readers)
+    assert [reader.opened for reader in readers] == [0, 0]
+    put(record, 0, ready=10, sock_cookie=7)
+    put(other, 1, posted=5, ready=4, sock_cookie=8)  # more posted than ready
+    refresh(readers)
+    first, second = (reader.good.view(SLOT)[:, 0] for reader in readers)
+    assert (first["ready"][0], second["ready"][1], second["posted"][1]) == (10, 5, 5)
+    assert [reader.faults.tolist() for reader in readers] == [[0] * 4, [0, Fault.ORDER, 0, 0]]
+    before = [reader.opened for reader in readers]
+    put(record, 0, ready=11, sock_cookie=7)
+    refresh(readers)
+    assert [reader.opened for reader in readers] == before, "progress is no new flow"
+    put(record, 0, ready=0, sock_cookie=9)
+    put(other, 1, state=State.FREE, sock_cookie=8)
+    refresh(readers)
+    assert all(reader.opened > n for reader, n in zip(readers, before, strict=True))
+    for reader in readers:
+        reader.close()
+    other.close()
 
 
 @pytest.mark.parametrize("size", [0, 64, record_bytes(SLOTS) + 1])

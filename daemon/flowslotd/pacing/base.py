@@ -53,21 +53,12 @@ class FlowCounters:
     cookie: NDArray[np.uint64]
     acked: NDArray[np.uint64]
     """Acknowledged bytes, retransmissions counted once (SYN and FIN count one byte each)."""
-    srtt_us: NDArray[np.uint32]
-    min_rtt_us: NDArray[np.uint32]
-    """All ones: not measured yet."""
-    retrans: NDArray[np.uint32]
-    """Segments."""
-    rate: NDArray[np.uint64]
-    """Pacing rate, payload bytes/s, or UNPACED."""
-    unsent: NDArray[np.uint32]
-    """Bytes that the application has written and TCP has not sent yet."""
 
     @staticmethod
     def none() -> "FlowCounters":
         """Counters of no flow."""
-        big, small = np.zeros(0, np.uint64), np.zeros(0, np.uint32)
-        return FlowCounters(big, big, small, small, small, big, small)
+        nothing = np.zeros(0, np.uint64)
+        return FlowCounters(nothing, nothing)
 
 
 class Pacer(Protocol):

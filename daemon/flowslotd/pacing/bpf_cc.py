@@ -72,7 +72,8 @@ class BpfPacer:
     def _forget(self) -> None:
         self._ctl = np.zeros(1, CTL)
         self._index: dict[int, int] = {}
-        self._live: Slots = np.zeros(0, np.intp)
+        self._known = np.zeros(0, np.uint64)  # cookies by slot, as of `_index`
+        self._live: NDArray[np.bool_] = np.zeros(self._slots, np.bool_)
         self._path: Slots = np.zeros(self._slots, np.intp)  # of each slot; numbers from _paths
         self._paths: dict[bytes, int] = {}
         self._watched: dict[int, int] = {}
@@ -154,30 +155,34 @@ class BpfPacer:
         slots, entries = self._find(entries)
         if not entries:
             return 0
-        want = np.zeros(len(entries), CTL)
-        for field, most in _SET.items():
-            values = np.array([getattr(e, field) for e in entries], np.float64)
-            want[field] = np.clip(values, 0, most)
-        want["cookie"] = [e.cookie for e in entries]
-        want["flags"] = [GUARANTEED * e.guaranteed for e in entries]
         ctl = self._ctl
-        strange = ctl["cookie"][slots] != want["cookie"]
-        self._claim(slots[strange], want["cookie"][strange])
-        have = ctl[slots]
-        changed = strange | (have["deadline_ns"] == 0)
-        for field in (*_SET, "flags"):
-            changed |= have[field] != want[field]
+        cookies = np.array([e.cookie for e in entries], np.uint64)
+        strange = ctl["cookie"][slots] != cookies
+        if strange.any():
+            self._claim(slots[strange], cookies[strange])
+        numbers = np.array([[getattr(e, field) for field in _SET] for e in entries], np.float64)
+        want = np.clip(numbers, 0.0, list(_SET.values())).astype(np.uint64)
+        flags = np.array([GUARANTEED * e.guaranteed for e in entries], np.uint32)
+        changed = strange | (ctl["deadline_ns"][slots] == 0) | (ctl["flags"][slots] != flags)
+        for i, field in enumerate(_SET):
+            changed |= ctl[field][slots] != want[:, i]
         at = slots[changed]
-        for field in (*_SET, "flags"):
-            ctl[field][at] = want[field][changed]
+        if at.size:
+            for i, field in enumerate(_SET):
+                ctl[field][at] = want[changed, i]
+            ctl["flags"][at] = flags[changed]
         ctl["deadline_ns"][slots] = deadline_ns
-        self._live = np.union1d(self._live, slots)
-        return int(np.count_nonzero(changed))
+        self._live[slots] = True
+        return len(at)
 
     def refresh(self, deadline_ns: int) -> None:
         """See `Pacer`. Also tells flows of one path the smallest RTT that any of them has seen:
         one that began behind a standing queue takes that queue for the path's length."""
-        live = self._live = self._live[self._owned(self._live)]
+        live = np.flatnonzero(self._live)
+        owned = self._owned(live)
+        if not owned.all():
+            self._live[live[~owned]] = False
+            live = live[owned]
         self._ctl["deadline_ns"][live] = deadline_ns
         if not live.size:
             return
@@ -192,7 +197,7 @@ class BpfPacer:
             self._ctl["deadline_ns"][slot] = 0
             self._ctl["drain_at"][slot] = 0
             self._ctl["donor"][slot] = 0
-            self._live = self._live[self._live != slot]
+            self._live[slot] = False
         self._watched.pop(cookie, None)
         self._disown(cookie)
 
@@ -215,15 +220,15 @@ class BpfPacer:
             slot = self._index.get(cookie, 0)
         return slot
 
-    def _scan(self) -> NDArray[np.void]:
-        """A copy of the table's used part, and from it, who is where."""
-        rows = self._stat[: int(self._stat["high"][0]) + 1].copy()
-        rows["cookie"][0] = 0
-        # A slot that changed hands while it was copied counts as free this time.
-        rows["cookie"][self._stat["cookie"][: len(rows)] != rows["cookie"]] = 0
-        used = np.flatnonzero(rows["cookie"])
-        self._index = dict(zip(rows["cookie"][used].tolist(), used.tolist(), strict=True))
-        return rows[used]
+    def _scan(self) -> NDArray[np.uint64]:
+        """Cookies of the table's used part by slot, 0: free; and from it, who is where."""
+        cookies = self._stat["cookie"][: int(self._stat["high"][0]) + 1].copy()
+        cookies[0] = 0
+        if not np.array_equal(cookies, self._known):
+            self._known = cookies
+            used = np.flatnonzero(cookies)
+            self._index = dict(zip(cookies[used].tolist(), used.tolist(), strict=True))
+        return cookies
 
     def _owned(self, slots: Slots) -> NDArray[np.bool_]:
         owned: NDArray[np.bool_] = self._ctl["cookie"][slots] == self._stat["cookie"][slots]
@@ -247,9 +252,11 @@ class BpfPacer:
 
     def counters(self) -> FlowCounters:
         """See `Pacer`. No system call."""
-        rows = self._scan()
-        fields = ("cookie", "acked", "srtt_us", "min_rtt_us", "retrans", "rate", "unsent")
-        return FlowCounters(*[np.ascontiguousarray(rows[field]) for field in fields])
+        cookies = self._scan()
+        acked = self._stat["acked"][: len(cookies)].copy()
+        # A slot that has changed hands meanwhile counts as free this time.
+        used = np.flatnonzero((cookies != 0) & (cookies == self._stat["cookie"][: len(cookies)]))
+        return FlowCounters(cookies[used], acked[used])
 
     def stat(self, cookie: int) -> NDArray[np.void] | None:
         """All that the kernel tells of one flow (`STAT`, a copy), or None."""
@@ -264,7 +271,8 @@ class BpfPacer:
         """See `Pacer`."""
         if self._ring is None:
             return []
-        self._ring.consume()
+        if not (self._ring.consume() or self._late):
+            return []
         raw, self._pending[:] = b"".join(self._pending), []
         out, self._late = self._late, []
         rows = np.frombuffer(raw, EVENT)
@@ -287,6 +295,9 @@ class BpfPacer:
                 self._ctl["donor"][self._slot(heir)] = 0
         written = {}
         for heir, donor in donors.items():
+            if self._donors.get(heir) == donor:
+                written[heir] = donor
+                continue
             slots = np.array([self._slot(heir), self._slot(donor)], np.intp)
             if slots.all() and self._owned(slots).all():
                 written[heir] = donor

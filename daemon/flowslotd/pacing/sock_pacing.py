@@ -24,9 +24,7 @@ from flowslotd.pacing.guard import Guard
 MIN_RATE = 256_000
 """As in bpf/consts.h: a held flow must notice a raised rate soon."""
 ROWS = 4096
-_INFO = struct.Struct(
-    "=68xI28xIQQQ16xII"
-)  # rtt, total_retrans, pacing, max, acked, unsent, min_rtt
+_INFO = struct.Struct("=120xQ")  # tcpi_bytes_acked
 
 
 @dataclass(slots=True)
@@ -164,12 +162,10 @@ class SocketPacer:
 
     def counters(self) -> FlowCounters:
         """See `Pacer`. Some five system calls per flow."""
-        rows = list(self._read())
-        columns = zip(*rows, strict=True) if rows else iter([()] * 7)
-        kinds = (np.uint64, np.uint64, *[np.uint32] * 3, np.uint64, np.uint32)
-        return FlowCounters(*map(np.array, columns, kinds))
+        rows = np.array(list(self._read()), np.uint64).reshape(-1, 2)
+        return FlowCounters(rows[:, 0], rows[:, 1])
 
-    def _read(self) -> Iterator[tuple[int, ...]]:
+    def _read(self) -> Iterator[tuple[int, int]]:
         for cookie, flow in list(self._flows.items()):
             try:
                 with guardian.borrow(flow.pid, flow.fd, cookie) as sock:
@@ -177,8 +173,8 @@ class SocketPacer:
             except OSError:
                 self._lost(cookie)
                 continue
-            srtt, retrans, pacing, _, acked, unsent, min_rtt = _INFO.unpack(info)
-            yield cookie, acked, srtt, min_rtt, retrans, min(pacing, flow.rate), unsent
+            (acked,) = _INFO.unpack(info)
+            yield cookie, acked
             if flow.target is not None and acked >= flow.target:
                 flow.target = None
                 self._happened.append(KernelEvent("drained", cookie, acked))

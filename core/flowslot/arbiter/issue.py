@@ -8,6 +8,7 @@ import numpy as np
 from flowslot.arbiter.config import ArbiterConfig
 from flowslot.arbiter.flows import FlowTable
 from flowslot.policy.base import Bools, Floats, Rows
+from flowslot.policy.fill import link_sum
 
 _ROUNDING = 1e-9
 
@@ -96,7 +97,8 @@ class Issuer:
             return gain
         wish = np.where(flows.unplaced(), 0.0, flows.goal[:n] - flows.commitment())
         heirs: dict[tuple[int, bytes], list[int]] = {}
-        for row in np.flatnonzero(wish > 0)[::-1].tolist():
+        rows = np.flatnonzero(wish > 0)[::-1]
+        for row in rows[np.argsort(self._starved()[rows], kind="stable")].tolist():
             heirs.setdefault((int(flows.session[row]), flows.paths[row].tobytes()), []).append(row)
         if not heirs:
             return gain
@@ -117,6 +119,12 @@ class Issuer:
                     waiting.pop()
         return gain
 
+    def _starved(self) -> Bools:
+        """Flows that want to send and have nothing, bool[n]."""
+        flows, n = self._flows, self._flows.n
+        starved: Bools = (flows.grant[:n] <= 0) & (flows.remaining[:n] > 0)
+        return starved
+
     def _worth(self, row: int) -> float:
         """The least change that is worth a message."""
         link = float(self._measured().tightest[row])
@@ -126,9 +134,10 @@ class Issuer:
     def raises(self, mute: Bools, free: Floats, gain: Floats) -> Raises:
         """Raises that fit into `free` float64[L], capacity minus all commitments (rules 4 to 6).
 
-        `gain`: what each flow inherits, float64[n], at no cost. When not all fit, each gets the
-        same part of its wish on its tightest link; a part that is too small to be worth a message
-        waits. What begins or ceases to be standing is said as well, with or without a raise.
+        `gain`: what each flow inherits, float64[n], at no cost. Flows that have nothing and want to
+        send come first. When not all fit, each gets the same part of its wish on its tightest
+        link; a part that is too small to be worth a message waits. What begins or ceases to be
+        standing is said as well, with or without a raise.
         """
         flows, n = self._flows, self._flows.n
         grant, goal = flows.grant[:n], flows.goal[:n]
@@ -139,14 +148,19 @@ class Issuer:
         grant, goal, paths = grant[rows], goal[rows], flows.paths[rows]
         # Up to the commitment a raise costs nothing: the flow may still be sending that much.
         base = np.minimum(np.maximum(flows.commitment()[rows], grant) + gain[rows], goal)
-        wish = np.zeros(n)
-        wish[rows] = goal - base
-        wished = np.append(flows.on_links(wish), 0.0)
         room = np.append(np.maximum(free, 0.0), np.inf)
-        part = np.ones(len(wished))
-        np.divide(room, wished, out=part, where=wished > room)
-        share = part[paths].min(axis=1)
-        rates = np.where(share >= 1.0, goal, base + (goal - base) * share)
+        first = self._starved()[rows]
+        rates = goal.copy()
+        for turn in (first, ~first):
+            if turn.any():
+                wish = np.where(turn, goal - base, 0.0)
+                wished = link_sum(paths, wish, flows.n_links)
+                part = np.ones(len(wished))
+                np.divide(room, wished, out=part, where=wished > room)
+                share = part[paths].min(axis=1)
+                got = np.where(share >= 1.0, wish, wish * share)
+                rates[turn] = np.where(share >= 1.0, goal, base + got)[turn]
+                room = np.maximum(room - link_sum(paths, got, flows.n_links), 0.0)
         worth = np.maximum(
             self._config.min_change_link * self._measured().tightest[rows],
             self._config.min_change_rate * goal,

@@ -87,7 +87,7 @@ def main() -> int:
                 f"{row['recorded_mean']:g}",
                 verdict if row["holds"] else "BROKEN",
             )
-        Console().print(table)
+        Console(width=None if sys.stdout.isatty() else 120).print(table)
     return 0 if all(row["holds"] for row in rows) else 1
 
 

@@ -7,12 +7,14 @@ from ipaddress import ip_address
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flowslot.topology import Topology
 from flowslot.topology_file import normal_ip
 from flowslot_shm.layout import Role, Transport, address
 from flowslot_shm.reader import RecordReader
 
+Rows = NDArray[np.intp]
 Owns = Callable[[int, int, int], bool | None]
 """(pid, fd, cookie) -> whether that process holds that socket; None: cannot tell."""
 
@@ -66,6 +68,19 @@ def place(info: FlowInfo, topology: Topology, host: str) -> None:
         info.note = "stays on this host"
     else:
         info.path = topology.path(info.src, info.dst) or ()
+
+
+class Binding:
+    """Which slots of a record are which rows."""
+
+    def __init__(self) -> None:
+        self.cookies = np.zeros(0, np.uint64)
+        self.slots: Rows = np.zeros(0, np.intp)
+        self.rows: Rows = np.zeros(0, np.intp)
+        self.refused: list[FlowInfo] = []
+        self.opened = -1  # as the reader counts
+        self.quiet = False
+        self.looked = 0  # in which slot
 
 
 def describe(slot: np.void, source: Source) -> FlowInfo:

@@ -18,10 +18,8 @@ from flowslot.topology import Topology
 from flowslot.units import MILLISECOND, Nanos
 from flowslot_shm.layout import SLOT, Quiet, State
 from flowslot_shm.reader import refresh
-from flowslotd.flowinfo import FlowInfo, Owns, Source, describe, place
+from flowslotd.flowinfo import Binding, FlowInfo, Owns, Rows, Source, describe, place
 from flowslotd.progress import ROW, Counters, Records, advance
-
-Rows = NDArray[np.intp]
 
 MAX_FLOWS = 16384
 RESEND_SHARE = 0.02
@@ -31,19 +29,6 @@ RELEARN_SHARE = 0.10
 """The same for the period and bytes that were announced for an idle flow."""
 QUIET_SLOTS = 4
 """Jobs of which nobody waits for news are looked at so many times less often."""
-
-
-class _Binding:
-    """Which slots of a record are which rows."""
-
-    def __init__(self) -> None:
-        self.cookies = np.zeros(0, np.uint64)
-        self.slots: Rows = np.zeros(0, np.intp)
-        self.rows: Rows = np.zeros(0, np.intp)
-        self.refused: list[FlowInfo] = []
-        self.opened = -1  # as the reader counts
-        self.quiet = False
-        self.looked = 0  # in which slot
 
 
 class FlowTable:
@@ -62,7 +47,7 @@ class FlowTable:
         self.infos: list[FlowInfo] = []
         self.jobs: list[str] = []
         self.links: list[tuple[int, ...]] = [()]  # by path index; 0: not mapped
-        self._bindings: dict[int, _Binding] = {}
+        self._bindings: dict[int, Binding] = {}
         self.negotiated = True
         """An arbiter wants to know what flows do."""
         self._closed: set[int] = set()
@@ -182,6 +167,10 @@ class FlowTable:
             binding.looked = slot - source.id % QUIET_SLOTS if loud else slot
         return due
 
+    def has_news(self) -> bool:
+        """Something is to be told although no record was looked at."""
+        return bool(self._new or self._gone) or self.waiting()
+
     def waiting(self) -> bool:
         """The arbiter waits for news of a flow that it knows nothing of (any more)."""
         return bool((~self.rows["told"] & (self.rows["path"] > 0)).any())
@@ -290,7 +279,7 @@ class FlowTable:
 
     def _bind(self, now: Nanos, source: Source) -> None:
         """Give rows to the flows that are new in a record; take them from those that left."""
-        binding = self._bindings.setdefault(source.id, _Binding())
+        binding = self._bindings.setdefault(source.id, Binding())
         if binding.opened == source.reader.opened:
             return
         binding.opened = source.reader.opened

@@ -101,6 +101,8 @@ class SlotLoop:
             self._enforcer.release_all()
 
     def _run(self, now: Nanos, sources: Collection[Source]) -> None:
+        if not (sources or self._due or self._all_due or self._table.has_news()):
+            return  # what nobody has looked at is as it was
         self._running = True
         try:
             self._look(now, sources)

@@ -5,6 +5,7 @@ and never able to outlive the lab."""
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from flowslot_lab.processors import of_the_programs
 from flowslot_lab.state import RunState, kill, start_time
 
 _NICE = "-10"  # as in the systemd units
+_IF_WE_LIVE = 'test "$PPID" = "$0" && exec "$@"'
+"""For a shell that has just asked to die with us: we may have died before it asked."""
 
 
 class Process:
@@ -65,7 +68,7 @@ def start(
     for the network.
     """
     log = state.folder / f"{name}.log"
-    argv = ["setpriv", "--pdeathsig", "KILL", *command]
+    argv = ["setpriv", "--pdeathsig", "KILL", "sh", "-c", _IF_WE_LIVE, str(os.getpid()), *command]
     if urgent:
         cpus = ",".join(map(str, of_the_programs()))
         argv = ["nice", "-n", _NICE, "taskset", "--cpu-list", cpus, *argv]

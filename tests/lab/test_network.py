@@ -152,6 +152,22 @@ def test_after_kill_the_next_start_is_clean(flowslot: Flowslot, policy: str) -> 
     assert traces(other_id) == NOTHING
 
 
+def test_who_is_started_as_the_lab_dies_does_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = RunState.create(tmp_path)
+    state.begin("x")
+    live = start(state, "live", None, ["sleep", "60"])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: 1)  # the parent that it finds is another one
+        late = start(state, "late", None, ["sleep", "60"])
+    try:
+        assert late.popen.wait(10) == 1
+        assert live.popen.poll() is None
+    finally:
+        stop([live])
+
+
 def test_clean_kills_only_what_the_dead_run_started(tmp_path: Path) -> None:
     dead = RunState.create(tmp_path)
     dead.begin("x")

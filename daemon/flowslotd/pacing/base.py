@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 UNPACED = 2**64 - 1
-"""A rate in `FlowCounters.rate`: no limit."""
+"""A pacing rate of the kernel: no limit."""
 
 Kind = Literal["new", "closed", "drained"]
 

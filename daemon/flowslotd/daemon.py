@@ -173,6 +173,7 @@ class Daemon:
         touched, self._touched = self._touched, {}
         now, cpu = monotonic(), thread_cpu()
         self._guard("events", self.engine.loop.on_events, now, touched.values())
+        self._guard("kernel events", self._on_kernel)  # what had ended before it was watched
         self._replan_cpu_ns = thread_cpu() - cpu
         self.metrics.replan.add(monotonic() - now)
 
@@ -191,6 +192,7 @@ class Daemon:
 
     def _on_grants(self, now: Nanos, grants: Sequence[Granted]) -> None:
         self._guard("grants", self.engine.loop.on_grants, now, grants)
+        self._guard("kernel events", self._on_kernel)
 
     def _on_kernel(self) -> None:
         if self.engine.pacer is None:

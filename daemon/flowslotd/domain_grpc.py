@@ -258,7 +258,6 @@ class GrpcDomain:
         self._check_lease(now)
         self._session += 1
         hello = self._book.connect(now, self._session)
-        self._heart.forget()
         self._acks.clear()
         self._dones.clear()
         self._lost.clear()

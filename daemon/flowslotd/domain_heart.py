@@ -38,7 +38,7 @@ class Heart:
 
     def beat(self, now: Nanos, wall_ns: int) -> Heartbeat:
         """The next heartbeat, to be sent now. Needs a running event loop."""
-        self.rest()
+        self._disarm()
         delay_s = OVERDUE * self._period_ns / 1e9
         self._alarm = asyncio.get_running_loop().call_later(delay_s, self._overdue)
         self._n += 1
@@ -57,14 +57,14 @@ class Heart:
         return round_trip
 
     def rest(self) -> None:
-        """The stream has ended: no heartbeat is due until the next `beat`."""
+        """The stream has ended: none is due until the next `beat`, none is answered any more."""
+        self._disarm()
+        self._sent.clear()
+
+    def _disarm(self) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
-
-    def forget(self) -> None:
-        """A new stream: what was sent in the old one is not answered any more."""
-        self._sent.clear()
 
     @property
     def offset_us(self) -> float | None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,6 +22,7 @@ from flowslotd.control import AlreadyRunning, Control
 from flowslotd.daemon import Daemon
 from flowslotd.metrics import Durations
 from flowslotd.ownership import holds_socket
+from flowslotd.pacing.base import KernelEvent
 from flowslotd.sdnotify import Notifier
 from flowslotd.slotloop import SlotLoop
 
@@ -339,6 +341,26 @@ def test_fail_open_a_bug_in_a_pass_lets_flows_go_and_the_daemon_lives(
     assert len(released) >= 5
     assert sum("slot failed" in line for line in caplog.messages) == 1  # not once per slot
     assert not (tmp_path / "control.sock").exists()
+
+
+def test_what_had_ended_before_it_was_watched_is_heard_of_with_the_pass(
+    write, tmp_path, monkeypatch
+):
+    """Nothing wakes the daemon for it: the pacer only finds out as it is asked to watch."""
+    late, heard = [], []
+
+    def watch(now, what):
+        late.append(KernelEvent("drained", 7))
+
+    daemon = Daemon(config.load(write(f'host = "h1"\nruntime_dir = "{tmp_path}"')))
+    daemon.engine = SimpleNamespace(
+        loop=SimpleNamespace(on_events=watch, on_grants=watch),
+        pacer=SimpleNamespace(events=lambda: [late.pop()] if late else []),
+    )
+    monkeypatch.setattr(daemon.table, "drained", lambda flows: heard.extend(flows) or {})
+    daemon._at_events()
+    daemon._on_grants(0, [])
+    assert heard == [7, 7]
 
 
 def test_slots_follow_the_wall_clock_and_lateness_is_kept(write, tmp_path):

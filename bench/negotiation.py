@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Negotiation latency: real daemons' clients and a real switch process on this machine.
 
-Every daemon has `flows` flows in 4 jobs that all daemons share. A flow that becomes active has no
-grant (nothing stands for it), so that each time is a full negotiation: demand, decision, grant;
-where others must give way first, their acknowledgements are in it. Demands of all active flows
-are repeated at every slot. Patterns:
+Every daemon has `flows` flows in 4 jobs that all daemons share, from every host to every other one:
+with 5 daemons of 100 flows 16 bundles each. What becomes active has no grant (nothing stands for
+it), so that each time is a full negotiation: demand, decision, grant; where others must give way
+first, their acknowledgements are in it. Each of its flows counts. Demands of all that is active are
+repeated at every slot. Patterns:
 - `phases`: jobs become active at times of their own, on all hosts within 2 ms; they communicate a
   fifth of their time, so that their links are busy for four fifths of it;
 - `turns`: jobs communicate one after the other, as scheduled jobs do: nobody has to give way;
@@ -25,9 +26,10 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import grpc
 import numpy as np
@@ -46,6 +48,7 @@ from flowslotd.domain_grpc import GrpcDomain
 
 SLOT_NS = Nanos(60 * MILLISECOND)
 PERIOD_S = (0.210, 0.290, 0.370, 0.430)  # of the jobs, no common divisor near a slot
+JOBS = len(PERIOD_S)
 BUSY = {"phases": 0.2, "turns": 0.2, "contended": 0.5, "aligned": 0.5}  # part of its period
 SPREAD_S = 0.002
 FLOW_BYTES = 400_000
@@ -66,8 +69,16 @@ def topology_text(hosts: int, port: int) -> str:
 # --- one daemon
 
 
+class Bundle(NamedTuple):
+    """Flows of one job on one path."""
+
+    job: int
+    links: tuple[int, int]
+    flows: int
+
+
 class Client:
-    """The flows of one host, driven by the wall clock; times every first grant."""
+    """The bundles of one host, driven by the wall clock; times every first grant."""
 
     def __init__(self, topology: Path, host: int, hosts: int, flows: int, pattern: str) -> None:
         parsed = parse_topology(topology.read_text(), str(topology))
@@ -83,26 +94,22 @@ class Client:
         self.latency_ns: list[int] = []
         self._pattern = pattern
         self._asked: dict[int, int] = {}
-        self._inc = [1] * len(PERIOD_S)
-        self._active = [False] * len(PERIOD_S)
+        self._inc = [1] * JOBS
+        self._active = [False] * JOBS
         self._random = random.Random(host)
         others = [j for j in range(hosts) if j != host]
-        self._flows = [
-            (
-                host * 100_000 + f,
-                f % len(PERIOD_S),
-                (
-                    parsed.link_index[f"h{host}->s1"],
-                    parsed.link_index[f"s1->h{others[f % len(others)]}"],
-                ),
-            )
-            for f in range(flows)
-        ]
+        # As daemons do: flows of a job on one path are one reservation.
+        bundles = Counter((f % JOBS, others[f // JOBS % len(others)]) for f in range(flows))
+        link = parsed.link_index
+        self._bundles = {
+            i: Bundle(job, (link[f"h{host}->s1"], link[f"s1->h{other}"]), size)
+            for i, ((job, other), size) in enumerate(bundles.items(), host * 100_000)
+        }
 
     async def run(self, seconds: float) -> None:
         await self.domain.start()
         end = time.time() + seconds
-        await asyncio.gather(self._slots(end), *(self._job(j, end) for j in range(len(PERIOD_S))))
+        await asyncio.gather(self._slots(end), *(self._job(j, end) for j in range(JOBS)))
         await self.domain.close()
 
     async def _slots(self, end: float) -> None:
@@ -115,7 +122,7 @@ class Client:
         aligned, turns = self._pattern == "aligned", self._pattern == "turns"
         period = 4 * SLOT_NS / 1e9 if aligned else PERIOD_S[0 if turns else job]
         spread = 0.0 if aligned else SPREAD_S
-        offset = job / len(PERIOD_S) * period if turns else 0.0
+        offset = job / JOBS * period if turns else 0.0
         self._turn(job, False)
         while time.time() < end:
             start = ((time.time() - offset) // period + 1) * period + offset
@@ -129,38 +136,36 @@ class Client:
     def _turn(self, job: int, active: bool) -> None:
         self._active[job] = active
         now = time.monotonic_ns()
-        for flow, of, _ in self._flows:
-            if of == job:
-                self._asked.pop(flow, None)
-                if active and not self.domain.grant(flow).rate > 0:
-                    self._asked[flow] = now
+        for i, bundle in self._bundles.items():
+            if bundle.job == job:
+                self._asked.pop(i, None)
+                if active and not self.domain.grant(i).rate > 0:
+                    self._asked[i] = now
         self._say([job])
 
     def _say(self, jobs: Sequence[int]) -> None:
         now = Nanos(time.monotonic_ns())
         demands = [
             Demand(
-                flow,
+                i,
                 self._inc[job],
                 f"job{job}",
                 links,
-                FLOW_BYTES if self._active[job] else 0,
+                flows * FLOW_BYTES if self._active[job] else 0,
                 math.inf,
                 0,
                 int(PERIOD_S[job] * 1e9),
             )
-            for flow, job, links in self._flows
+            for i, (job, links, flows) in self._bundles.items()
             if job in jobs
         ]
         if demands:
             self.domain.demand(now, demands)
 
     def _on_grants(self, now: Nanos, grants: Sequence[Granted]) -> None:
-        self.latency_ns += [
-            now - self._asked.pop(flow)
-            for flow, rate, *_ in grants
-            if rate > 0 and flow in self._asked
-        ]
+        for i, rate, *_ in grants:
+            if rate > 0 and i in self._asked:
+                self.latency_ns += [now - self._asked.pop(i)] * self._bundles[i].flows
 
 
 async def client(args: argparse.Namespace) -> None:

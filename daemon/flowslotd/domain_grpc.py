@@ -354,7 +354,9 @@ class GrpcDomain:
         """The flow stays without grant, and so is left alone."""
         self._asked.pop(refusal.flow, None)
         self._stats.refused += 1
-        self._stats.last_error = f"flow {refusal.flow:x} refused: {refusal.reason}"
+        known = self._known.get(refusal.flow)
+        job = known[0].job if known else refusal.flow
+        self._stats.last_error = f"flows of job {job} refused: {refusal.reason}"
 
     async def _ask_pid(self, stub: EmulatedSwitchStub) -> None:
         with contextlib.suppress(grpc.aio.AioRpcError):

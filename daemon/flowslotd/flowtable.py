@@ -11,8 +11,6 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from flowslot.grantbook import Granted
-from flowslot.messages import Demand
 from flowslot.policy.base import View
 from flowslot.topology import Topology
 from flowslot.units import MILLISECOND, Nanos
@@ -22,11 +20,6 @@ from flowslotd.flowinfo import Binding, FlowInfo, Owns, Rows, Source, describe, 
 from flowslotd.progress import ROW, Counters, Records, advance
 
 MAX_FLOWS = 16384
-RESEND_SHARE = 0.02
-"""A demand is sent again when what remains differs by this share of the iteration's bytes from
-what the arbiter can work out itself (what was sent, minus rate x time)."""
-RELEARN_SHARE = 0.10
-"""The same for the period and bytes that were announced for an idle flow."""
 QUIET_SLOTS = 4
 """Jobs of which nobody waits for news are looked at so many times less often."""
 
@@ -51,6 +44,8 @@ class FlowTable:
         self.negotiated = True
         """An arbiter wants to know what flows do."""
         self._closed: set[int] = set()
+        self.version = 0
+        """Changes as flows come and go, and with their order."""
         self._new: list[FlowInfo] = []
         self._gone: list[tuple[int, int]] = []
         self._reindex()
@@ -114,19 +109,6 @@ class FlowTable:
         last = (at_work == 0)[rows["job"][ended]]
         return dict(zip(at, last.tolist(), strict=True))
 
-    def grant(self, grants: Iterable[Granted]) -> set[int]:
-        """What the arbiter gives; nan: it has no say. Returns the flows that are here."""
-        known = {row: grant for grant in grants if (row := self._index.get(grant.flow)) is not None}
-        at, rows = list(known), self.rows
-        standing = np.array([grant.standing for grant in known.values()], np.bool_)
-        # Who waits for news again has had none for a while: tell everything.
-        rows["told"][at] &= standing | ~rows["quiet"][at]
-        rows["quiet"][at] = standing
-        rows["rate"][at] = [grant.rate for grant in known.values()]
-        rows["ceiling"][at] = [grant.ceiling for grant in known.values()]
-        rows["share"][at] = [grant.share for grant in known.values()]
-        return {grant.flow for grant in known.values()}
-
     def quiet(self) -> NDArray[np.bool_]:
         """Flows of which nobody waits for news between slots, bool[F]."""
         rows: NDArray[np.bool_] = self.rows["quiet"] | (not self.negotiated)
@@ -168,12 +150,8 @@ class FlowTable:
         return due
 
     def has_news(self) -> bool:
-        """Something is to be told although no record was looked at."""
-        return bool(self._new or self._gone) or self.waiting()
-
-    def waiting(self) -> bool:
-        """The arbiter waits for news of a flow that it knows nothing of (any more)."""
-        return bool((~self.rows["told"] & (self.rows["path"] > 0)).any())
+        """Flows have come or gone, although no record was looked at."""
+        return bool(self._new or self._gone)
 
     def remap(self, topology: Topology, host: str) -> None:
         """A new topology: look at every flow again."""
@@ -201,39 +179,6 @@ class FlowTable:
             guaranteed=np.asarray(guaranteed, dtype=np.bool_)[path],
         )
 
-    def demands(self, now: Nanos) -> list[Demand]:
-        """What the arbiter does not know yet; it counts as told."""
-        rows = self.rows
-        active, inc = rows["active"], rows["inc"]
-        fresh = (active != rows["told_active"]) | (active & (inc != rows["told_inc"]))
-        rate = np.nan_to_num(rows["rate"])
-        spent = rate * ((now - rows["told_at"]) / 1e9)
-        error = np.abs(rows["remaining"] - np.maximum(rows["told_remaining"] - spent, 0.0))
-        looked = rows["looked"] == now  # the others' remaining bytes are of an earlier look
-        fresh |= active & looked & (error > RESEND_SHARE * rows["target"])
-        off = np.abs(rows["period"] - rows["told_period"]) > RELEARN_SHARE * rows["period"]
-        size = np.abs(rows["expected"] - rows["told_expected"]) > RELEARN_SHARE * rows["expected"]
-        fresh |= ~active & (off | size)
-        fresh = np.where(rows["quiet"], size, fresh) | ~rows["told"]
-        fresh &= rows["path"] > 0
-        at = np.flatnonzero(fresh)
-        if not at.size:
-            return []
-        for name in ("active", "inc", "remaining", "period", "expected"):
-            rows[f"told_{name}"][at] = rows[name][at]
-        rows["told"][at] = True
-        rows["told_at"][at] = now
-        return [self._demand(now, int(i)) for i in at]
-
-    def ended(self) -> list[int]:
-        """Flows with grants, of jobs whose last active flow here has ended since it was told."""
-        rows, n = self.rows, len(self.jobs)
-        busy = np.bincount(rows["job"], rows["active"], n) > 0
-        was_busy = np.bincount(rows["job"], rows["told_active"], n) > 0
-        over = (was_busy & ~busy)[rows["job"]] & (rows["rate"] > 0) & ~self.quiet()
-        cookies: list[int] = rows["cookie"][over].tolist()
-        return cookies
-
     def take_new(self) -> list[FlowInfo]:
         """Flows that have got rows since the last call."""
         new, self._new = self._new, []
@@ -256,26 +201,6 @@ class FlowTable:
         return list(zip(rows["cookie"][at].tolist(), end[at].tolist(), strict=True))
 
     # -- inside -----------------------------------------------------------------------------
-
-    def _demand(self, now: Nanos, i: int) -> Demand:
-        row = self.rows[i]
-        onset, period = int(row["onset"]), int(row["period"])
-        active = bool(row["active"])
-        next_in = 0
-        if not active and onset:
-            # Before the first period is known: as if computing took as long as communicating.
-            next_in = max(onset + (period or 2 * (now - onset)) - now, 0)
-        return Demand(
-            flow=int(row["cookie"]),
-            inc=int(row["inc"]),
-            job=self.infos[i].job,
-            links=self.links[row["path"]],
-            remaining=int(row["remaining"]) if active else 0,
-            wait_ns=now - onset if active else 0,
-            period_ns=period,
-            next_in_ns=next_in,
-            next_bytes=int(row["expected"] or row["target"]),
-        )
 
     def _bind(self, now: Nanos, source: Source) -> None:
         """Give rows to the flows that are new in a record; take them from those that left."""
@@ -362,6 +287,7 @@ class FlowTable:
 
     def _reindex(self) -> None:
         """Rows came or went: number jobs and paths anew (names of the past must not pile up)."""
+        self.version += 1
         self._index = {info.cookie: i for i, info in enumerate(self.infos)}
         jobs = {job: i for i, job in enumerate(dict.fromkeys(f.job for f in self.infos))}
         paths = dict.fromkeys(((), *(info.path for info in self.infos)))

@@ -42,13 +42,6 @@ ROW = np.dtype(
         ("onset_inc", "i8"),
         ("onset_iteration", "i8"),
         ("period", "i8"),  # ns, learnt; 0 unknown
-        ("told", "?"),  # the arbiter knows the flow; what it was told:
-        ("told_active", "?"),
-        ("told_inc", "i8"),
-        ("told_at", "i8"),
-        ("told_remaining", "i8"),
-        ("told_period", "i8"),
-        ("told_expected", "i8"),
         ("watched", "i8"),  # the kernel reports when the counter reaches this
         ("announced", "?"),  # the iteration's bytes are said at its beginning
         ("quiet", "?"),  # its grant stands in all phases: nobody waits for news of it

@@ -9,10 +9,10 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 import numpy as np
 
 from flowslot.grantbook import Granted
-from flowslot.messages import Done
 from flowslot.policy.base import HostPolicy
 from flowslot.slot import SlotGrid
 from flowslot.units import Nanos
+from flowslotd.bundles import Bundles
 from flowslotd.domain_base import Domain
 from flowslotd.enforcer import Enforcer
 from flowslotd.flowinfo import Source
@@ -52,6 +52,7 @@ class SlotLoop:
         self._pacer = pacer
         self._enforcer = enforcer
         self._by_grant = by_grant
+        self._bundles = Bundles(table) if domain is not None else None
         self._lending = Lending()
         top_up = enforcer is not None and not enforcer.hard
         self._lends = by_grant and top_up and pacer is not None and pacer.lends
@@ -77,10 +78,13 @@ class SlotLoop:
 
     def on_grants(self, now: Nanos, grants: Iterable[Granted]) -> None:
         """The arbiter gives; in force when this returns."""
-        self._due |= self._table.grant(grants)
+        if self._bundles is None:
+            return
+        self._bundles.grant(grants)
         if not self._running:  # else the pass that asked goes on to decide
+            self._due |= self._bundles.share_out(now)
             self._decide(now)
-            if self._table.waiting():
+            if self._bundles.waiting():
                 self._run(now, self._records())
 
     def on_new(self, flow: int) -> None:
@@ -101,13 +105,14 @@ class SlotLoop:
             self._enforcer.release_all()
 
     def _run(self, now: Nanos, sources: Collection[Source]) -> None:
-        if not (sources or self._due or self._all_due or self._table.has_news()):
+        waits = self._bundles is not None and self._bundles.waiting()
+        if not (sources or self._due or self._all_due or waits or self._table.has_news()):
             return  # what nobody has looked at is as it was
         self._running = True
         try:
             self._look(now, sources)
             self._negotiate(now)
-            if self._table.negotiated and self._table.waiting():
+            if self._bundles is not None and self._bundles.waiting():
                 # An answer asks for flows that nobody has looked at for a while.
                 sources = self._records()
                 self._look(now, sources)
@@ -129,25 +134,30 @@ class SlotLoop:
 
     def _negotiate(self, now: Nanos) -> None:
         new, gone = self._table.take_new(), self._table.take_gone()
-        if self._domain is not None:
-            # Who waits gets it a round trip earlier than if the arbiter had to take it back. But
-            # what an heir uses is not free.
-            lent = self._lending.in_use(now, self._table.rows)
-            ended = [flow for flow in self._table.ended() if flow not in lent]
-            self._due |= self._table.grant(self._domain.give_back(ended))
-        demands = self._table.demands(now)
         # A job's flows share their top-up: one more or less concerns them all.
-        self._all_due |= bool(new or gone) or (bool(demands) and not self._by_grant)
+        self._all_due |= bool(new or gone)
         if self._pacer is not None:
             for info in new:
                 if info.path:
                     self._pacer.attach(info.cookie, info.pid, info.fd)
         if self._enforcer is not None:
             self._enforcer.release(flow for flow, _ in gone)
-        if self._domain is not None and gone:
-            self._domain.done(now, [Done(flow, inc) for flow, inc in gone])
-        if self._domain is not None and demands:
-            self._domain.demand(now, demands)
+        if self._domain is not None and self._bundles is not None:
+            self._ask(now, self._domain, self._bundles)
+            self._due |= self._bundles.share_out(now)
+
+    def _ask(self, now: Nanos, domain: Domain, bundles: Bundles) -> None:
+        bundles.look(now)
+        # Who waits gets it a round trip earlier than if the arbiter had to take it back. But
+        # what an heir uses is not free.
+        lent = self._lending.in_use(now, self._table.rows)
+        bundles.grant(domain.give_back(bundles.ended(lent)))
+        gone, demands = bundles.take_gone(), bundles.demands(now)
+        self._all_due |= bool(demands) and not self._by_grant
+        if gone:
+            domain.done(now, gone)
+        if demands:
+            domain.demand(now, demands)
 
     def _decide(self, now: Nanos) -> None:
         table = self._table

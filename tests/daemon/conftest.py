@@ -45,7 +45,21 @@ capacity_gbps = 0.4
 [[links]]
 name = "s1->h2"
 capacity_gbps = 0.2
+[[hosts]]
+name = "h3"
+  [[hosts.nics]]
+  name = "eth0"
+  addresses = ["10.78.0.3"]
+  up = "h3->s1"
+  down = "s1->h3"
+[[links]]
+name = "h3->s1"
+capacity_gbps = 0.4
+[[links]]
+name = "s1->h3"
+capacity_gbps = 0.4
 """
+ELSEWHERE = "10.78.0.3"
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from flowslot.grantbook import Granted
 from flowslot.topology import parse_topology
 from flowslot.units import MILLISECOND, Nanos
 from flowslot_shm.layout import Quiet, Role, Transport
+from flowslotd.bundles import Bundles
 from flowslotd.flowtable import FlowTable
 
 from .conftest import TOPOLOGY
@@ -43,15 +43,12 @@ def column(table, name):
     return table.rows[name].tolist()
 
 
-def test_a_flow_appears_with_its_path_and_asks_once(table, make_job, topology):
+def test_a_flow_appears_with_its_path(table, make_job, topology):
     job = make_job()
     job.flow(0, cookie=7)
     table.observe(at(0), [job], None)
     assert [info.cookie for info in table.infos] == [7]
     assert table.infos[0].path == topology.path("10.78.0.1", "10.78.0.2")
-    (demand,) = table.demands(at(0))
-    assert (demand.flow, demand.job, demand.remaining, demand.links) == (7, "train", 0, (0, 3))
-    assert table.demands(at(0)) == []
 
 
 def test_remaining_is_the_total_minus_what_the_kernel_saw_acknowledged(table, make_job):
@@ -159,25 +156,6 @@ def test_an_iteration_may_begin_before_the_last_one_is_acknowledged(table, make_
     assert 400 <= column(table, "remaining")[0] <= 600
 
 
-def test_period_volume_and_next_start_are_learnt(table, make_job):
-    job = make_job()
-    flow = job.flow(0, cookie=7)
-    for i in range(5):
-        flow.begin(i, 0)  # the job does not know its totals
-        flow.ready(1000)
-        table.observe(at(200 * i), [job], None)
-        table.demands(at(200 * i))
-        flow.done(1000)
-        table.observe(at(200 * i + 50), [job], None)
-        demands = table.demands(at(200 * i + 50))
-    assert column(table, "period") == [200 * MS]
-    (demand,) = demands
-    assert demand.remaining == 0
-    assert demand.next_bytes == 1000
-    assert demand.period_ns == 200 * MS
-    assert demand.next_in_ns == 150 * MS
-
-
 def test_skipped_iterations_count_as_several(table, make_job):
     job = make_job()
     flow = job.flow(0, cookie=7)
@@ -187,36 +165,6 @@ def test_skipped_iterations_count_as_several(table, make_job):
         table.observe(at(ms), [job], None)
         flow.done(1000)
     assert column(table, "period") == [100 * MS]
-
-
-def test_a_demand_is_repeated_only_when_the_arbiter_cannot_work_it_out(table, make_job):
-    job = make_job()
-    flow = job.flow(0, cookie=7)
-    flow.begin(1, 1_000_000)
-    flow.ready(1_000_000)
-    table.observe(at(0), [job], None)
-    assert [d.remaining for d in table.demands(at(0))] == [1_000_000]
-    table.grant([Granted(7, 10e6, 10e6)])  # 10 kB per ms
-    flow.done(495_000)
-    table.observe(at(50), [job], None)
-    assert table.demands(at(50)) == []  # as expected within 2 %
-    table.observe(at(60), [job], None)
-    (demand,) = table.demands(at(60))  # it stands still: 105 kB behind
-    assert demand.remaining == 505_000
-    assert demand.wait_ns == 60 * MS
-
-
-def test_an_event_of_one_job_sends_nothing_old_about_another(table, make_job):
-    jobs = [make_job("a"), make_job("b")]
-    for i, job in enumerate(jobs):
-        flow = job.flow(0, cookie=7 + i)
-        flow.begin(1, 1_000_000)
-        flow.ready(1_000_000)
-    table.observe(at(0), jobs, None)
-    table.demands(at(0))
-    table.grant([Granted(7, 10e6, 10e6)])
-    table.observe(at(50), [jobs[1]], None)
-    assert table.demands(at(50)) == []
 
 
 def test_a_slot_that_is_freed_and_a_job_that_leaves_take_their_flows_along(table, make_job):
@@ -282,14 +230,13 @@ def test_flows_that_are_left_alone_say_why(table, make_job, flow, note):
     assert [info.note for info in table.refused()] == [note]
 
 
-def test_unmapped_flows_are_observed_and_never_asked_for(table, make_job):
+def test_unmapped_flows_are_observed(table, make_job):
     job = make_job()
     flow = job.flow(0, cookie=7, dst="192.0.2.9")
     flow.begin(1, 100)
     flow.ready(100)
     table.observe(at(0), [job], None)
     assert column(table, "remaining") == [100]
-    assert table.demands(at(0)) == []
     view = table.view(0, 10, [False] * len(table.links), [0])
     assert (view.paths == len(view.capacity)).all()
 
@@ -330,7 +277,7 @@ def test_an_owner_that_is_sure_displaces_one_that_is_not(topology, make_job):
 
 
 def test_absurd_values_neither_overflow_nor_raise(table, make_job):
-    job, kernel = make_job(), Kernel()
+    job, kernel, bundles = make_job(), Kernel(), Bundles(table)
     flow = job.flow(0, cookie=7)
     rng = np.random.default_rng(5)
     for i in range(300):
@@ -339,7 +286,9 @@ def test_absurd_values_neither_overflow_nor_raise(table, make_job):
         flow.done(int(rng.integers(2**63)))
         kernel.set(c7=int(rng.integers(2**62)))
         table.observe(at(i), [job], kernel if i % 3 else None)
-        for demand in table.demands(at(i)):
+        bundles.look(at(i))
+        bundles.share_out(at(i))
+        for demand in bundles.demands(at(i)):
             assert 0 <= demand.remaining < 2**62
             assert 0 <= demand.period_ns < 10**12
             assert 0 <= demand.next_in_ns < 10**12
@@ -350,7 +299,7 @@ def test_a_new_topology_maps_every_flow_again(table, make_job):
     job = make_job()
     job.flow(0, cookie=7)
     table.observe(at(0), [job], None)
-    changed = TOPOLOGY.replace('addresses = ["10.78.0.2"]', 'addresses = ["10.78.0.3"]')
+    changed = TOPOLOGY.replace('addresses = ["10.78.0.2"]', 'addresses = ["10.78.0.4"]')
     table.remap(parse_topology(changed, "t"), "h1")
     table.observe(at(1), [job], None)
     assert table.infos[0].path == ()

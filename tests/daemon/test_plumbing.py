@@ -306,7 +306,7 @@ def test_a_reload_may_change_what_does_not_need_a_restart(write):
     fixed = config.load(write('host = "h1"\nslot_ms = 20'))
     with pytest.raises(ConfigError, match="cannot change while running"):
         config.changed(old, fixed)
-    moved = config.load(write('host = "h1"', TOPOLOGY.replace("0.2", "0.3")))
+    moved = config.load(write('host = "h1"', TOPOLOGY.replace("= 0.2", "= 0.3")))
     assert config.changed(old, moved) == ["topology links"]
 
 

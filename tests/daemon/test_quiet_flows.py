@@ -20,6 +20,8 @@ from flowslotd.enforcer import Enforcer
 from flowslotd.flowtable import QUIET_SLOTS, FlowTable
 from flowslotd.slotloop import SlotLoop
 
+from .conftest import ELSEWHERE
+
 
 @pytest.fixture
 def room(topology: Topology, make_job: Callable[..., Any]) -> Room:
@@ -27,13 +29,14 @@ def room(topology: Topology, make_job: Callable[..., Any]) -> Room:
 
 
 def test_a_standing_grant_makes_the_record_quiet(room: Room) -> None:
-    job, first, _ = room.enlist("train", 7, 8)
+    job, first = room.enlist("train", 7)
+    job.flow(1, cookie=8, dst=ELSEWHERE)
     start(first)
     room.slot()
     assert (word(job), job.reader.told) == (0, [False])
     room.loop.on_grants(at(1), [granted(7, True)])
     room.slot()
-    assert word(job) == 0, "somebody waits for news of the other one"
+    assert word(job) == 0, "somebody waits for news of the other path"
     room.loop.on_grants(at(61), [granted(8, True)])
     room.slot()
     assert (word(job), job.reader.told[-1]) == (1, True)
@@ -130,7 +133,7 @@ def test_an_unknown_socket_makes_the_next_slot_look_at_everything(room: Room) ->
     job, _ = room.hushed()
     room.skip(job)
     room.table.stir()
-    job.flow(5, cookie=99)
+    job.flow(5, cookie=99, dst=ELSEWHERE)
     room.slot()
     assert [demand.flow for demand in room.said()] == [99]
     assert word(job) == 0, "the new flow has no grant yet"

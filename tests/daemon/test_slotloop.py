@@ -197,7 +197,7 @@ def test_nothing_goes_down_when_nothing_changes(topology, make_job):
     asked = len(setup.desk.demands)
     setup.desk.answer = None
     for n in range(1, 10):
-        done = 60_000  # what 1 MB/s makes of a slot
+        done = 15_000  # what 1 MB/s makes of a slot, for four
         for flow in flows:
             flow.done(done)
         setup.slot(n)
@@ -206,8 +206,9 @@ def test_nothing_goes_down_when_nothing_changes(topology, make_job):
     assert len(setup.desk.demands) == asked
     assert setup.enforcer.rate_writes == 4
     assert setup.pacer.deadline == slot_start(9) + 2 * SLOT  # but the daemon lives
-    setup.loop.on_grants(slot_start(10), [Granted(11, 5e5, 2e6)])
-    assert setup.pacer.writes[1:] == [[11]]
+    setup.loop.on_grants(slot_start(10), [Granted(10, 5e5, 2e6)])
+    assert setup.pacer.writes[1:] == [[10, 11, 12, 13]]
+    assert sum(e.reserved for e in setup.pacer.entries.values()) == pytest.approx(5e5)
 
 
 def test_an_arbiter_that_answers_at_once_is_obeyed_in_the_same_pass(topology, make_job):

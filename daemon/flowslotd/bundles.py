@@ -1,0 +1,322 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is negotiated: one reservation for all flows of a job on one path, shared out here.
+
+The flows of a job that leave this host on the same path meet the same links and end together or
+not at all, so an arbiter has nothing to tell apart in them. It grants the bundle a rate; who of
+its flows sends at which part of it changes with every acknowledgement, and nobody else need know.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import chain, count
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flowslot.grantbook import Granted
+from flowslot.messages import Demand, Done
+from flowslot.units import MILLISECOND, SECOND, Nanos
+from flowslotd.flowtable import FlowTable
+from flowslotd.progress import Records
+
+RESEND_SHARE = 0.02
+"""A demand is sent again when what remains differs by this share of the iteration's bytes from
+what the arbiter can work out itself (what was sent, minus rate x time)."""
+RELEARN_SHARE = 0.10
+"""The same for the period and bytes that were announced for an idle bundle."""
+SAME_PHASE_NS = 10 * MILLISECOND
+"""A phase that began later than the one that was told of by more than this is another one."""
+KEEP_RATIO = 1.1
+KEEP_SLACK_S = 0.004
+"""Flows keep their rates while the last one ends at most 10 % + 4 ms later than it could."""
+SOON_NS, LATE_NS = 10 * MILLISECOND, 20 * MILLISECOND
+"""An idle flow of an active bundle keeps its part from so long before its start to so long after
+it was expected."""
+_FULL = 1 + 1e-9
+_NEVER = 2**62
+
+Floats = NDArray[np.float64]
+_Key = tuple[str, tuple[int, ...]]
+"""Job and path."""
+
+
+@dataclass(slots=True)
+class Told:
+    """What the arbiter was last told of a bundle, and when."""
+
+    at: Nanos
+    active: bool
+    onset: int
+    remaining: float
+    period: int
+    expected: float
+
+
+@dataclass(slots=True, eq=False)
+class Bundle:
+    """One reservation. Bytes are sums over its flows; times are monotonic ns, 0 unknown."""
+
+    id: int
+    job: str
+    links: tuple[int, ...]
+    inc: int
+    active: bool = False
+    remaining: float = 0.0
+    target: float = 0.0
+    expected: float = 0.0
+    onset: int = 0
+    """When the first of its active flows began."""
+    due: int = _NEVER
+    """When the first of its flows is expected to begin again."""
+    period: int = 0
+    told: Told | None = None
+    rate: float = np.nan
+    ceiling: float = np.nan
+    share: float = 0.0
+    standing: bool = False
+    granted: bool = False
+    """Since it was last shared out."""
+    flows: int = 0
+
+    def demand(self, now: Nanos) -> Demand:
+        """The bundle's state as an arbiter wants it; it counts as told."""
+        active, told = self.active, self.told
+        if told is not None and active and self._is_another_phase(told):
+            self.inc += 1
+        self.told = Told(now, active, self.onset, self.remaining, self.period, self.expected)
+        return Demand(
+            flow=self.id,
+            inc=self.inc,
+            job=self.job,
+            links=self.links,
+            remaining=max(int(self.remaining), 1) if active else 0,
+            wait_ns=max(now - self.onset, 0) if active else 0,
+            period_ns=self.period,
+            next_in_ns=0 if active or self.due == _NEVER else max(self.due - now, 0),
+            next_bytes=int(self.expected),
+        )
+
+    def has_news(self, now: Nanos) -> bool:
+        """The arbiter cannot work out by itself what has changed since it was told."""
+        told = self.told
+        if told is None:
+            return True
+        resized = abs(self.expected - told.expected) > RELEARN_SHARE * self.expected
+        if self.standing:
+            return resized
+        if self.active != told.active:
+            return True
+        if not self.active:
+            return resized or abs(self.period - told.period) > RELEARN_SHARE * self.period
+        spent = (self.rate if self.rate > 0 else 0.0) * (now - told.at) / SECOND
+        error = abs(self.remaining - max(told.remaining - spent, 0.0))
+        return self._is_another_phase(told) or error > RESEND_SHARE * self.target
+
+    def _is_another_phase(self, told: Told) -> bool:
+        return not told.active or self.onset > told.onset + SAME_PHASE_NS
+
+
+@dataclass(slots=True)
+class _Groups:
+    """Which rows of the flow table belong to which bundle: one look at its `version`."""
+
+    version: int = -1
+    members: list[Bundle] = field(default_factory=list)
+    of: NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
+    """intp[F]: index into members; as many as there are members: in no bundle."""
+    order: NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
+    starts: NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
+    """Rows of members[i]: order[starts[i]:starts[i + 1]]."""
+
+
+class Bundles:
+    """All bundles of the mapped flows of a table."""
+
+    def __init__(self, table: FlowTable) -> None:
+        self._table = table
+        self._by_key: dict[_Key, Bundle] = {}
+        self._by_id: dict[int, Bundle] = {}
+        self._gone: list[Done] = []
+        self._groups = _Groups()
+        self._dirty = False  # a grant came, or flows came or went: share out in any case
+
+    # -- what flows do
+
+    def look(self, now: Nanos) -> None:
+        """Sum up what the table knows of the flows."""
+        groups = self._grouped(now)
+        if not groups.members:
+            return
+        rows, starts = self._table.rows[groups.order], groups.starts
+        active, onset, period = rows["active"], rows["onset"], rows["period"]
+        left = np.where(active, self._left(now, rows), 0.0)
+        size = np.where(rows["expected"] > 0, rows["expected"], rows["target"])
+        # Before the first period is known: as if computing took as long as communicating.
+        due = onset + np.where(period > 0, period, 2 * (now - onset))
+        columns = (
+            np.logical_or.reduceat(active, starts),
+            np.add.reduceat(left, starts),
+            np.add.reduceat(rows["target"], starts),
+            np.add.reduceat(size, starts),
+            np.minimum.reduceat(np.where(active, onset, _NEVER), starts),
+            np.minimum.reduceat(np.where(onset > 0, due, _NEVER), starts),
+            np.maximum.reduceat(period, starts),
+        )
+        values = zip(*(column.tolist() for column in columns), strict=True)
+        for bundle, (busy, remaining, target, expected, began, next_, every) in zip(
+            groups.members, values, strict=True
+        ):
+            bundle.active, bundle.remaining = busy, remaining
+            bundle.target, bundle.expected = float(target), float(expected)
+            bundle.due, bundle.period = next_, every
+            if busy:
+                bundle.onset = began
+
+    def waiting(self) -> bool:
+        """The arbiter waits for news of a bundle that it knows nothing of (any more)."""
+        return any(bundle.told is None for bundle in self._by_id.values())
+
+    def ended(self, lent: set[int]) -> list[int]:
+        """Bundles with grants, of jobs whose last active flow here has ended since it was told.
+
+        `lent`, cookies: flows whose rate another one uses. Their bundles are not free yet.
+        """
+        members = self._groups.members
+        busy = {bundle.job for bundle in members if bundle.active}
+        over = {b.job for b in members if b.told and b.told.active and b.job not in busy}
+        if not over:
+            return []
+        find, of = self._table.find, self._groups.of
+        used = {int(of[row]) for cookie in lent if (row := find(cookie)) is not None}
+        return [
+            bundle.id
+            for i, bundle in enumerate(members)
+            if bundle.job in over and bundle.rate > 0 and not bundle.standing and i not in used
+        ]
+
+    def demands(self, now: Nanos) -> list[Demand]:
+        """What the arbiter does not know yet; it counts as told."""
+        return [bundle.demand(now) for bundle in self._groups.members if bundle.has_news(now)]
+
+    def take_gone(self) -> list[Done]:
+        """Bundles that have lost their last flow since the last call."""
+        gone, self._gone = self._gone, []
+        return gone
+
+    # -- what the arbiter gives
+
+    def grant(self, grants: Iterable[Granted]) -> None:
+        """What bundles may send; NaN: nobody has a say. `share_out` passes it on to flows."""
+        for grant in grants:
+            bundle = self._by_id.get(grant.flow)
+            if bundle is None:
+                continue
+            self._dirty = bundle.granted = True
+            if bundle.standing and not grant.standing:
+                bundle.told = None  # nothing was told for a while: tell everything
+            bundle.rate, bundle.ceiling = grant.rate, grant.ceiling
+            bundle.share, bundle.standing = grant.share, grant.standing
+
+    def share_out(self, now: Nanos) -> set[int]:
+        """Give each flow its part; returns, by cookie, whose changes or was granted anew."""
+        groups, rows = self._grouped(now), self._table.rows
+        if not groups.members:
+            return set()
+        rate = np.array([bundle.rate for bundle in groups.members] + [np.nan])
+        weight = self._weights(now)
+        parts = split(groups.of, rate, rows["rate"], weight)
+        changed = ~((parts == rows["rate"]) | (np.isnan(parts) & np.isnan(rows["rate"])))
+        rows["rate"] = parts
+        if self._dirty:
+            self._dirty = False
+            terms = [(b.ceiling, b.share / b.flows, b.standing, b.granted) for b in groups.members]
+            columns = map(np.array, zip(*terms, (np.nan, 0.0, False, False), strict=True))
+            ceiling, share, standing, granted = (column[groups.of] for column in columns)
+            rows["ceiling"], rows["share"], rows["quiet"] = ceiling, share, standing
+            changed |= granted
+            for bundle in groups.members:
+                bundle.granted = False
+        cookies: list[int] = rows["cookie"][changed].tolist()
+        return set(cookies)
+
+    # -- inside
+
+    def _weights(self, now: Nanos) -> Floats:
+        """How many bytes of each flow its bundle's rate is for, float64[F]."""
+        rows, of, members = self._table.rows, self._groups.of, self._groups.members
+        size = np.where(rows["expected"] > 0, rows["expected"], rows["target"]).astype(np.float64)
+        at_work = np.array([b.active and not b.standing for b in members] + [False])[of]
+        if not at_work.any():
+            return size  # for the next phase, or for all of them
+        due = rows["onset"] + rows["period"] - now
+        coming = (rows["period"] > 0) & (due < SOON_NS) & (due > -LATE_NS)
+        idle = np.where(coming, size, 0.0)
+        return np.where(at_work, np.where(rows["active"], self._left(now, rows), idle), size)
+
+    @staticmethod
+    def _left(now: Nanos, rows: Records) -> Floats:
+        """What remains of flows that are active, estimated for now."""
+        sent = np.nan_to_num(rows["rate"]) * ((now - rows["looked"]) / SECOND)
+        left: Floats = np.maximum(rows["remaining"] - sent, 1.0)
+        return left
+
+    def _grouped(self, now: Nanos) -> _Groups:
+        if self._groups.version != self._table.version:  # flows came or went
+            self._groups = self._regroup(now)
+            self._dirty = True
+        return self._groups
+
+    def _regroup(self, now: Nanos) -> _Groups:
+        rows_of: dict[_Key, list[int]] = {}
+        for row, info in enumerate(self._table.infos):
+            if info.path:
+                rows_of.setdefault((info.job, info.path), []).append(row)
+        for key in [key for key in self._by_key if key not in rows_of]:
+            bundle = self._by_key.pop(key)
+            del self._by_id[bundle.id]
+            self._gone.append(Done(bundle.id, bundle.inc))
+        of = np.full(len(self._table), len(rows_of), np.intp)
+        order: list[int] = []
+        starts: list[int] = []
+        for i, (key, rows) in enumerate(rows_of.items()):
+            if key not in self._by_key:
+                self._by_key[key] = self._make(now, key, rows)
+            self._by_key[key].flows = len(rows)
+            of[rows] = i
+            starts.append(len(order))
+            order += rows
+        members = [self._by_key[key] for key in rows_of]
+        return _Groups(self._table.version, members, of, np.array(order), np.array(starts))
+
+    def _make(self, now: Nanos, key: _Key, rows: list[int]) -> Bundle:
+        """A new bundle, named after its first flow (that no other one is named after)."""
+        cookies = (self._table.infos[row].cookie for row in rows)
+        free = next(n for n in chain(cookies, count(1)) if n not in self._by_id)
+        # No job has 1000 iterations a second: higher than that of any earlier one of this name.
+        made = self._by_id[free] = Bundle(free, *key, inc=now // MILLISECOND)
+        return made
+
+
+def split(of: NDArray[np.intp], rate: Floats, present: Floats, weight: Floats) -> Floats:
+    """Share `rate[b]` out among the flows f with `of[f] == b`, so that all end together.
+
+    `present`, float64[F]: their rates so far (NaN: none), which a bundle keeps while they add up to
+    what it may send and nobody is held up by that. `weight`, float64[F]: bytes to send; a bundle
+    without any gives all its flows the same. Where `rate` is NaN, so are the parts.
+    """
+    n = len(rate)
+    size = np.bincount(of, weight, n)
+    empty = (size <= 0)[of]
+    weight = np.where(empty, 1.0, weight)
+    size = np.bincount(of, weight, n)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        parts: Floats = rate[of] * (weight / size[of])
+        lasts = np.where(weight > 0, weight / present, 0.0)
+        worst = np.zeros(n)
+        np.maximum.at(worst, of, np.where(np.isnan(lasts), np.inf, lasts))
+        sums = np.bincount(of, np.nan_to_num(present), n)
+        known = np.bincount(of, np.isnan(present), n) == 0
+        in_time = worst <= KEEP_RATIO * (size / rate) + KEEP_SLACK_S
+    # Not while a smaller part is in use of what it may send: somebody else might be given it.
+    keep = known & (rate > 0) & in_time & (sums <= rate * _FULL) & (sums >= rate / _FULL)
+    return np.where(keep[of], present, parts)

@@ -9,7 +9,7 @@ POLICIES := stagger,static,cubic,reno,bbr
 help:           ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
-setup:          ## packages by apt, .venv, BPF programs; quick when nothing changed
+setup:          ## packages by apt, .venv, compiled loops, BPF programs; quick when nothing changed
 	@scripts/setup.sh
 
 demo: setup     ## ps-incast and two-equal for real: tables and figures against cubic, reno, bbr, static
@@ -44,5 +44,5 @@ lab-clean:      ## remove what a killed lab run left behind
 	@$(PY)/flowslot lab clean
 
 clean:
-	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis results build
+	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis results build */*/loops.*.so
 	@$(MAKE) --no-print-directory -s -C bpf clean

@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Brings a fresh Debian 12 machine to where `make demo` and `make test` run:
-# packages by apt, a virtual environment in .venv, the BPF object in bpf/.
+# packages by apt, a virtual environment in .venv with the loops compiled, the BPF object in bpf/.
 # Quick when nothing changed: a stamp holds the checksum of all its inputs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 packages=(
   python3 python3-venv          # 3.11 in Debian 12
-  gcc g++ make libc6-dev        # tests of the C header
+  python3-dev                   # compiles the loops over flows
+  gcc g++ make libc6-dev        # the same, and tests of the C header
   clang llvm bpftool            # the BPF programs (CO-RE)
   libbpf1 libbpf-dev libelf1    # their loader
   libatomic1                    # fences for the progress record
@@ -17,7 +18,8 @@ packages=(
 
 stamp=.venv/.setup-stamp
 sources=$(ls bpf/*.c bpf/*.h | grep -v vmlinux.h) # that one is made from the running kernel
-want=$(cat pyproject.toml scripts/setup.sh $sources bpf/Makefile /proc/version | sha256sum)
+loops=$(ls scripts/hatch_build.py ./*/*/loops.py ./*/*/loops.pxd)
+want=$(cat pyproject.toml scripts/setup.sh $loops $sources bpf/Makefile /proc/version | sha256sum)
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ] && ls bpf/*.bpf.o >/dev/null 2>&1; then
   exit 0
 fi

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from flowslot.grantbook import Granted
 from flowslot.messages import Demand, Done
 from flowslot.units import MILLISECOND, SECOND, Nanos
+from flowslotd import loops
 from flowslotd.flowtable import FlowTable
-from flowslotd.progress import Records
 
 RESEND_SHARE = 0.02
 """A demand is sent again when what remains differs by this share of the iteration's bytes from
@@ -26,16 +26,6 @@ RELEARN_SHARE = 0.10
 """The same for the period and bytes that were announced for an idle bundle."""
 SAME_PHASE_NS = 10 * MILLISECOND
 """A phase that began later than the one that was told of by more than this is another one."""
-KEEP_RATIO = 1.1
-KEEP_SLACK_S = 0.004
-"""Flows keep their rates while the last one ends at most 10 % + 4 ms later than it could."""
-SOON_NS, LATE_NS = 10 * MILLISECOND, 20 * MILLISECOND
-"""An idle flow of an active bundle keeps its part from so long before its start to so long after
-it was expected."""
-_FULL = 1 + 1e-9
-_NEVER = 2**62
-
-Floats = NDArray[np.float64]
 _Key = tuple[str, tuple[int, ...]]
 """Job and path."""
 
@@ -66,7 +56,7 @@ class Bundle:
     expected: float = 0.0
     onset: int = 0
     """When the first of its active flows began."""
-    due: int = _NEVER
+    due: int = loops.NEVER
     """When the first of its flows is expected to begin again."""
     period: int = 0
     told: Told | None = None
@@ -92,7 +82,7 @@ class Bundle:
             remaining=max(int(self.remaining), 1) if active else 0,
             wait_ns=max(now - self.onset, 0) if active else 0,
             period_ns=self.period,
-            next_in_ns=0 if active or self.due == _NEVER else max(self.due - now, 0),
+            next_in_ns=0 if active or self.due == loops.NEVER else max(self.due - now, 0),
             next_bytes=int(self.expected),
         )
 
@@ -116,7 +106,7 @@ class Bundle:
         return not told.active or self.onset > told.onset + SAME_PHASE_NS
 
 
-@dataclass(slots=True)
+@dataclass
 class _Groups:
     """Which rows of the flow table belong to which bundle: one look at its `version`."""
 
@@ -124,9 +114,11 @@ class _Groups:
     members: list[Bundle] = field(default_factory=list)
     of: NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
     """intp[F]: index into members; as many as there are members: in no bundle."""
-    order: NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
-    starts: NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
-    """Rows of members[i]: order[starts[i]:starts[i + 1]]."""
+
+    def __post_init__(self) -> None:
+        """Room for what `loops.add_up` says."""
+        self.times = np.zeros((len(self.members) + 1, 4), np.int64)
+        self.sizes = np.zeros((len(self.members) + 1, 3))
 
 
 class Bundles:
@@ -147,30 +139,14 @@ class Bundles:
         groups = self._grouped(now)
         if not groups.members:
             return
-        rows, starts = self._table.rows[groups.order], groups.starts
-        active, onset, period = rows["active"], rows["onset"], rows["period"]
-        left = np.where(active, self._left(now, rows), 0.0)
-        size = np.where(rows["expected"] > 0, rows["expected"], rows["target"])
-        # Before the first period is known: as if computing took as long as communicating.
-        due = onset + np.where(period > 0, period, 2 * (now - onset))
-        columns = (
-            np.logical_or.reduceat(active, starts),
-            np.add.reduceat(left, starts),
-            np.add.reduceat(rows["target"], starts),
-            np.add.reduceat(size, starts),
-            np.minimum.reduceat(np.where(active, onset, _NEVER), starts),
-            np.minimum.reduceat(np.where(onset > 0, due, _NEVER), starts),
-            np.maximum.reduceat(period, starts),
-        )
-        values = zip(*(column.tolist() for column in columns), strict=True)
-        for bundle, (busy, remaining, target, expected, began, next_, every) in zip(
-            groups.members, values, strict=True
+        loops.add_up(now, loops.table(self._table.rows), groups.of, groups.times, groups.sizes)
+        for bundle, (active, onset, due, period), sizes in zip(
+            groups.members, groups.times.tolist(), groups.sizes.tolist(), strict=False
         ):
-            bundle.active, bundle.remaining = busy, remaining
-            bundle.target, bundle.expected = float(target), float(expected)
-            bundle.due, bundle.period = next_, every
-            if busy:
-                bundle.onset = began
+            bundle.active, bundle.due, bundle.period = bool(active), due, period
+            bundle.remaining, bundle.target, bundle.expected = sizes
+            if active:
+                bundle.onset = onset
 
     def waiting(self) -> bool:
         """The arbiter waits for news of a bundle that it knows nothing of (any more)."""
@@ -222,10 +198,13 @@ class Bundles:
         groups, rows = self._grouped(now), self._table.rows
         if not groups.members:
             return set()
-        rate = np.array([bundle.rate for bundle in groups.members] + [np.nan])
-        weight = self._weights(now)
-        parts = split(groups.of, rate, rows["rate"], weight)
-        changed = ~((parts == rows["rate"]) | (np.isnan(parts) & np.isnan(rows["rate"])))
+        members, of, n = groups.members, groups.of, len(rows)
+        rate = np.array([bundle.rate for bundle in members] + [np.nan])
+        at_work = np.array([b.active and not b.standing for b in members] + [False], np.int64)
+        weight, parts, before = np.empty(n), np.empty(n), rows["rate"].copy()
+        loops.weigh(now, loops.table(rows), of, at_work, weight)
+        loops.split(of, rate, before, weight, parts)
+        changed = ~((parts == before) | (np.isnan(parts) & np.isnan(before)))
         rows["rate"] = parts
         if self._dirty:
             self._dirty = False
@@ -240,25 +219,6 @@ class Bundles:
         return set(cookies)
 
     # -- inside
-
-    def _weights(self, now: Nanos) -> Floats:
-        """How many bytes of each flow its bundle's rate is for, float64[F]."""
-        rows, of, members = self._table.rows, self._groups.of, self._groups.members
-        size = np.where(rows["expected"] > 0, rows["expected"], rows["target"]).astype(np.float64)
-        at_work = np.array([b.active and not b.standing for b in members] + [False])[of]
-        if not at_work.any():
-            return size  # for the next phase, or for all of them
-        due = rows["onset"] + rows["period"] - now
-        coming = (rows["period"] > 0) & (due < SOON_NS) & (due > -LATE_NS)
-        idle = np.where(coming, size, 0.0)
-        return np.where(at_work, np.where(rows["active"], self._left(now, rows), idle), size)
-
-    @staticmethod
-    def _left(now: Nanos, rows: Records) -> Floats:
-        """What remains of flows that are active, estimated for now."""
-        sent = np.nan_to_num(rows["rate"]) * ((now - rows["looked"]) / SECOND)
-        left: Floats = np.maximum(rows["remaining"] - sent, 1.0)
-        return left
 
     def _grouped(self, now: Nanos) -> _Groups:
         if self._groups.version != self._table.version:  # flows came or went
@@ -276,17 +236,13 @@ class Bundles:
             del self._by_id[bundle.id]
             self._gone.append(Done(bundle.id, bundle.inc))
         of = np.full(len(self._table), len(rows_of), np.intp)
-        order: list[int] = []
-        starts: list[int] = []
         for i, (key, rows) in enumerate(rows_of.items()):
             if key not in self._by_key:
                 self._by_key[key] = self._make(now, key, rows)
             self._by_key[key].flows = len(rows)
             of[rows] = i
-            starts.append(len(order))
-            order += rows
         members = [self._by_key[key] for key in rows_of]
-        return _Groups(self._table.version, members, of, np.array(order), np.array(starts))
+        return _Groups(self._table.version, members, of)
 
     def _make(self, now: Nanos, key: _Key, rows: list[int]) -> Bundle:
         """A new bundle, named after its first flow (that no other one is named after)."""
@@ -295,28 +251,3 @@ class Bundles:
         # No job has 1000 iterations a second: higher than that of any earlier one of this name.
         made = self._by_id[free] = Bundle(free, *key, inc=now // MILLISECOND)
         return made
-
-
-def split(of: NDArray[np.intp], rate: Floats, present: Floats, weight: Floats) -> Floats:
-    """Share `rate[b]` out among the flows f with `of[f] == b`, so that all end together.
-
-    `present`, float64[F]: their rates so far (NaN: none), which a bundle keeps while they add up to
-    what it may send and nobody is held up by that. `weight`, float64[F]: bytes to send; a bundle
-    without any gives all its flows the same. Where `rate` is NaN, so are the parts.
-    """
-    n = len(rate)
-    size = np.bincount(of, weight, n)
-    empty = (size <= 0)[of]
-    weight = np.where(empty, 1.0, weight)
-    size = np.bincount(of, weight, n)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        parts: Floats = rate[of] * (weight / size[of])
-        lasts = np.where(weight > 0, weight / present, 0.0)
-        worst = np.zeros(n)
-        np.maximum.at(worst, of, np.where(np.isnan(lasts), np.inf, lasts))
-        sums = np.bincount(of, np.nan_to_num(present), n)
-        known = np.bincount(of, np.isnan(present), n) == 0
-        in_time = worst <= KEEP_RATIO * (size / rate) + KEEP_SLACK_S
-    # Not while a smaller part is in use of what it may send: somebody else might be given it.
-    keep = known & (rate > 0) & in_time & (sums <= rate * _FULL) & (sums >= rate / _FULL)
-    return np.where(keep[of], present, parts)

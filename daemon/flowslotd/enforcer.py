@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turns decisions into entries of the pacer; only what changed goes down."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from flowslot.decision import Decision, Hold, Pace
 from flowslot.schedule import Schedule
@@ -59,7 +61,7 @@ class Enforcer:
         self,
         now: Nanos,
         slot: int,
-        decisions: Iterable[Decision],
+        decisions: Sequence[Decision],
         *,
         table: FlowTable,
         deadline: Nanos,
@@ -70,25 +72,9 @@ class Enforcer:
         Those without a decision are let go; other flows stay as they are. Entries lapse in the
         kernel at `deadline` (monotonic) unless they are refreshed.
         """
-        wanted: dict[int, Paced] = {}
-        held: set[str | int] = set()
-        for decision in decisions:
-            if isinstance(decision, Pace):
-                flow, schedule, ceiling, guaranteed = decision
-                row = table.find(flow)
-                if row is None:
-                    continue
-                rate = schedule.rate_at(slot)
-                self.schedules[flow] = schedule
-                hard = self.hard or ceiling <= rate
-                # The arbiter also knows the job's flows on other hosts.
-                share = float(table.rows["share"][row] or table.share[row])
-                queue_us = int(table.queue_us[row])
-                growth = 0.0 if hard else _growth(rate, share, queue_us)
-                bound = rate if hard else ceiling
-                wanted[flow] = Paced(rate, bound, guaranteed, growth, queue_us)
-            elif isinstance(decision, Hold) and decision.until_ns > now:
-                held.add(decision.target)
+        paces = [d for d in decisions if isinstance(d, Pace) and d.flow in table]
+        wanted = self._paced(slot, paces, table)
+        held = {d.target for d in decisions if isinstance(d, Hold) and d.until_ns > now}
         if held:
             self._hold(held, wanted, table)
         self.release(flow for flow in flows if flow not in wanted)
@@ -100,6 +86,24 @@ class Enforcer:
         self.paced.update(wanted)
         if changed:
             self.rate_writes += self._pacer.apply(changed, deadline)
+
+    def _paced(self, slot: int, paces: list[Pace], table: FlowTable) -> dict[int, Paced]:
+        if not paces:
+            return {}
+        at = [row for flow, *_ in paces if (row := table.find(flow)) is not None]
+        # The arbiter also knows the job's flows on other hosts.
+        known = table.rows["share"][at]
+        shares = np.where(known > 0, known, table.share[at]).tolist()
+        queues = table.queue_us[at].tolist()
+        wanted: dict[int, Paced] = {}
+        for pace, share, queue_us in zip(paces, shares, queues, strict=True):
+            flow, schedule, ceiling, guaranteed = pace
+            rate = schedule.rate_at(slot)
+            self.schedules[flow] = schedule
+            hard = self.hard or ceiling <= rate
+            growth = 0.0 if hard else _growth(rate, share, queue_us)
+            wanted[flow] = Paced(rate, rate if hard else ceiling, guaranteed, growth, queue_us)
+        return wanted
 
     def refresh(self, deadline: Nanos) -> None:
         """All entries stay in force until `deadline`."""

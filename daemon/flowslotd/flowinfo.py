@@ -80,6 +80,7 @@ class Binding:
         self.refused: list[FlowInfo] = []
         self.opened = -1  # as the reader counts
         self.quiet = False
+        self.calm = False  # quiet, or idle: looked at less often
         self.looked = 0  # in which slot
 
 

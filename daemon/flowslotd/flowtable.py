@@ -15,13 +15,14 @@ from flowslot.policy.base import View
 from flowslot.topology import Topology
 from flowslot.units import MILLISECOND, Nanos
 from flowslot_shm.layout import SLOT, Quiet, State
-from flowslot_shm.reader import refresh
+from flowslotd import loops
 from flowslotd.flowinfo import Binding, FlowInfo, Owns, Rows, Source, describe, place
-from flowslotd.progress import ROW, Counters, Records, advance
+from flowslotd.progress import ROW, Counters, Records, in_order
 
 MAX_FLOWS = 16384
 QUIET_SLOTS = 4
-"""Jobs of which nobody waits for news are looked at so many times less often."""
+"""Processes of which nobody waits for news, and those that are idle and ring when they begin, are
+looked at so many times less often: to learn, and in case that a doorbell was lost."""
 
 
 class FlowTable:
@@ -69,18 +70,13 @@ class FlowTable:
     def observe(self, now: Nanos, sources: Iterable[Source], counters: Counters | None) -> None:
         """Take in the records of `sources` (all of them, or those that rang) and the counters."""
         sources = list(sources)
-        refresh([source.reader for source in sources])
         for source in sources:
+            source.reader.look()
             self._bind(now, source)
-        parts = [(self._bindings[source.id], source.reader.good) for source in sources]
-        parts = [(binding, good) for binding, good in parts if binding.rows.size]
-        if not parts:
-            return
-        at = np.concatenate([binding.rows for binding, _ in parts])
-        words = [good[binding.slots] for binding, good in parts]
-        rows = self.rows[at]
-        advance(now, rows, np.concatenate(words).view(SLOT)[:, 0], counters, self.quiet()[at])
-        self.rows[at] = rows
+        known, rows, negotiated = in_order(counters), loops.table(self.rows), self.negotiated
+        for source in sources:
+            binding, words = self._bindings[source.id], source.reader.good.view(np.int64)
+            loops.advance(now, rows, binding.rows, words, binding.slots, *known, not negotiated)
 
     def forget(self, source: int) -> None:
         """The process has left: all its flows are gone."""
@@ -103,10 +99,9 @@ class FlowTable:
         at = {cookie: row for cookie in cookies if (row := self._index.get(cookie)) is not None}
         if not at:
             return {}
-        rows, ended = self.rows, list(at.values())
-        rows["drained"][ended] = True
-        at_work = np.bincount(rows["job"], rows["active"] & ~rows["drained"], len(self.jobs))
-        last = (at_work == 0)[rows["job"][ended]]
+        ended, at_work = np.array(list(at.values())), np.zeros(len(self.jobs), np.int64)
+        loops.drain(loops.table(self.rows), ended, at_work)
+        last = (at_work == 0)[self.rows["job"][ended]]
         return dict(zip(at, last.tolist(), strict=True))
 
     def quiet(self) -> NDArray[np.bool_]:
@@ -119,33 +114,36 @@ class FlowTable:
 
         `ends_are_told`: the kernel reports the end of a watched flow's phase by itself.
         """
-        # Without a total, only the end of a phase tells how much it was.
-        said = self.rows["announced"]
-        quiet, seen = self.quiet() & said, self.rows["kernel"] & said & ends_are_told
+        rows = loops.table(self.rows)
         for source in sources:
             binding = self._bindings.get(source.id)
-            if binding is not None:
-                rows = binding.rows
-                binding.quiet = bool(rows.size and quiet[rows].all())
-                ends = Quiet.ENDS if rows.size and seen[rows].all() else Quiet.NONE
-                source.reader.set_quiet(Quiet.ALL if binding.quiet else ends)
+            if binding is None:
+                continue
+            signs = 0
+            if binding.rows.size:
+                signs = loops.signs(rows, binding.rows, not self.negotiated, ends_are_told)
+            binding.quiet = bool(signs & loops.QUIET)
+            idle = bool(signs & loops.IDLE) and not source.reader.is_torn
+            binding.calm = binding.quiet or idle
+            ends = Quiet.ENDS if signs & loops.SEEN else Quiet.NONE
+            source.reader.set_quiet(Quiet.ALL if binding.quiet else ends)
 
     def stir(self) -> None:
         """A socket that no row is known of has come up: look at all records in the next slot."""
         for binding in self._bindings.values():
-            binding.quiet = False
+            binding.quiet = binding.calm = False
 
     def due(self, slot: int, sources: Iterable[Source]) -> list[Source]:
-        """Those to look at in this slot: quiet ones change nothing, and are only learnt from."""
+        """Those to look at in this slot: quiet ones change nothing, and idle ones ring first."""
         return [source for source in sources if self._is_due(slot, source)]
 
     def _is_due(self, slot: int, source: Source) -> bool:
         binding = self._bindings.get(source.id)
         if binding is None:
             return True
-        loud = not (binding.quiet and binding.rows.size)
+        loud = not (binding.calm and binding.rows.size)
         due = loud or slot - binding.looked >= QUIET_SLOTS
-        if due:  # not all quiet ones in the same slot
+        if due:  # not all of the others in the same slot
             binding.looked = slot - source.id % QUIET_SLOTS if loud else slot
         return due
 
@@ -192,7 +190,7 @@ class FlowTable:
     def take_watches(self) -> list[tuple[int, int]]:
         """(cookie, counter) for flows whose end of phase the kernel should report, if new."""
         rows = self.rows
-        end = rows["base"] + rows["target"]
+        end = rows["origin"] + rows["target"]
         due = rows["active"] & rows["kernel"] & ~self.quiet() & (end != rows["watched"])
         at = np.flatnonzero(due)
         if not at.size:

@@ -8,15 +8,15 @@ check and the use, and the seals guarantee that a mapped page cannot disappear (
 import fcntl
 import mmap
 import os
-from collections.abc import Iterable
 from contextlib import suppress
 from enum import IntFlag
 from socket import AF_INET, AF_INET6
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from flowslot_shm import loops
 from flowslot_shm.layout import (
     HEADER,
     MAGIC,
@@ -31,9 +31,8 @@ from flowslot_shm.layout import (
     offset,
     record_bytes,
 )
+from flowslot_shm.loops import MAX_BYTES, MAX_COUNT
 
-MAX_BYTES = 1 << 50  # of one flow in one iteration; 4096 of them still add up in 64 bits
-MAX_COUNT = 1 << 62  # iterations and times
 _RETRIES = 8
 _SEALS = {
     "F_SEAL_SHRINK": fcntl.F_SEAL_SHRINK,
@@ -68,15 +67,6 @@ class Fault(IntFlag):
     TEXT = 16  # a job name with other than visible ASCII characters
 
 
-class Fetched(NamedTuple):
-    """Slots of a record: `words` as read now and `last` as read before, uint64[n, 32]."""
-
-    slots: NDArray[np.intp]
-    seqs: NDArray[np.uint32]
-    words: NDArray[np.uint64]
-    last: NDArray[np.uint64]
-
-
 class RecordReader:
     """A read-only view of one record.
 
@@ -99,16 +89,24 @@ class RecordReader:
         header = np.frombuffer(self._map, HEADER, 1)[0]
         self.pid = int(header["pid"])
         self.start_ns = int(header["start_ns"])
-        self._live = np.frombuffer(self._map, np.uint64, offset=HEADER.itemsize).reshape(-1, _WORDS)
+        self._live = np.frombuffer(self._map, np.int64, offset=HEADER.itemsize).reshape(-1, _WORDS)
         self._live_seq = self._live.view(np.uint32)[:, 0]
         self._bytes = memoryview(self._map)
-        self.good = np.zeros_like(self._live)
+        self.good = np.zeros(self._live.shape, np.uint64)
+        self._kept = self.good.view(np.int64)
         self.opened = 0
-        self._seen = np.zeros(self.slots, np.uint32)  # sequence numbers of `good`
+        self._seen = np.zeros(self.slots, np.int64)  # sequence numbers of `good`
+        self._at = np.zeros(self.slots, np.intp)
+        self._seqs, self._verdicts = np.zeros((2, self.slots), np.int64)
         self.torn = np.zeros(self.slots, np.uint32)
         self._any_torn = False
         self.faults = np.zeros(self.slots, np.uint32)
         self.fault_count = np.zeros(self.slots, np.uint64)
+
+    @property
+    def is_torn(self) -> bool:
+        """The last look could not read some slot: another one is due."""
+        return self._any_torn
 
     def snapshot(self) -> NDArray[np.void]:
         """A copy of all slots as SLOT[slots], each consistent and within bounds; never raises.
@@ -116,41 +114,43 @@ class RecordReader:
         A slot that is being written keeps its last good value (FREE, all zero, before the first),
         and one whose content was wrong is repaired: see `torn`, `faults` and `fault_count`.
         """
-        refresh([self])
+        self.look()
         return self.good.copy().view(SLOT)[:, 0]
 
-    def fetch(self) -> Fetched | None:
-        """Copy the slots that were written since the last `accept`; None: there are none."""
-        seqs = self._live_seq.copy()
-        at = np.flatnonzero(seqs != self._seen)
-        if not at.size:
-            self._count_torn(at)
-            return None
-        seqs = seqs[at]
+    def look(self) -> None:
+        """Bring `good` up to date; never raises. Only what was written since is copied."""
+        n = loops.changed(self._live, self._seen, self._at, self._seqs)
+        if not n:
+            self._count_torn(self._at[:0])
+            return
+        at, seqs, verdicts = self._at[:n], self._seqs[:n], self._verdicts[:n]
         fence()
         words = self._live[at]
         fence()
-        moved = (seqs != self._live_seq[at]) | (seqs & 1).astype(np.bool_)
-        if moved.any():
-            for i in np.flatnonzero(moved).tolist():
-                moved[i] = not self._read_again(int(at[i]), seqs[i : i + 1], words[i])
-            self._count_torn(at[moved])
-            at, seqs, words = at[~moved], seqs[~moved], words[~moved]
-        else:
+        if not loops.settle(self._live, words, self._kept, self._seen, (at, seqs, verdicts)):
             self._count_torn(at[:0])
-        return Fetched(at, seqs, words, self.good[at]) if at.size else None
+            return
+        for i in np.flatnonzero(verdicts == loops.TORN).tolist():
+            if self._read_again(int(at[i]), seqs[i : i + 1], words[i]):
+                verdicts[i] = loops.STRANGE
+        self._count_torn(at[verdicts == loops.TORN])
+        strange = verdicts == loops.STRANGE
+        if strange.any():
+            self._accept(at[strange], seqs[strange], words[strange].view(np.uint64))
 
-    def accept(self, fetched: Fetched, bits: NDArray[np.uint32]) -> None:
-        """Keep what was fetched, by now repaired; `bits`, Fault[n]: what was wrong."""
-        at = fetched.slots
+    def _accept(
+        self, at: NDArray[np.intp], seqs: NDArray[np.int64], words: NDArray[np.uint64]
+    ) -> None:
+        """Take over what has to be repaired first, or whose flow is another one now."""
+        last = self.good[at]
+        bits = _repair(words, last)
         if bits.any():
             self.faults[at] |= bits
             self.fault_count[at] += bits != 0
-        words, last = fetched.words, fetched.last
         moved_in = (words[:, _COOKIE] != last[:, _COOKIE]) | (words.any(axis=1) != last.any(axis=1))
         self.opened += bool(moved_in.any())
         self.good[at] = words
-        self._seen[at] = fetched.seqs
+        self._seen[at] = seqs
 
     def set_quiet(self, quiet: Quiet) -> None:
         """Tell the job which of its doorbells are of no use.
@@ -182,7 +182,7 @@ class RecordReader:
             self.torn[slots] = again
             self._any_torn = bool(slots.size)
 
-    def _read_again(self, slot: int, seq: NDArray[np.uint32], words: NDArray[np.uint64]) -> bool:
+    def _read_again(self, slot: int, seq: NDArray[np.int64], words: NDArray[np.int64]) -> bool:
         """Retry one slot alone, whose short window a busy writer hits less often."""
         start = HEADER.itemsize + slot * SLOT.itemsize
         for _ in range(_RETRIES):
@@ -193,24 +193,10 @@ class RecordReader:
             copy = bytes(self._bytes[start : start + SLOT.itemsize])
             fence()
             if before == self._live_seq[slot]:
-                words[:] = np.frombuffer(copy, np.uint64)
+                words[:] = np.frombuffer(copy, np.int64)
                 seq[0] = before
                 return True
         return False
-
-
-def refresh(readers: Iterable[RecordReader]) -> None:
-    """Bring `good` of all these records up to date, with one repair for what has changed."""
-    parts = [(reader, fetched) for reader in readers if (fetched := reader.fetch()) is not None]
-    if not parts:
-        return
-    words = np.concatenate([fetched.words for _, fetched in parts])
-    bits = _repair(words, np.concatenate([fetched.last for _, fetched in parts]))
-    begin = 0
-    for reader, fetched in parts:
-        end = begin + len(fetched.slots)
-        reader.accept(fetched._replace(words=words[begin:end]), bits[begin:end])
-        begin = end
 
 
 def _quiet_word(fd: int) -> NDArray[np.uint32] | None:

@@ -41,9 +41,9 @@ class Watched:
         self.looks = 0
         self.told: list[Quiet] = []
 
-    def fetch(self) -> Any:
+    def look(self) -> None:
         self.looks += 1
-        return self._reader.fetch()
+        self._reader.look()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._reader, name)

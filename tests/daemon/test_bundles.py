@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from flowslot.grantbook import Granted
 from flowslot.units import MILLISECOND, Nanos
-from flowslotd.bundles import KEEP_RATIO, KEEP_SLACK_S, Bundles, split
+from flowslotd import loops
+from flowslotd.bundles import Bundles
 from flowslotd.flowtable import FlowTable
 
 MS = MILLISECOND
@@ -268,6 +269,13 @@ def test_a_job_that_has_ended_gives_back_what_nobody_uses(desk, make_job):
 
 # --- how a rate is shared out
 
+
+def split(of, rate, present, weight):
+    parts = np.empty(len(of))
+    loops.split(of, rate, present, weight, parts)
+    return parts
+
+
 sizes = st.one_of(st.just(0.0), st.floats(1.0, 1e12))
 rates = st.one_of(st.just(0.0), st.floats(1.0, 1e11))
 
@@ -292,7 +300,7 @@ def test_parts_add_up_and_everybody_ends_in_time(flows, granted):
         if rate[b] > 0:
             busy = mine & (weight > 0)
             best = weight[mine].sum() / rate[b]
-            bound = KEEP_RATIO * best + KEEP_SLACK_S
+            bound = loops.KEEP_RATIO * best + loops.KEEP_SLACK_S
             assert (weight[busy] / parts[busy] <= bound * (1 + 1e-6)).all()
 
 

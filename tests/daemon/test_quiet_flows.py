@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from quiet import MB, Room, at, granted, start, word
+from quiet import MB, SLOT_MS, Room, at, granted, start, word
 from test_slotloop import MemoryPacer
 
 from flowslot.grantbook import Granted
@@ -71,7 +71,8 @@ def test_phases_are_no_news_and_another_volume_is(room: Room) -> None:
 
 
 def test_quiet_sources_are_looked_at_every_fourth_slot(room: Room) -> None:
-    quiet, loud = room.hushed()[0], room.enlist("loud", 8)[0]
+    quiet, (loud, flow) = room.hushed()[0], room.enlist("loud", 8)
+    start(flow)
     room.slot()
     loud.reader.looks = 0
     looked = []
@@ -82,6 +83,22 @@ def test_quiet_sources_are_looked_at_every_fourth_slot(room: Room) -> None:
     assert np.diff(looked).tolist() == [QUIET_SLOTS] * 2
     assert loud.reader.looks == 3 * QUIET_SLOTS
     assert room.pacer.deadline == at(60 * (room.n + 2)), "but its entry is kept alive"
+
+
+def test_idle_sources_are_looked_at_every_fourth_slot_or_when_they_ring(room: Room) -> None:
+    job, flow = room.enlist("train", 7)
+    start(flow)
+    room.slot()
+    flow.done(MB)
+    room.slot()
+    job.reader.looks = 0
+    for _ in range(2 * QUIET_SLOTS):
+        room.slot()
+    assert job.reader.looks == 2
+    start(flow, 2)
+    room.loop.on_events(at(SLOT_MS * room.n + 1), [job])
+    room.slot()
+    assert job.reader.looks == 4, "and in each slot again"
 
 
 def test_quiet_sources_are_spread_over_the_slots(room: Room) -> None:

@@ -3,7 +3,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,7 @@ class PacingError(Exception):
     """A back end cannot work on this host; the message says why and what to do."""
 
 
-@dataclass(frozen=True, slots=True)
-class PaceEntry:
+class PaceEntry(NamedTuple):
     """What one flow shall do. Rates in payload bytes/s."""
 
     cookie: int

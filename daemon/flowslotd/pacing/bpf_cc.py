@@ -40,6 +40,8 @@ _RATE, _SMALL = float(2**60), float(2**31)
 _SET = {"reserved": _RATE, "ceiling": _RATE, "growth": _SMALL, "queue_us": _SMALL}
 """Numbers of an entry and the largest that is written: an infinite ceiling is none."""
 
+_MOST = np.array(list(_SET.values()), np.float64)
+
 Slots = NDArray[np.intp]
 
 
@@ -152,7 +154,11 @@ class BpfPacer:
 
     def apply(self, entries: Sequence[PaceEntry], deadline_ns: int) -> int:
         """See `Pacer`. No system call."""
-        slots, entries = self._find(entries)
+        entries = list({e.cookie: e for e in entries}.values())  # the last of a cookie wins
+        slots = self._slots_of([e.cookie for e in entries])
+        if not slots.all():
+            entries = [e for e, has_one in zip(entries, slots != 0, strict=True) if has_one]
+            slots = slots[slots != 0]
         if not entries:
             return 0
         ctl = self._ctl
@@ -160,8 +166,8 @@ class BpfPacer:
         strange = ctl["cookie"][slots] != cookies
         if strange.any():
             self._claim(slots[strange], cookies[strange])
-        numbers = np.array([[getattr(e, field) for field in _SET] for e in entries], np.float64)
-        want = np.clip(numbers, 0.0, list(_SET.values())).astype(np.uint64)
+        numbers = np.array([(e.reserved, e.ceiling, e.growth, e.queue_us) for e in entries])
+        want = np.clip(numbers, 0.0, _MOST).astype(np.uint64)
         flags = np.array([GUARANTEED * e.guaranteed for e in entries], np.uint32)
         changed = strange | (ctl["deadline_ns"][slots] == 0) | (ctl["flags"][slots] != flags)
         for i, field in enumerate(_SET):
@@ -201,16 +207,16 @@ class BpfPacer:
         self._watched.pop(cookie, None)
         self._disown(cookie)
 
-    def _find(self, entries: Sequence[PaceEntry]) -> tuple[Slots, list[PaceEntry]]:
-        """The slots of the entries that have one, and these entries; the last of a cookie wins."""
-        found: list[PaceEntry] = []
-        slots: list[int] = []
-        for entry in {e.cookie: e for e in entries}.values():
-            slot = self._slot(entry.cookie)
-            if slot:
-                found.append(entry)
-                slots.append(slot)
-        return np.array(slots, np.intp), found
+    def _slots_of(self, cookies: list[int]) -> Slots:
+        """The flows' slots; 0: it has none."""
+        wanted = np.array(cookies, np.uint64)
+        for _ in range(2):
+            slots = np.array([self._index.get(cookie, 0) for cookie in cookies], np.intp)
+            right = (self._stat["cookie"][slots] == wanted) & (wanted != 0)
+            if right.all():
+                break
+            self._scan()
+        return np.where(right, slots, 0)
 
     def _slot(self, cookie: int) -> int:
         """The flow's slot; 0: it has none."""
@@ -290,19 +296,19 @@ class BpfPacer:
         """See `Pacer`. No system call."""
         if donors == self._donors:
             return
-        for heir, donor in self._donors.items():
-            if donors.get(heir) != donor:
-                self._ctl["donor"][self._slot(heir)] = 0
-        written = {}
-        for heir, donor in donors.items():
-            if self._donors.get(heir) == donor:
-                written[heir] = donor
-                continue
-            slots = np.array([self._slot(heir), self._slot(donor)], np.intp)
-            if slots.all() and self._owned(slots).all():
-                written[heir] = donor
-                self._ctl["donor_cookie"][slots[0]] = donor & 0xFFFF_FFFF
-                self._ctl["donor"][slots[0]] = slots[1]
+        gone = [heir for heir, donor in self._donors.items() if donors.get(heir) != donor]
+        if gone:
+            self._ctl["donor"][self._slots_of(gone)] = 0
+        written = {h: d for h, d in donors.items() if self._donors.get(h) == d}
+        new = [(h, d) for h, d in donors.items() if h not in written]
+        if new:
+            slots = self._slots_of([cookie for pair in new for cookie in pair])
+            owned = ((slots != 0) & self._owned(slots)).reshape(-1, 2).all(axis=1)
+            pairs = [pair for pair, mine in zip(new, owned.tolist(), strict=True) if mine]
+            heirs, lenders = slots.reshape(-1, 2)[owned].T
+            self._ctl["donor_cookie"][heirs] = [donor & 0xFFFF_FFFF for _, donor in pairs]
+            self._ctl["donor"][heirs] = lenders
+            written.update(pairs)
         self._donors = written
 
     def _disown(self, cookie: int) -> None:

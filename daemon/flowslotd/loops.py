@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loops over the daemon's flows, for whose sake this file is compiled (types: loops.pxd).
+
+A look at 100 flows touches some tens of numbers of each. With arrays that takes hundreds of calls,
+each of which is slow when the caches are cold; here it takes a few. What is done is the same when
+this file is not compiled.
+
+`rows` is what `table` makes of ROW[F]; progress.py says what its columns mean. Times are ns.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flowslot_shm.layout import State, offset
+
+COMPILED = not __file__.endswith(".py")
+
+SMOOTHING = 0.25
+"""Weight of the latest iteration in learnt periods and volumes."""
+MOST_STEPS, MOST_STEPS_QUIET = 8, 1000
+"""Iterations from one look to the next; more say nothing about the period."""
+SOON_NS, LATE_NS = 10_000_000, 20_000_000
+"""An idle flow of an active bundle keeps its part from so long before its start to so long after
+it was expected."""
+KEEP_RATIO = 1.1
+KEEP_SLACK_S = 0.004
+"""Flows keep their rates while the last one ends at most 10 % + 4 ms later than it could."""
+QUIET, IDLE, SEEN = 1, 2, 4
+"""What `signs` tells."""
+NEVER = 2**62
+
+# The same as C variables: loops.pxd declares them.
+_smoothing, _most_steps, _most_steps_quiet = SMOOTHING, MOST_STEPS, MOST_STEPS_QUIET
+_soon, _late, _keep_ratio, _keep_slack = SOON_NS, LATE_NS, KEEP_RATIO, KEEP_SLACK_S
+_never, _millisecond, _second = NEVER, 1_000_000, 1_000_000_000
+_full = 1 + 1e-9
+_active = State.ACTIVE.value
+_iteration, _ready, _posted = offset("iteration") // 8, offset("ready") // 8, offset("posted") // 8
+_done, _total = offset("done") // 8, offset("iteration_total") // 8
+_start = offset("t_iteration_start_ns") // 8
+
+
+def table(rows: NDArray[np.void]) -> Any:
+    """ROW[F] as the functions below want it."""
+    return rows if COMPILED else rows.view(np.recarray)
+
+
+def find(cookies: Any, cookie: Any) -> int:
+    """Index of a cookie in uint64[C], ascending; -1: it is not there."""
+    low, high = 0, len(cookies)
+    while low < high:
+        middle = (low + high) // 2
+        if cookies[middle] < cookie:
+            low = middle + 1
+        else:
+            high = middle
+    return low if low < len(cookies) and cookies[low] == cookie else -1
+
+
+def advance(  # noqa: PLR0917
+    now: int,
+    rows: Any,
+    at: NDArray[np.intp],
+    words: NDArray[np.int64],
+    slots: NDArray[np.intp],
+    cookies: NDArray[np.uint64],
+    acked: NDArray[np.int64],
+    all_quiet: bool,
+) -> None:
+    """Take one look at the flows `rows[at]`, which have the slots `words[slots]` of a record.
+
+    `words`, int64[S, 32]: the slots, sound. `cookies`, ascending, and `acked`: the kernel's
+    counters of acknowledged bytes. `all_quiet`: nobody waits for news of any flow; where nobody
+    does, flows are looked at now and then only, so that a phase may have come and gone.
+
+    What remains is what the iteration's total says minus what the kernel saw acknowledged in it
+    (without a kernel counter: minus what the record calls done).
+    """
+    for i in range(len(at)):
+        r, s = at[i], slots[i]
+        iteration, ready, posted = words[s, _iteration], words[s, _ready], words[s, _posted]
+        done, total = words[s, _done], words[s, _total]
+        working = ((words[s, 0] >> 32) & 0xFFFF) == _active
+        place = find(cookies, rows[r].cookie)
+        kernel = place >= 0
+        counter = acked[place] if kernel else 0
+        seen = rows[r].seen
+        began = not seen or iteration != rows[r].iteration
+        base = rows[r].origin
+        # The record lags behind the kernel, so `counter - done` is never below the true base: the
+        # smallest one seen is the best estimate, and what is called done needs no other witness.
+        most = max(counter - done, 0)
+        joined = kernel and not (rows[r].kernel and seen)
+        if began:
+            if rows[r].target > 0:
+                rows[r].expected = smooth(rows[r].expected, rows[r].target, _smoothing)
+            rows[r].inc += 1
+            # An iteration that was complete ended at the counter's last value: libraries send
+            # some bytes that they do not report (headers), and these must not add up.
+            end = rows[r].counter if rows[r].remaining == 0 else base + rows[r].target
+            base = min(end, counter)
+            # Iterations that were not seen have also been sent.
+            joined = joined or (kernel and iteration > rows[r].iteration + 1)
+        if joined:
+            base = most
+        elif kernel:
+            base = min(base, most)
+        # What is expected, while it works; once it is idle, what it has really handed over.
+        target = posted
+        if working:
+            target = max(total, ready) if total > 0 else max(ready, rows[r].expected)
+        sent = max(counter - base, done) if kernel else done
+        remaining = max(target - sent, 0)
+        if not working and ready == 0 and total > 0:
+            rows[r].expected = total
+
+        rows[r].origin, rows[r].counter, rows[r].kernel = base, counter, kernel
+        rows[r].announced = total > 0 or target == 0
+        rows[r].seen, rows[r].looked, rows[r].drained = True, now, False
+        rows[r].iteration, rows[r].target = iteration, target
+        rows[r].remaining, rows[r].active = remaining, remaining > 0
+        quiet = (all_quiet or rows[r].quiet) and target > 0
+        if (remaining > 0 or quiet) and rows[r].onset_inc != rows[r].inc:
+            begin(now, rows, r, quiet, words[s, _start])
+
+
+def begin(now: int, rows: Any, r: int, quiet: bool, told: int) -> None:
+    """A communication phase of row `r` has begun: learn the period from one to the next.
+
+    `told`: when the iteration began, as the record says. Where nobody looks at once, that is
+    better than when it was noticed, if it can be true.
+    """
+    onset = rows[r].onset
+    start = told if quiet and onset < told <= now else now
+    steps = rows[r].iteration - rows[r].onset_iteration
+    # Several iterations at once: notice came late, or the job skips numbers.
+    most = _most_steps_quiet if quiet else _most_steps
+    if onset > 0 and 1 <= steps <= most:
+        sample = max((start - onset) // steps, _millisecond)
+        # One sample of several iterations counts as much as they would have one by one.
+        weight = 1.0 - (1.0 - _smoothing) ** steps
+        rows[r].period = smooth(rows[r].period, sample, weight)
+    rows[r].onset, rows[r].onset_inc = start, rows[r].inc
+    rows[r].onset_iteration = rows[r].iteration
+
+
+def smooth(old: int, new: int, weight: float) -> int:
+    """Exponentially weighted mean; the first sample counts alone."""
+    return old + int((new - old) * weight) if old > 0 else new
+
+
+def signs(rows: Any, at: NDArray[np.intp], all_quiet: bool, ends_are_told: bool) -> int:
+    """Of the flows `rows[at]` of one process: QUIET, nobody waits for news of any of them; IDLE,
+    none is active; SEEN, the kernel tells of all their ends. None of it where bytes are not
+    announced."""
+    result = QUIET | IDLE | (SEEN if ends_are_told else 0)
+    for i in range(len(at)):
+        r = at[i]
+        if not rows[r].announced:  # only the end of a phase tells how much it was
+            return 0
+        if not (rows[r].quiet or all_quiet):
+            result &= ~QUIET
+        if not rows[r].kernel:
+            result &= ~SEEN
+        if rows[r].active:
+            result &= ~IDLE
+    return result
+
+
+def drain(rows: Any, ended: NDArray[np.intp], at_work: NDArray[np.int64]) -> None:
+    """The kernel has seen everything of the flows `rows[ended]` acknowledged. Counts those that
+    are still at work by job: `at_work`, int64[J], zero before."""
+    for i in range(len(ended)):
+        rows[ended[i]].drained = True
+    for i in range(len(rows)):
+        if rows[i].active and not rows[i].drained:
+            at_work[rows[i].job] += 1
+
+
+# --- bundles
+
+
+def left(now: int, rows: Any, i: int) -> float:
+    """Bytes that remain of an active flow, estimated for now."""
+    sent = rows[i].rate * (now - rows[i].looked) / _second if rows[i].rate > 0 else 0.0
+    remains: float = max(rows[i].remaining - sent, 1.0)
+    return remains
+
+
+def add_up(
+    now: int,
+    rows: Any,
+    of: NDArray[np.intp],
+    times: NDArray[np.int64],
+    sizes: NDArray[np.float64],
+) -> None:
+    """Sum up flows by bundle: flow i is in bundle of[i], the last of them being none.
+
+    `times`, int64[B, 4]: 1 if any is active, when the first active one began, when the first one
+    is due again, the longest period. `sizes`, float64[B, 3]: bytes remaining, of this iteration,
+    and expected of each iteration.
+    """
+    for b in range(len(times)):
+        times[b, 0], times[b, 1], times[b, 2], times[b, 3] = 0, _never, _never, 0
+        sizes[b, 0], sizes[b, 1], sizes[b, 2] = 0.0, 0.0, 0.0
+    for i in range(len(of)):
+        b = of[i]
+        onset, period = rows[i].onset, rows[i].period
+        if rows[i].active:
+            times[b, 0] = 1
+            times[b, 1] = min(times[b, 1], onset)
+            sizes[b, 0] += left(now, rows, i)
+        if onset > 0:
+            # Before the first period is known: as if computing took as long as communicating.
+            times[b, 2] = min(times[b, 2], onset + (period if period > 0 else 2 * (now - onset)))
+        times[b, 3] = max(times[b, 3], period)
+        sizes[b, 1] += rows[i].target
+        sizes[b, 2] += rows[i].expected if rows[i].expected > 0 else rows[i].target
+
+
+def weigh(
+    now: int,
+    rows: Any,
+    of: NDArray[np.intp],
+    at_work: NDArray[np.int64],
+    weight: NDArray[np.float64],
+) -> None:
+    """How many bytes of each flow its bundle's rate is for: `weight`, float64[F].
+
+    `at_work`, int64[B]: not 0 where the phase is on, and rates follow what remains.
+    """
+    for i in range(len(of)):
+        size = rows[i].expected if rows[i].expected > 0 else rows[i].target
+        if not at_work[of[i]]:
+            weight[i] = size  # for the next phase, or for all of them
+        elif rows[i].active:
+            weight[i] = left(now, rows, i)
+        else:
+            due = rows[i].onset + rows[i].period - now
+            coming = rows[i].period > 0 and -_late < due < _soon
+            weight[i] = size if coming else 0.0
+
+
+def split(
+    of: NDArray[np.intp],
+    rate: NDArray[np.float64],
+    present: NDArray[np.float64],
+    weight: NDArray[np.float64],
+    parts: NDArray[np.float64],
+) -> None:
+    """Share `rate[b]` out among the flows i with `of[i] == b`, so that all end together.
+
+    `present`, float64[F]: their rates so far (NaN: none), which a bundle keeps while they add up to
+    what it may send and nobody is held up by that. `weight`, float64[F]: bytes to send; a bundle
+    without any gives all its flows the same. Where `rate` is NaN, so are the `parts`, float64[F].
+    """
+    n = len(rate)
+    sums = np.zeros((n, 4))  # weight, flows, present rate, seconds until the last one ends
+    fill(of, present, weight, sums)
+    for i in range(len(of)):
+        b = of[i]
+        size, flows, used, lasts = sums[b, 0], sums[b, 1], sums[b, 2], sums[b, 3]
+        # Not less than all of it either: what nobody uses might be given to somebody else.
+        keep = rate[b] > 0 and used <= rate[b] * _full and used * _full >= rate[b]
+        if keep and size > 0:
+            keep = lasts <= _keep_ratio * (size / rate[b]) + _keep_slack
+        if keep:
+            parts[i] = present[i]
+        elif size > 0:
+            parts[i] = rate[b] * (weight[i] / size)
+        else:
+            parts[i] = rate[b] / flows
+
+
+def fill(of: Any, present: Any, weight: Any, sums: Any) -> None:
+    """The sums of `split`, by bundle. Without a rate yet, a flow lasts for ever."""
+    for i in range(len(of)):
+        b = of[i]
+        sums[b, 0] += weight[i]
+        sums[b, 1] += 1.0
+        sums[b, 2] += present[i]  # NaN is kept by nobody
+        if weight[i] > 0:
+            lasts = weight[i] / present[i] if present[i] > 0 else _never
+            sums[b, 3] = max(sums[b, 3], lasts)

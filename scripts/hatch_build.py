@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiles the modules that loop over flows (`*/loops.py`, typed by the `.pxd` beside each).
+
+They are plain Python, and run without being compiled: slower, with the same results.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from Cython.Build import cythonize
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from setuptools import Distribution, Extension
+from setuptools.command.build_ext import build_ext
+
+# Indices stay checked: what goes through here comes from other processes.
+DIRECTIVES = {"language_level": 3, "annotation_typing": False, "wraparound": False}
+
+
+class CompileLoops(BuildHookInterface):
+    """Puts an extension module beside each of its sources, for wheels and for editable installs."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Build; `build_data` is told that the wheel is for this platform only."""
+        if self.target_name != "wheel":
+            return
+        root = Path(self.root)
+        sources = sorted(root.glob("*/*/**/loops.py"))
+        built = [self._compile(root, source) for source in sources]
+        build_data["pure_python"] = False
+        build_data["infer_tag"] = True
+        build_data["artifacts"] += [f"/{path.relative_to(root)}" for path in built]
+
+    def _compile(self, root: Path, source: Path) -> Path:
+        # The package is the folder and those above it that are packages too.
+        parts = [source.stem]
+        folder = source.parent
+        while (folder / "__init__.py").exists():
+            parts.insert(0, folder.name)
+            folder = folder.parent
+        name = ".".join(parts)
+        scratch = root / "build" / "loops"
+        here = Path.cwd()
+        os.chdir(root)
+        try:
+            extensions = cythonize(
+                [Extension(name, [str(source.relative_to(root))], extra_compile_args=["-O2"])],
+                build_dir=str(scratch),
+                include_path=[str(folder)],
+                compiler_directives=DIRECTIVES,
+                force=True,
+                quiet=True,
+            )
+            command = build_ext(Distribution({"name": name, "ext_modules": extensions}))
+            command.build_lib, command.build_temp = str(folder), str(scratch / "objects")
+            command.finalize_options()
+            command.run()
+        finally:
+            os.chdir(here)
+        return Path(command.get_ext_fullpath(name))

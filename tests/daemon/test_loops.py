@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compiled loops do what their source says: both are run on the same random data."""
+
+import importlib.util
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flowslot_shm.loops
+import flowslotd.loops
+from flowslot_shm.layout import State, offset
+from flowslotd.progress import ROW
+
+RNG = np.random.Generator
+NOW = 10**15
+
+
+def plain(module: ModuleType) -> Any:
+    """The source of a module, interpreted."""
+    assert module.__spec__ is not None and module.__spec__.origin is not None
+    source = module.__spec__.origin.rsplit("/", 1)[0] + "/loops.py"
+    spec = importlib.util.spec_from_file_location("plain_loops", source)
+    assert spec is not None and spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+COMPILED: Any = flowslotd.loops
+PLAIN = plain(flowslotd.loops)
+SEEDS = pytest.mark.parametrize("seed", range(30))
+
+
+def test_the_loops_are_compiled_here() -> None:
+    assert flowslotd.loops.COMPILED, "make setup compiles them"
+    assert flowslot_shm.loops.__file__.endswith(".so"), "make setup compiles them"
+    assert not PLAIN.COMPILED
+
+
+def some_rows(rng: RNG, n: int) -> np.ndarray:
+    rows = np.zeros(n, ROW)
+    rows["cookie"] = rng.choice(4 * n, n, replace=False) + 1
+    rows["job"] = rng.integers(0, 4, n)
+    for flag in ("seen", "active", "drained", "kernel", "announced", "quiet"):
+        rows[flag] = rng.integers(0, 2, n)
+    rows["iteration"] = rng.integers(0, 4, n)
+    rows["inc"] = rng.integers(1, 4, n)
+    rows["onset_inc"] = rows["inc"] - rng.integers(0, 2, n)
+    rows["onset_iteration"] = rng.integers(0, 4, n)
+    for size in ("counter", "origin", "target", "remaining", "expected"):
+        rows[size] = rng.integers(0, 1_000_000, n) * rng.integers(0, 2, n)
+    rows["onset"] = (NOW - rng.integers(1, 10**9, n)) * rng.integers(0, 2, n)
+    rows["looked"] = NOW - rng.integers(0, 10**8, n)
+    rows["period"] = rng.integers(0, 10**9, n) * rng.integers(0, 2, n)
+    rows["rate"] = np.where(rng.integers(0, 4, n) > 0, rng.uniform(0, 1e8, n), np.nan)
+    rows["ceiling"] = rows["share"] = rows["rate"]
+    return rows
+
+
+def some_words(rng: RNG, n: int) -> np.ndarray:
+    words = np.zeros((n, 32), np.int64)
+    words[:, 0] = rng.choice([State.IDLE.value, State.ACTIVE.value], n) << 32
+    sizes = np.sort(rng.integers(0, 1_000_000, (n, 4)), axis=1)
+    for field, column in zip(("done", "posted", "ready", "iteration_total"), sizes.T, strict=True):
+        words[:, offset(field) // 8] = column
+    words[:, offset("iteration_total") // 8] *= rng.integers(0, 2, n)
+    words[:, offset("iteration") // 8] = rng.integers(0, 1200, n) ** rng.integers(0, 2, n)
+    words[:, offset("t_iteration_start_ns") // 8] = NOW - rng.integers(0, 10**8, n)
+    return words
+
+
+@SEEDS
+def test_looks_at_flows_are_the_same(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(1, 60))
+    before, words = some_rows(rng, n), some_words(rng, n)
+    at = rng.permutation(n)[: rng.integers(0, n + 1)].astype(np.intp)
+    slots = rng.permutation(n)[: len(at)].astype(np.intp)
+    cookies = np.unique(np.append(before["cookie"][: n // 2], np.uint64(3)))
+    acked = rng.integers(0, 2_000_000, len(cookies))
+    ended = rng.permutation(n)[: rng.integers(1, n + 1)].astype(np.intp)
+    results = []
+    for loops in (COMPILED, PLAIN):
+        rows = before.copy()
+        table = loops.table(rows)
+        loops.advance(NOW, table, at, words, slots, cookies, acked, bool(seed % 3 == 0))
+        signs = loops.signs(table, at, bool(seed % 2), bool(seed % 5))
+        working = np.zeros(4, np.int64)
+        loops.drain(table, ended, working)
+        results.append((rows, signs, working))
+    (rows, signs, working), (same, same_signs, same_working) = results
+    assert signs == same_signs
+    assert np.array_equal(working, same_working)
+    assert rows.tobytes() == same.tobytes()
+
+
+@SEEDS
+def test_bundles_are_shared_out_in_the_same_way(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n, b = int(rng.integers(1, 60)), int(rng.integers(1, 6))
+    rows = some_rows(rng, n)
+    of = rng.integers(0, b + 1, n).astype(np.intp)
+    rate = np.where(rng.integers(0, 5, b + 1) > 0, rng.uniform(0, 1e9, b + 1), np.nan)
+    results = []
+    for loops in (COMPILED, PLAIN):
+        table = loops.table(rows.copy())
+        times, sizes = np.zeros((b + 1, 4), np.int64), np.zeros((b + 1, 3))
+        weight, parts = np.zeros(n), np.zeros(n)
+        loops.add_up(NOW, table, of, times, sizes)
+        loops.weigh(NOW, table, of, np.ascontiguousarray(times[:, 0]), weight)
+        loops.split(of, rate, rows["rate"].copy(), weight, parts)
+        results.append((times, sizes, weight, parts))
+    for compiled, interpreted in zip(*results, strict=True):
+        np.testing.assert_array_equal(compiled, interpreted)
+
+
+@SEEDS
+def test_slots_of_a_record_are_judged_in_the_same_way(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(1, 20))
+    good = some_words(rng, n)
+    good[:, offset("sock_cookie") // 8] = rng.integers(0, 3, n)
+    live = good.copy()
+    live[:, 0] += rng.integers(0, 3, n)
+    for _ in range(n):  # some of them in a way that cannot be
+        live[rng.integers(0, n), rng.integers(1, 32)] += rng.integers(-(2**40), 2**60)
+    results = []
+    for loops in (flowslot_shm.loops, plain(flowslot_shm.loops)):
+        words, taken, seen = live.copy(), good.copy(), good[:, 0] & 0xFFFFFFFF
+        at, seqs, verdicts = np.zeros(n, np.intp), np.zeros(n, np.int64), np.zeros(n, np.int64)
+        count = loops.changed(live, seen, at, seqs)
+        torn = live.copy()
+        torn[at[: count // 2], 0] += 1
+        found = (at[:count], seqs[:count], verdicts[:count])
+        left = loops.settle(torn, words[at[:count]], taken, seen, found)
+        results.append((count, left, at, seqs, verdicts, taken, seen))
+    for compiled, interpreted in zip(*results, strict=True):
+        np.testing.assert_array_equal(compiled, interpreted)

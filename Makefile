@@ -44,5 +44,5 @@ lab-clean:      ## remove what a killed lab run left behind
 	@$(PY)/flowslot lab clean
 
 clean:
-	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis results build */*/loops.*.so
+	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis results build */*/loops.*.so */*/*/loops.*.so
 	@$(MAKE) --no-print-directory -s -C bpf clean

@@ -13,6 +13,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from setuptools import Distribution, Extension
 from setuptools.command.build_ext import build_ext
 
+ROOMS = "core", "shm", "proto", "daemon", "switchemu", "lab"
 # Indices stay checked: what goes through here comes from other processes.
 DIRECTIVES = {"language_level": 3, "annotation_typing": False, "wraparound": False}
 
@@ -25,7 +26,7 @@ class CompileLoops(BuildHookInterface):
         if self.target_name != "wheel":
             return
         root = Path(self.root)
-        sources = sorted(root.glob("*/*/**/loops.py"))
+        sources = sorted(s for room in ROOMS for s in (root / room).glob("*/**/loops.py"))
         built = [self._compile(root, source) for source in sources]
         build_data["pure_python"] = False
         build_data["infer_tag"] = True

@@ -267,11 +267,12 @@ def view(grants: int, **changes: Any) -> View:
 def test_stagger_paces_what_is_granted() -> None:
     policy = registry.get("stagger").host_policy(registry.PolicyOptions())
     grants = np.array([5.0, 0.0, math.nan])
-    first, second = policy.decide(NOW, view(3), grants, np.array([90.0, 80.0, math.nan]))
-    assert isinstance(first, Pace) and isinstance(second, Pace)
-    assert (first.flow, first.ceiling, first.guaranteed) == (10, 90.0, True)
-    assert (second.flow, second.ceiling, second.guaranteed) == (11, 80.0, False)
-    assert first.schedule.rate_at(7) == 5.0 and second.schedule.rate_at(7) == 0.0
+    (pace,) = policy.decide(NOW, view(3), grants, np.array([90.0, 80.0, math.nan]))
+    assert isinstance(pace, Pace)
+    assert pace.flows.tolist() == [10, 11]
+    assert pace.schedule.at(7).tolist() == [5.0, 0.0]
+    assert pace.ceilings.tolist() == [90.0, 80.0]
+    assert pace.guaranteed.tolist() == [True, False]
 
 
 def test_static_divides_by_the_number_of_flows() -> None:
@@ -279,11 +280,10 @@ def test_static_divides_by_the_number_of_flows() -> None:
 
     def rates(**options: Any) -> dict[int, float]:
         policy = registry.get("static").host_policy(registry.PolicyOptions(**options))
-        decisions = policy.decide(NOW, view(3), nothing, nothing)
-        paces = [d for d in decisions if isinstance(d, Pace)]
-        assert len(paces) == len(decisions) and not any(d.guaranteed for d in paces)
-        assert all(d.ceiling == d.schedule.rate_at(7) for d in paces)
-        return {d.flow: d.ceiling for d in paces}
+        (pace,) = policy.decide(NOW, view(3), nothing, nothing)
+        assert isinstance(pace, Pace) and not pace.guaranteed.any()
+        assert pace.ceilings.tolist() == pace.schedule.at(7).tolist()
+        return dict(zip(pace.flows.tolist(), pace.ceilings.tolist(), strict=True))
 
     assert rates() == {10: 50.0, 11: 50.0}  # the third one is not mapped
     assert rates(flows_on_link={0: 4, 1: 3}) == {10: 25.0, 11: 20.0}

@@ -53,13 +53,8 @@ def test_never_runs_backwards_nor_stops(steps: list[tuple[int, int]]) -> None:
 
 
 def test_schedule() -> None:
-    plan = Schedule(10, np.array([1.0, 2.0, 3.0]))
-    assert constant(3, 5.0).rate_at(99) == 5.0
-    assert [float(plan.rate_at(s)) for s in (9, 10, 11, 12, 13, 99)] == [
-        1.0,
-        1.0,
-        2.0,
-        3.0,
-        3.0,
-        3.0,
-    ]
+    plan = Schedule(10, np.array([[1.0, 2.0, 3.0], [4.0, 0.0, 0.0]]))
+    assert constant(3, np.array([5.0, 6.0])).at(99).tolist() == [5.0, 6.0]
+    firsts = [float(plan.at(slot)[0]) for slot in (9, 10, 11, 12, 13, 99)]
+    assert firsts == [1.0, 1.0, 2.0, 3.0, 3.0, 3.0]
+    assert plan.at(10).tolist() == [1.0, 4.0]

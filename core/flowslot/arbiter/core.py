@@ -196,12 +196,13 @@ class Arbiter:
         flows.progress(now)
         for session in sorted(flows.overdue(now - self.config.ack_timeout_ns)):
             self.goodbye(now, session)
-        self._plan(now)
+        limit = self._limit - self._table.peak()  # explicit schedules are never taken back
+        self._plan(now, limit)
         mute = self._mute()
         grants: dict[int, list[Grant]] = {}
         lowered = self._lower(now, mute, grants)
         if self.recovered(now):
-            self._raise(mute, lowered, grants)
+            self._raise(mute, lowered, limit, grants)
         self._idle = not grants and self._settled()
         return {session: grants[session] for session in sorted(grants)}
 
@@ -223,7 +224,7 @@ class Arbiter:
 
     def commitments(self) -> Floats:
         """What may be sent on each link by flows that hold grants, float64[L]."""
-        return self._flows.on_links(self._flows.commitment())
+        return self._flows.commitments()
 
     def waits_for_demands(self) -> bool:
         """Some flow is only known from Hello, so that what it holds counts on every link."""
@@ -264,13 +265,7 @@ class Arbiter:
 
     def _settled(self) -> bool:
         """All grants stand, so that time alone changes nothing: not even what remains matters."""
-        flows, n = self._flows, self._flows.n
-        return bool(
-            flows.told_standing[:n].all()
-            and (flows.grant[:n] == flows.goal[:n]).all()
-            and not flows.pending_seq[:n].any()
-            and not len(self._table)
-        )
+        return not len(self._table) and self._flows.settled()
 
     def _pressed(self, now: Nanos) -> bool:
         """The time has come at which the targets may change although nothing was said."""
@@ -294,10 +289,10 @@ class Arbiter:
     def _slot(self, now: Nanos) -> int:
         return (now - self.config.slot_origin_ns) // self.config.slot_ns
 
-    def _plan(self, now: Nanos) -> None:
-        """Set every flow's goal."""
+    def _plan(self, now: Nanos, limit: Floats) -> None:
+        """Set every flow's goal; `limit`: float64[L]."""
         # A goal that fits but for a rounding error would wait for room for ever.
-        capacity = np.maximum(self._limit - self._table.peak(), 0.0) * (1 - 1e-8)
+        capacity = np.maximum(limit, 0.0) * (1 - 1e-8)
         state = self._flows.state(now, capacity)
         target = self._allocator.allocate(state, now)
         self._next_change = self._allocator.next_change(state, now)
@@ -315,20 +310,24 @@ class Arbiter:
 
     def _lower(self, now: Nanos, mute: Bools, grants: dict[int, list[Grant]]) -> Rows:
         flows = self._flows
-        rows, rates = self._issuer.lowers(mute)
-        rows = flows.lower(now, rows, rates, self._seq + 1)
-        self._seq += len(rows)
-        self.preempted += int((flows.remaining[rows] > 0).sum())
-        self._write(rows, True, grants)
+        rows = flows.lower(now, mute, self._seq + 1)
+        if rows.size:
+            self._seq += len(rows)
+            self.preempted += int((flows.remaining[rows] > 0).sum())
+            self._write(rows, True, grants)
         return rows
 
-    def _raise(self, mute: Bools, lowered: Rows, grants: dict[int, list[Grant]]) -> None:
+    def _raise(
+        self, mute: Bools, lowered: Rows, limit: Floats, grants: dict[int, list[Grant]]
+    ) -> None:
         flows = self._flows
         gain = self._issuer.inherit(lowered)
-        free = self._limit - self._table.peak() - self.commitments()
-        if gain.any():
+        free = limit - self.commitments()
+        if lowered.size:
             free -= flows.on_links(gain)
         raises = self._issuer.raises(mute, free, gain)
+        if not raises.rows.size:
+            return
         self.granted += int((raises.rates > flows.grant[raises.rows]).sum())
         flows.grant[raises.rows] = raises.rates
         flows.seq[raises.rows] = self._seq + 1 + np.arange(len(raises.rows))
@@ -336,8 +335,6 @@ class Arbiter:
         self._write(raises.rows, False, grants)
 
     def _write(self, rows: Rows, must_ack: bool, grants: dict[int, list[Grant]]) -> None:
-        if not rows.size:
-            return
         flows = self._flows
         flows.told_standing[rows] = flows.standing[rows]
         for session, flow, inc, seq, rate, ceiling, standing, share in zip(

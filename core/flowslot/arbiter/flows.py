@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flows of a contention domain in packed columns: no object per flow."""
+"""The flows of a contention domain in one packed array: no object per flow."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,40 +7,39 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flowslot.arbiter import loops
+from flowslot.arbiter.loops import NEVER, PENDING
 from flowslot.messages import Demand
 from flowslot.policy.base import AllocationState, Bools, Floats, Ints, Rows
-from flowslot.policy.fill import link_sum
 from flowslot.units import SECOND, Nanos
 
-PENDING = 4
-"""Lowers per flow that may await their acknowledgement at the same time."""
-NEVER = -(2**62)
-_LEAST_LEFT = 1 / 16  # of what was reported: an estimate never says that an active flow is done
-
-# Columns: name -> type. Times are absolute, ns.
-_COLUMNS: dict[str, type] = {
-    "session": np.int64,
-    "flow": np.uint64,
-    "inc": np.int64,
-    "job": np.int64,
-    "remaining": np.float64,
-    "least": np.float64,
-    "cap": np.float64,
-    "ready_at": np.int64,
-    "period_ns": np.int64,
-    "due_at": np.int64,
-    "next_bytes": np.float64,
-    "idle_since": np.int64,
-    "goal": np.float64,
-    "grant": np.float64,
-    "seq": np.int64,
-    "oldest_pending": np.int64,
-    "held_since": np.int64,
-    "standing": np.bool_,
-    "told_standing": np.bool_,
-    "heir": np.uint64,
-    "passed_on": np.float64,
-}
+ROW = np.dtype(  # times are absolute, ns; loops.pxd has the same columns in the same order
+    [
+        ("session", np.int64),
+        ("flow", np.uint64),
+        ("inc", np.int64),
+        ("job", np.int64),
+        ("remaining", np.float64),
+        ("least", np.float64),
+        ("cap", np.float64),
+        ("ready_at", np.int64),
+        ("period_ns", np.int64),
+        ("due_at", np.int64),
+        ("next_bytes", np.float64),
+        ("idle_since", np.int64),
+        ("goal", np.float64),
+        ("grant", np.float64),
+        ("seq", np.int64),
+        ("oldest_pending", np.int64),
+        ("held_since", np.int64),
+        ("standing", np.bool_),
+        ("told_standing", np.bool_),
+        ("heir", np.uint64),
+        ("passed_on", np.float64),
+        ("pending_seq", np.int64, (PENDING,)),
+        ("pending_rate", np.float64, (PENDING,)),
+    ]
+)
 
 
 class FlowTable:
@@ -48,7 +47,7 @@ class FlowTable:
 
     `commitment` is the protocol's rule 5: the larger of the grant and of every rate that a lower
     not yet acknowledged takes back. A row without a path (known only from Hello) counts on every
-    link.
+    link. Each column of ROW is an attribute, of as many rows as there is room for.
     """
 
     session: Ints
@@ -72,21 +71,22 @@ class FlowTable:
     told_standing: Bools
     heir: NDArray[np.uint64]
     passed_on: Floats
+    pending_seq: Ints  # [F, PENDING]; the oldest first, 0 = none
+    pending_rate: Floats
 
     def __init__(self, n_links: int) -> None:
         self.n_links = n_links
         self.n = 0
         self.rows: dict[tuple[int, int], int] = {}
-        self._room = 0
         self.version = 0
         """Changes with the flows, their paths and jobs."""
         self.paths = np.full((0, 1), n_links, dtype=np.int32)
+        self._rows: NDArray[np.void] = np.zeros(0, ROW)
+        self.table: Any = None
+        """The rows in use, for loops."""
         self._links: list[tuple[int, ...]] = []  # the same by row, as a daemon said it
         self._unplaced: tuple[int, Bools, bool] = (-1, np.zeros(0, np.bool_), False)
-        self.pending_seq = np.zeros((0, PENDING), dtype=np.int64)
-        self.pending_rate = np.zeros((0, PENDING))
-        for name, kind in _COLUMNS.items():
-            setattr(self, name, np.zeros(0, dtype=kind))
+        self._grow(0)
         self._estimated_at = 0
         self.job_names: list[str] = []
         self._job_ids: dict[str, int] = {}
@@ -96,21 +96,19 @@ class FlowTable:
 
     def add(self, session: int, flow: int, inc: int) -> int:
         """A new row without path, demand or grant; returns its index."""
-        if self.n == self._room:
-            self._grow(max(64, 2 * self._room))
+        if self.n == len(self._rows):
+            self._grow(max(64, 2 * self.n))
         row, self.n = self.n, self.n + 1
         self.version += 1
         self.rows[session, flow] = row
         self._links.append(())
-        for name in _COLUMNS:
-            getattr(self, name)[row] = 0
+        self._rows[row] = np.zeros((), ROW)
         self.session[row], self.flow[row], self.inc[row] = session, flow, inc
         self.job[row] = self._job("")
         self.cap[row] = np.inf
         self.idle_since[row] = NEVER
         self.paths[row] = self.n_links
-        self.pending_seq[row] = 0
-        self.pending_rate[row] = 0.0
+        self.table = loops.table(self._rows[: self.n])
         return row
 
     def remove(self, session: int, flow: int) -> None:
@@ -123,9 +121,9 @@ class FlowTable:
         self._links[row] = self._links[last]
         del self._links[last]
         if row != last:
-            for column in self._arrays():
-                column[row] = column[last]
+            self._rows[row], self.paths[row] = self._rows[last], self.paths[last]
             self.rows[int(self.session[row]), int(self.flow[row])] = row
+        self.table = loops.table(self._rows[: self.n])
 
     def of_session(self, session: int) -> list[int]:
         """Identifiers of a session's flows."""
@@ -191,69 +189,52 @@ class FlowTable:
         self._job_flows[job] -= 1
 
     def _grow(self, room: int) -> None:
-        for name in (*_COLUMNS, "paths", "pending_seq", "pending_rate"):
-            old = getattr(self, name)
-            new = np.zeros((room, *old.shape[1:]), dtype=old.dtype)
-            new[: self.n] = old[: self.n]
-            setattr(self, name, new)
-        self.paths[self.n :] = self.n_links
-        self._room = room
-
-    def _arrays(self) -> list[NDArray[Any]]:
-        names = (*_COLUMNS, "paths", "pending_seq", "pending_rate")
-        return [getattr(self, name) for name in names]
+        rows = np.zeros(room, ROW)
+        paths = np.full((room, self.paths.shape[1]), self.n_links, dtype=np.int32)
+        if self.n:
+            rows[: self.n], paths[: self.n] = self._rows[: self.n], self.paths[: self.n]
+        self._rows, self.paths = rows, paths
+        self.table = loops.table(rows[: self.n])
+        for name in ROW.names or ():
+            setattr(self, name, rows[name])
 
     # --- demands
 
     def progress(self, now: Nanos) -> None:
         """Advance the estimates: an active flow has sent grant x time elapsed (rule 2)."""
-        n, elapsed = self.n, (now - self._estimated_at) / SECOND
-        self._estimated_at = now
-        if n and elapsed > 0:
-            left = self.remaining[:n] - self.grant[:n] * elapsed
-            self.remaining[:n] = np.maximum(left, self.least[:n])
+        elapsed, self._estimated_at = (now - self._estimated_at) / SECOND, now
+        if elapsed > 0:
+            loops.progress(self.table, elapsed)
 
     def report(self, now: Nanos, rows: list[int], demands: Sequence[Demand]) -> None:
         """Take over what was reported; path and job are set already. Each row at most once."""
-        at = np.array(rows, dtype=np.intp)
-        said = np.array(
-            [
-                (d.inc, d.remaining, d.wait_ns, d.period_ns, d.next_in_ns, d.next_bytes)
-                for d in demands
-            ],
-            dtype=np.int64,
-        )
-        size = said[:, 1].astype(np.float64)
-        self.idle_since[at[(size <= 0) & (self.remaining[at] > 0)]] = now
-        self.inc[at] = said[:, 0]
-        self.remaining[at] = size
-        self.least[at] = np.where(size > 0, np.maximum(size * _LEAST_LEFT, 1.0), 0.0)
-        self.cap[at] = [d.cap for d in demands]
-        self.ready_at[at] = now - said[:, 2]
-        self.period_ns[at] = said[:, 3]
-        self.due_at[at] = now + said[:, 4]
-        self.next_bytes[at] = said[:, 5]
+        said = [
+            (d.inc, d.remaining, d.wait_ns, d.period_ns, d.next_in_ns, d.next_bytes)
+            for d in demands
+        ]
+        at, cap = np.array(rows, dtype=np.intp), np.array([d.cap for d in demands])
+        loops.report(now, self.table, at, np.array(said, dtype=np.int64), cap)
 
     def state(self, now: Nanos, capacity: Floats) -> AllocationState:
         """What an allocator sees; `capacity` float64[L]. Copies where it could be modified."""
         n = self.n
-        active = self.remaining[:n] > 0
-        placed = ~self.unplaced()
-        idle_since = self.idle_since[:n]
-        idle = np.where(idle_since == NEVER, np.inf, now - idle_since.astype(np.float64))
+        paths, seen = self.paths[:n], np.empty((6, n))
+        bounded = np.empty(self.n_links + 1)
+        bounded[:-1], bounded[-1] = capacity, np.inf
+        loops.see(now, self.table, paths, self.n_links, seen)
         return AllocationState(
-            paths=self.paths[:n],
-            capacity=np.append(capacity, np.inf),
+            paths=paths,
+            capacity=bounded,
             job=self.job[:n],
             job_names=self.job_names,
             flow=self.flow[:n],
-            remaining=np.where(placed, self.remaining[:n], 0.0),
+            remaining=seen[0],
             cap=self.cap[:n],
-            wait_ns=np.where(active, now - self.ready_at[:n], 0).astype(np.float64),
-            period_ns=self.period_ns[:n].astype(np.float64),
-            due_ns=(self.due_at[:n] - now).astype(np.float64),
-            next_bytes=np.where(placed, self.next_bytes[:n], 0.0),
-            idle_ns=np.where(active, 0.0, idle),
+            wait_ns=seen[1],
+            period_ns=seen[2],
+            due_ns=seen[3],
+            next_bytes=seen[4],
+            idle_ns=seen[5],
             goal=self.goal[:n],
         )
 
@@ -279,32 +260,23 @@ class FlowTable:
 
     # --- commitments
 
-    def commitment(self) -> Floats:
-        """What each flow may be sending at, float64[n]."""
-        pending: Floats = self.pending_rate[: self.n].max(axis=1, initial=0.0)
-        return np.maximum(self.grant[: self.n], pending)
+    def commitments(self) -> Floats:
+        """What flows may be sending at on each link, float64[L]; unknown paths count on all."""
+        sums = np.zeros(self.n_links + 1)
+        loops.commitments(self.table, self.paths[: self.n], sums)
+        return sums[:-1]
 
     def on_links(self, rates: Floats) -> Floats:
-        """Sum of `rates` float64[n] on each link, float64[L]; unknown paths count everywhere."""
-        sums = link_sum(self.paths[: self.n], rates, self.n_links)[:-1]
-        unplaced, there_are_any = self._missing()
-        return sums + float(rates[unplaced].sum()) if there_are_any else sums
+        """Sum of `rates` float64[n] on each link, float64[L]; unknown paths count on all."""
+        sums = np.zeros(self.n_links + 1)
+        loops.add_up(self.paths[: self.n], rates, sums)
+        return sums[:-1]
 
-    def lower(self, now: Nanos, rows: Rows, rates: Floats, first_seq: int) -> Rows:
-        """Take rates back; returns the rows really lowered (those with room for one more).
-
-        Row `rows[i]` gets message number `first_seq + i`.
-        """
-        room = self.pending_seq[rows, PENDING - 1] == 0
-        rows, rates = rows[room], rates[room]
-        slot = (self.pending_seq[rows] != 0).sum(axis=1)
-        self.oldest_pending[rows] = np.where(slot == 0, now, self.oldest_pending[rows])
-        seqs = first_seq + np.arange(len(rows))
-        self.pending_seq[rows, slot] = seqs
-        self.pending_rate[rows, slot] = self.grant[rows]
-        self.grant[rows] = rates
-        self.seq[rows] = seqs
-        return rows
+    def lower(self, now: Nanos, mute: Bools, seq: int) -> Rows:
+        """Take back what is more than the goal, where there is room for one more lower; returns
+        these rows, the first of which gets message number `seq`. `mute`: bool[n], not those."""
+        rows = np.zeros(self.n, np.intp)
+        return rows[: loops.lower(now, self.table, mute, seq, rows)]
 
     def pass_on(self, row: int, heir: int, rate: float) -> None:
         """Part of what row `row` has just lost is `heir`'s, of the same session and path.
@@ -336,25 +308,14 @@ class FlowTable:
         """In each row, everything up to message `seqs[row]` has been applied."""
         rows = np.fromiter(seqs, dtype=np.intp, count=len(seqs))
         upto = np.fromiter(seqs.values(), dtype=np.int64, count=len(seqs))
-        # A number that was never sent is nothing that an honest daemon says.
-        sent = upto <= self.seq[rows]
-        rows, upto = rows[sent], upto[sent]
-        pending = self.pending_seq[rows]
-        still = pending > upto[:, None]
-        fewer = still.sum(axis=1) < (pending != 0).sum(axis=1)
-        rows, still = rows[fewer], still[fewer]
-        if still.any():
-            order = np.argsort(~still, axis=1, kind="stable")
-            for column in (self.pending_seq, self.pending_rate):
-                values = np.where(still, column[rows], 0)
-                column[rows] = np.take_along_axis(values, order, axis=1)
-        else:
-            self.pending_seq[rows], self.pending_rate[rows] = 0, 0.0
-        self.oldest_pending[rows] = now
-        self.passed_on[rows] = 0.0
+        loops.acknowledge(now, self.table, rows, upto)
 
     def overdue(self, before: int) -> set[int]:
         """Sessions with a lower that was sent earlier than `before` and is not acknowledged."""
-        n = self.n
-        late = (self.pending_seq[:n, 0] != 0) & (self.oldest_pending[:n] < before)
-        return set(self.session[:n][late].tolist())
+        rows = np.zeros(self.n, np.intp)
+        late = loops.overdue(self.table, before, rows)
+        return set(self.session[rows[:late]].tolist()) if late else set()
+
+    def settled(self) -> bool:
+        """All hold standing grants, know that, and nothing is to change or to be heard of."""
+        return loops.all_settled(self.table)

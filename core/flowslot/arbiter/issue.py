@@ -5,12 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from flowslot.arbiter import loops
 from flowslot.arbiter.config import ArbiterConfig
 from flowslot.arbiter.flows import FlowTable
 from flowslot.policy.base import Bools, Floats, Rows
-from flowslot.policy.fill import link_sum
-
-_ROUNDING = 1e-9
 
 
 @dataclass(slots=True)
@@ -23,10 +21,12 @@ class Raises:
 
 @dataclass(frozen=True, slots=True)
 class _Measures:
-    """`tightest`: least goodput on each row's path, inf when not known; `share`: see `shares`."""
+    """`worth`: least part of the tightest link on each row's path that is worth a message, inf when
+    the path is not known; `ceiling`, `share`: see `ceilings`, `shares`."""
 
     version: int
-    tightest: Floats
+    worth: Floats
+    ceiling: Floats
     share: Floats
 
 
@@ -41,8 +41,7 @@ class Issuer:
 
     def ceilings(self, rows: Rows) -> Floats:
         """Goodput of the tightest link on each row's path (0 when the path is not known)."""
-        ceiling = self._measured().tightest[rows]
-        return np.where(np.isfinite(ceiling), ceiling, 0.0)
+        return self._measured().ceiling[rows]
 
     def shares(self, rows: Rows) -> Floats:
         """Goodput of each row's path, divided among all flows of its job on the tightest link."""
@@ -56,7 +55,10 @@ class Issuer:
             cells = flows.job[:n, None] * (flows.n_links + 1) + flows.paths[:n]
             share = (goodput / np.bincount(cells.ravel())[cells]).min(axis=1)
             share = np.where(np.isfinite(share), share, 0.0)
-            self._measures = _Measures(flows.version, goodput.min(axis=1), share)
+            tightest = goodput.min(axis=1)
+            worth = self._config.min_change_link * tightest
+            ceiling = np.where(np.isfinite(tightest), tightest, 0.0)
+            self._measures = _Measures(flows.version, worth, ceiling, share)
         return self._measures
 
     def settle(self, target: Floats, capacity: Floats) -> None:
@@ -64,24 +66,15 @@ class Issuer:
 
         Ignored lowers add up, so on a link whose goals exceed `capacity` none is ignored.
         """
-        n, config = self._flows.n, self._config
-        goal = self._flows.goal[:n]
-        link = self._measured().tightest
-        worth = np.minimum(
-            config.min_change_link * link, config.min_change_rate * np.maximum(goal, target)
+        flows = self._flows
+        loops.settle(
+            flows.table,
+            flows.paths[: flows.n],
+            target,
+            self._measured().worth,
+            capacity,
+            self._config.min_change_rate,
         )
-        settled = np.where((np.abs(target - goal) < worth) & (target > 0), goal, target)
-        full = self._flows.on_links(settled) > capacity * (1 + _ROUNDING)
-        if full.any():
-            crosses = np.append(full, False)[self._flows.paths[:n]].any(axis=1)
-            settled = np.where(crosses, np.minimum(settled, target), settled)
-        self._flows.goal[:n] = settled
-
-    def lowers(self, mute: Bools) -> tuple[Rows, Floats]:
-        """Rows that hold more than their goal, and the goals."""
-        n = self._flows.n
-        rows = np.flatnonzero((self._flows.goal[:n] < self._flows.grant[:n]) & ~mute)
-        return rows, self._flows.goal[rows]
 
     def inherit(self, lowered: Rows) -> Floats:
         """Rates that flows take over from those in `lowered`, float64[n].
@@ -90,20 +83,22 @@ class Issuer:
         other, so there is nothing to wait for. Every row inherits from any number of others.
         """
         flows, n = self._flows, self._flows.n
-        gain: Floats = np.zeros(n)
+        gain = np.zeros(n)
+        if not lowered.size:
+            return gain
         # An older lower that is not acknowledged either says that it may still send more.
-        donors = lowered[(flows.pending_seq[lowered, 1:] == 0).all(axis=1)]
+        donors = lowered[flows.pending_seq[lowered, 1] == 0]
         if not donors.size:
             return gain
-        wish = np.where(flows.unplaced(), 0.0, flows.goal[:n] - flows.commitment())
-        heirs: dict[tuple[int, bytes], list[int]] = {}
-        rows = np.flatnonzero(wish > 0)[::-1]
-        for row in rows[np.argsort(self._starved()[rows], kind="stable")].tolist():
-            heirs.setdefault((int(flows.session[row]), flows.paths[row].tobytes()), []).append(row)
+        wish, rows = np.zeros(n), np.zeros(n, np.intp)
+        waits = loops.find_heirs(flows.table, flows.paths[:n], flows.n_links, wish, rows)
+        heirs: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+        for row in rows[:waits].tolist():
+            heirs.setdefault((int(flows.session[row]), flows.path(row)), []).append(row)
         if not heirs:
             return gain
         for donor in donors.tolist():
-            waiting = heirs.get((int(flows.session[donor]), flows.paths[donor].tobytes()))
+            waiting = heirs.get((int(flows.session[donor]), flows.path(donor)))
             if not waiting:
                 continue
             # One heir for each, and it is the next in line: many small rates must not mean that
@@ -119,17 +114,10 @@ class Issuer:
                     waiting.pop()
         return gain
 
-    def _starved(self) -> Bools:
-        """Flows that want to send and have nothing, bool[n]."""
-        flows, n = self._flows, self._flows.n
-        starved: Bools = (flows.grant[:n] <= 0) & (flows.remaining[:n] > 0)
-        return starved
-
     def _worth(self, row: int) -> float:
         """The least change that is worth a message."""
-        link = float(self._measured().tightest[row])
         goal = float(self._flows.goal[row])
-        return max(self._config.min_change_link * link, self._config.min_change_rate * goal)
+        return max(float(self._measured().worth[row]), self._config.min_change_rate * goal)
 
     def raises(self, mute: Bools, free: Floats, gain: Floats) -> Raises:
         """Raises that fit into `free` float64[L], capacity minus all commitments (rules 4 to 6).
@@ -140,30 +128,16 @@ class Issuer:
         standing is said as well, with or without a raise.
         """
         flows, n = self._flows, self._flows.n
-        grant, goal = flows.grant[:n], flows.goal[:n]
-        news = (goal == grant) & (flows.standing[:n] != flows.told_standing[:n])
-        rows = np.flatnonzero(((goal > grant) | news) & ~mute & ~flows.unplaced())
-        if not rows.size:
-            return Raises(rows, goal[rows])
-        grant, goal, paths = grant[rows], goal[rows], flows.paths[rows]
-        # Up to the commitment a raise costs nothing: the flow may still be sending that much.
-        base = np.minimum(np.maximum(flows.commitment()[rows], grant) + gain[rows], goal)
-        room = np.append(np.maximum(free, 0.0), np.inf)
-        first = self._starved()[rows]
-        rates = goal.copy()
-        for turn in (first, ~first):
-            if turn.any():
-                wish = np.where(turn, goal - base, 0.0)
-                wished = link_sum(paths, wish, flows.n_links)
-                part = np.ones(len(wished))
-                np.divide(room, wished, out=part, where=wished > room)
-                share = part[paths].min(axis=1)
-                got = np.where(share >= 1.0, wish, wish * share)
-                rates[turn] = np.where(share >= 1.0, goal, base + got)[turn]
-                room = np.maximum(room - link_sum(paths, got, flows.n_links), 0.0)
-        worth = np.maximum(
-            self._config.min_change_link * self._measured().tightest[rows],
-            self._config.min_change_rate * goal,
+        rows, rates = np.zeros(n, np.intp), np.zeros(n)
+        sent = loops.find_raises(
+            flows.table,
+            flows.paths[:n],
+            mute,
+            gain,
+            self._measured().worth,
+            self._config.min_change_rate,
+            free,
+            rows,
+            rates,
         )
-        send = (rates >= goal) | (rates - grant >= worth)
-        return Raises(rows[send], rates[send])
+        return Raises(rows[:sent], rates[:sent])

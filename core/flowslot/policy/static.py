@@ -8,7 +8,7 @@ import numpy as np
 from flowslot.decision import Decision, Pace
 from flowslot.policy.base import Floats, View
 from flowslot.schedule import constant
-from flowslot.units import Nanos, Rate
+from flowslot.units import Nanos
 
 
 class StaticPolicy:
@@ -31,8 +31,13 @@ class StaticPolicy:
             users[link] = flows
         share = np.append(view.capacity, np.inf) / users
         rates = share[view.paths].min(axis=1, initial=np.inf)
+        mapped = rates != np.inf
+        rates = rates[mapped]
         return [
-            Pace(flow, constant(view.slot, rate), Rate(rate), False)
-            for flow, rate in zip(view.flow.tolist(), rates.tolist(), strict=True)
-            if rate != np.inf
+            Pace(
+                view.flow[mapped],
+                constant(view.slot, rates),
+                ceilings=rates,
+                guaranteed=np.zeros(len(rates), np.bool_),
+            )
         ]

@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loops over the arbiter's flows, for whose sake this file is compiled (types: loops.pxd).
+
+What is done is the same when it is not compiled. `rows` is what `table` makes of ROW[F], of which
+flows.py says what the columns mean. `paths` are int32[F, H], padded with L: a row of only L is a
+flow whose path is not known, which counts on every link. Rates are payload bytes/s, times ns.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from flowslot.policy.base import Bools, Floats, Ints, Paths, Rows
+
+COMPILED = not __file__.endswith(".py")
+
+PENDING = 4
+"""Lowers per flow that may await their acknowledgement at the same time."""
+NEVER = -(2**62)
+LEAST_LEFT = 1 / 16
+"""Of what was reported: an estimate never says that an active flow is done."""
+ROUNDING = 1e-9
+
+# The same as C variables: loops.pxd declares them.
+_pending, _never, _least_left, _rounding, _inf = PENDING, NEVER, LEAST_LEFT, ROUNDING, math.inf
+
+
+def table(rows: Any) -> Any:
+    """ROW[F] as the functions below want it."""
+    flows = rows if COMPILED else rows.view(np.recarray)
+    return flows
+
+
+# --- what daemons say
+
+
+def report(now: int, rows: Any, at: Rows, said: Ints, cap: Floats) -> None:
+    """Take over what was said of the flows `rows[at]`: `said`, int64[D, 6], and `cap`, float64[D].
+
+    Columns of `said`: incarnation, bytes remaining, ns since it became ready, period, ns until it
+    is due, bytes of the next iteration.
+    """
+    for k in range(len(at)):
+        i, size = at[k], float(said[k, 1])
+        if size <= 0 and rows[i].remaining > 0:
+            rows[i].idle_since = now
+        rows[i].inc, rows[i].remaining, rows[i].cap = said[k, 0], size, cap[k]
+        rows[i].least = max(size * _least_left, 1.0) if size > 0 else 0.0
+        rows[i].ready_at, rows[i].due_at = now - said[k, 2], now + said[k, 4]
+        rows[i].period_ns, rows[i].next_bytes = said[k, 3], float(said[k, 5])
+
+
+def acknowledge(now: int, rows: Any, at: Rows, upto: Ints) -> None:
+    """In `rows[at[k]]` everything up to message `upto[k]` has been applied."""
+    for k in range(len(at)):
+        i, still = at[k], 0
+        # A number that was never sent is nothing that an honest daemon says.
+        if rows[i].pending_seq[0] == 0 or upto[k] > rows[i].seq:
+            continue
+        if rows[i].pending_seq[0] > upto[k]:
+            continue  # they are in order: none of them was meant
+        for p in range(_pending):
+            seq, rate = rows[i].pending_seq[p], rows[i].pending_rate[p]
+            rows[i].pending_seq[p], rows[i].pending_rate[p] = 0, 0.0
+            if seq > upto[k]:
+                rows[i].pending_seq[still], rows[i].pending_rate[still] = seq, rate
+                still += 1
+        rows[i].oldest_pending, rows[i].passed_on = now, 0.0
+
+
+# --- what is known
+
+
+def progress(rows: Any, seconds: float) -> None:
+    """So many seconds have passed: flows have sent at their grants."""
+    for i in range(len(rows)):
+        rows[i].remaining = max(rows[i].remaining - rows[i].grant * seconds, rows[i].least)
+
+
+def see(now: int, rows: Any, paths: Paths, n_links: int, seen: Floats) -> None:
+    """What an allocator sees, float64[6, F]: `remaining`, `wait_ns`, `period_ns`, `due_ns`,
+    `next_bytes` and `idle_ns` of AllocationState. Flows without a path have nothing to send."""
+    for i in range(len(rows)):
+        placed, active = paths[i, 0] < n_links, rows[i].remaining > 0
+        seen[0, i] = rows[i].remaining if placed else 0.0
+        seen[1, i] = now - rows[i].ready_at if active else 0
+        seen[2, i] = rows[i].period_ns
+        seen[3, i] = rows[i].due_at - now
+        seen[4, i] = rows[i].next_bytes if placed else 0.0
+        if active:
+            seen[5, i] = 0.0
+        else:
+            seen[5, i] = now - rows[i].idle_since if rows[i].idle_since != _never else _inf
+
+
+def overdue(rows: Any, before: int, late: Rows) -> int:
+    """How many flows await an acknowledgement since earlier than `before`: put into `late`."""
+    n = 0
+    for i in range(len(rows)):
+        if rows[i].pending_seq[0] != 0 and rows[i].oldest_pending < before:
+            late[n] = i
+            n += 1
+    return n
+
+
+def all_settled(rows: Any) -> bool:
+    """All flows hold standing grants, know that, and nothing is to change or to be heard."""
+    for i in range(len(rows)):
+        settled = rows[i].told_standing and rows[i].grant == rows[i].goal
+        if not settled or rows[i].pending_seq[0] != 0:
+            return False
+    return True
+
+
+def commitment(rows: Any, i: int) -> float:
+    """What flow `i` may be sending at."""
+    most: float = rows[i].grant
+    for p in range(_pending):
+        most = max(most, rows[i].pending_rate[p])
+    return most
+
+
+def commitments(rows: Any, paths: Paths, sums: Floats) -> None:
+    """Add up on each link what flows may be sending at: `sums`, float64[L + 1], zero before."""
+    rates = np.zeros(len(rows))
+    for i in range(len(rows)):
+        rates[i] = commitment(rows, i)
+    add_up(paths, rates, sums)
+
+
+def add_up(paths: Paths, rates: Floats, sums: Floats) -> None:
+    """Add `rates`, float64[F], up on each link: `sums`, float64[L + 1], zero before."""
+    last, everywhere = len(sums) - 1, 0.0
+    for i in range(len(rates)):
+        if paths[i, 0] == last:
+            everywhere += rates[i]
+        else:
+            for h in range(paths.shape[1]):
+                sums[paths[i, h]] += rates[i]
+    for link in range(last):
+        sums[link] += everywhere
+
+
+# --- what is to change
+
+
+def settle(  # noqa: PLR0917
+    rows: Any, paths: Paths, target: Floats, worth: Floats, capacity: Floats, change_rate: float
+) -> None:
+    """Turn targets, float64[F], into goals; see Issuer.settle.
+
+    A change is small below `worth`, float64[F], and below the part `change_rate` of the rate.
+    `capacity`: float64[L].
+    """
+    n_links = len(capacity)
+    goals, sums = np.zeros(len(rows)), np.zeros(n_links + 1)
+    for i in range(len(rows)):
+        goal = rows[i].goal
+        small = min(worth[i], change_rate * max(goal, target[i]))
+        goals[i] = goal if abs(target[i] - goal) < small and target[i] > 0 else target[i]
+    add_up(paths, goals, sums)
+    for i in range(len(rows)):
+        rows[i].goal = goals[i]
+        for h in range(paths.shape[1]):
+            link = paths[i, h]
+            if link < n_links and sums[link] > capacity[link] * (1 + _rounding):
+                rows[i].goal = min(goals[i], target[i])
+
+
+def lower(now: int, rows: Any, mute: Bools, seq: int, lowered: Rows) -> int:
+    """Flows that hold more than their goal, and have room for one more lower, hold their goal:
+    by messages `seq`, `seq + 1` ... Returns how many; their indices are put into `lowered`."""
+    n = 0
+    for i in range(len(rows)):
+        if rows[i].goal < rows[i].grant and not mute[i] and rows[i].pending_seq[_pending - 1] == 0:
+            slot = 0
+            while rows[i].pending_seq[slot] != 0:
+                slot += 1
+            if slot == 0:
+                rows[i].oldest_pending = now
+            rows[i].pending_seq[slot], rows[i].pending_rate[slot] = seq + n, rows[i].grant
+            rows[i].grant, rows[i].seq = rows[i].goal, seq + n
+            lowered[n] = i
+            n += 1
+    return n
+
+
+def starved(rows: Any, i: int) -> bool:
+    """Flow `i` wants to send and has nothing."""
+    return bool(rows[i].grant <= 0 and rows[i].remaining > 0)
+
+
+def find_heirs(rows: Any, paths: Paths, n_links: int, wish: Floats, heirs: Rows) -> int:
+    """How many flows are to have more than they may be sending at: `wish`, float64[F], is how
+    much more. Put into `heirs`: first those that have something already, each time the last first.
+    """
+    n = 0
+    for i in range(len(rows)):
+        if paths[i, 0] < n_links:
+            wish[i] = rows[i].goal - commitment(rows, i)
+    for turn in range(2):
+        for k in range(len(rows)):
+            i = len(rows) - 1 - k
+            if wish[i] > 0 and starved(rows, i) == (turn == 1):
+                heirs[n] = i
+                n += 1
+    return n
+
+
+def find_raises(  # noqa: PLR0917
+    rows: Any,
+    paths: Paths,
+    mute: Bools,
+    gain: Floats,
+    worth: Floats,
+    change_rate: float,
+    free: Floats,
+    raised: Rows,
+    rates: Floats,
+) -> int:
+    """How many flows get a message that raises nothing or something; see Issuer.raises.
+
+    `free`, float64[L]: what may be given out. `worth` and `change_rate` as in `settle`. Put into
+    `raised` and `rates`: indices, and what they may have.
+    """
+    last, n, sent = len(free), 0, 0
+    base, room = np.zeros(len(rows)), np.zeros(len(free) + 1)
+    room[last] = _inf
+    for link in range(last):
+        room[link] = max(free[link], 0.0)
+    for i in range(len(rows)):
+        grant, goal = rows[i].grant, rows[i].goal
+        news = goal == grant and rows[i].standing != rows[i].told_standing
+        if (goal > grant or news) and not mute[i] and paths[i, 0] < last:
+            # Up to the commitment a raise costs nothing: the flow may still be sending that much.
+            base[n] = min(commitment(rows, i) + gain[i], goal)
+            raised[n] = i
+            n += 1
+    if n:
+        share_out(rows, paths, raised[:n], base, room, rates, True)
+        share_out(rows, paths, raised[:n], base, room, rates, False)
+    for k in range(n):
+        i = raised[k]
+        grant, goal = rows[i].grant, rows[i].goal
+        if rates[k] >= goal or rates[k] - grant >= max(worth[i], change_rate * goal):
+            raised[sent], rates[sent] = i, rates[k]
+            sent += 1
+    return sent
+
+
+def share_out(  # noqa: PLR0917
+    rows: Any, paths: Any, raised: Any, base: Any, room: Any, rates: Any, first: bool
+) -> None:
+    """Share `room` out among those of the flows `raised` that are starved (`first`), or the others.
+
+    Each gets the same part of its wish, the difference from `base` to its goal, as the others do
+    on its tightest link.
+    """
+    wished, used = np.zeros(len(room)), np.zeros(len(room))
+    for k in range(len(raised)):
+        i = raised[k]
+        if starved(rows, i) == first:
+            for h in range(paths.shape[1]):
+                wished[paths[i, h]] += rows[i].goal - base[k]
+    for k in range(len(raised)):
+        i = raised[k]
+        if starved(rows, i) == first:
+            part, got = least_part(paths, i, wished, room), rows[i].goal - base[k]
+            rates[k] = rows[i].goal
+            if part < 1.0:
+                got *= part
+                rates[k] = base[k] + got
+            for h in range(paths.shape[1]):
+                used[paths[i, h]] += got
+    for link in range(len(room)):
+        room[link] = max(room[link] - used[link], 0.0)
+
+
+def least_part(paths: Any, i: int, wished: Any, room: Any) -> float:
+    """What part of what is wished for there is room for, at most 1, on flow `i`'s tightest link."""
+    part = 1.0
+    for h in range(paths.shape[1]):
+        link = paths[i, h]
+        if wished[link] > room[link]:
+            part = min(part, room[link] / wished[link])
+    return part

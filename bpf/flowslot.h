@@ -22,9 +22,6 @@ enum fs_kind {
 	FS_DRAINED = 3, /* its acknowledged bytes reached drain_at */
 };
 
-/* fs_ctl.flags */
-#define FS_GUARANTEED 1u /* a live arbiter holds every link of the path */
-
 /* What the daemon wants of the flow in this slot; written through its mapping. Slot 0 is unused. */
 struct fs_ctl {
 	__u64 cookie;      /* whom the entry is for: a reused slot must not obey it */
@@ -35,7 +32,7 @@ struct fs_ctl {
 	__u32 growth;      /* top-up: payload bytes/s per ms; 0: none */
 	__u32 queue_us;    /* time that the smallest buffer of the path holds at its link's rate */
 	__u32 base_rtt_us; /* smallest RTT known for the path; 0: only the flow's own counts */
-	__u32 flags;
+	__u32 guaranteed; /* 1: a live arbiter holds every link of the path */
 	__u32 donor; /* slot of a flow of the same path whose rate is used while it is idle; 0: none */
 	__u32 donor_cookie; /* low half of its cookie: its slot may go to another flow */
 };

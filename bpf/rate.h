@@ -107,7 +107,7 @@ static __always_inline void steer(struct sock *sk, struct flow *f, __u64 now)
 	__u32 cwnd;
 
 	if (ctl && now <= ctl->deadline_ns) {
-		mode = ctl->flags & FS_GUARANTEED ? FS_RESERVED : FS_CAPPED;
+		mode = ctl->guaranteed ? FS_RESERVED : FS_CAPPED;
 		if (mode != f->mode)
 			enter(sk, f, mode, now);
 		rate = max64(min64(reserved(ctl, now) + f->extra, ctl->ceiling), FS_MIN_RATE);

@@ -6,7 +6,7 @@ not at all, so an arbiter has nothing to tell apart in them. It grants the bundl
 its flows sends at which part of it changes with every acknowledgement, and nobody else need know.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import chain, count
 
@@ -17,11 +17,13 @@ from flowslot.grantbook import Granted
 from flowslot.messages import Demand, Done
 from flowslot.units import MILLISECOND, SECOND, Nanos
 from flowslotd import loops
+from flowslotd.flowinfo import Rows
 from flowslotd.flowtable import FlowTable
 
-RESEND_SHARE = 0.02
+RESEND_SHARE, SMALL_SHARE = 0.2, 0.02
 """A demand is sent again when what remains differs by this share of the iteration's bytes from
-what the arbiter can work out itself (what was sent, minus rate x time)."""
+what the arbiter can work out itself (what was sent, minus rate x time); by the smaller one if a
+message is sent anyway."""
 RELEARN_SHARE = 0.10
 """The same for the period and bytes that were announced for an idle bundle."""
 SAME_PHASE_NS = 10 * MILLISECOND
@@ -86,8 +88,9 @@ class Bundle:
             next_bytes=int(self.expected),
         )
 
-    def has_news(self, now: Nanos) -> bool:
-        """The arbiter cannot work out by itself what has changed since it was told."""
+    def has_news(self, now: Nanos, small: bool) -> bool:
+        """The arbiter cannot work out by itself what has changed since it was told; `small`
+        changes may count."""
         told = self.told
         if told is None:
             return True
@@ -100,7 +103,8 @@ class Bundle:
             return resized or abs(self.period - told.period) > RELEARN_SHARE * self.period
         spent = (self.rate if self.rate > 0 else 0.0) * (now - told.at) / SECOND
         error = abs(self.remaining - max(told.remaining - spent, 0.0))
-        return self._is_another_phase(told) or error > RESEND_SHARE * self.target
+        tolerance = SMALL_SHARE if small else RESEND_SHARE
+        return self._is_another_phase(told) or error > tolerance * self.target
 
     def _is_another_phase(self, told: Told) -> bool:
         return not told.active or self.onset > told.onset + SAME_PHASE_NS
@@ -152,27 +156,28 @@ class Bundles:
         """The arbiter waits for news of a bundle that it knows nothing of (any more)."""
         return any(bundle.told is None for bundle in self._by_id.values())
 
-    def ended(self, lent: set[int]) -> list[int]:
+    def ended(self, lent: Callable[[], Rows]) -> list[int]:
         """Bundles with grants, of jobs whose last active flow here has ended since it was told.
 
-        `lent`, cookies: flows whose rate another one uses. Their bundles are not free yet.
+        `lent`, rows, asked for when it matters: flows whose rate another one uses. Their bundles
+        are not free yet.
         """
         members = self._groups.members
         busy = {bundle.job for bundle in members if bundle.active}
         over = {b.job for b in members if b.told and b.told.active and b.job not in busy}
         if not over:
             return []
-        find, of = self._table.find, self._groups.of
-        used = {int(of[row]) for cookie in lent if (row := find(cookie)) is not None}
+        used = set(self._groups.of[lent()].tolist())
         return [
             bundle.id
             for i, bundle in enumerate(members)
             if bundle.job in over and bundle.rate > 0 and not bundle.standing and i not in used
         ]
 
-    def demands(self, now: Nanos) -> list[Demand]:
-        """What the arbiter does not know yet; it counts as told."""
-        return [bundle.demand(now) for bundle in self._groups.members if bundle.has_news(now)]
+    def demands(self, now: Nanos, small: bool = False) -> list[Demand]:
+        """What the arbiter does not know yet; it counts as told. Else `small` news waits."""
+        told = [bundle for bundle in self._groups.members if bundle.has_news(now, small)]
+        return [bundle.demand(now) for bundle in told]
 
     def take_gone(self) -> list[Done]:
         """Bundles that have lost their last flow since the last call."""

@@ -9,7 +9,7 @@ import asyncio
 import gc
 import logging
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import ParamSpec
@@ -20,10 +20,11 @@ from flowslot.slot import SlotClock
 from flowslot.units import MILLISECOND, SECOND, Nanos
 from flowslot_shm.layout import Message
 from flowslotd import report
-from flowslotd.clock import monotonic, read_slot, thread_cpu
+from flowslotd.clock import monotonic, own_moment, read_slot, thread_cpu
 from flowslotd.config import Config, changed, load
 from flowslotd.control import Control, Json, claim
 from flowslotd.engine import Engine
+from flowslotd.flowinfo import Ended
 from flowslotd.flowtable import FlowTable
 from flowslotd.metrics import Metrics
 from flowslotd.ownership import holds_socket
@@ -125,17 +126,18 @@ class Daemon:
     # -- slots and events -------------------------------------------------------------------
 
     def _next_slot(self) -> None:
-        """Set the timer: the middle of this slot (entries are refreshed there), then its end."""
+        """Set the timer: this host's own moment in this slot, then its end."""
         now, tick = read_slot(self._clock)
         self.slot = tick.slot
-        half = Nanos(tick.boundary_ns - self._clock.grid.slot_ns // 2)
-        if now < half:
-            self._timer = self._at(half, self._at_half, tick.boundary_ns)
+        slot_ns = self._clock.grid.slot_ns
+        moment = Nanos(tick.boundary_ns - slot_ns + own_moment(self._number, slot_ns))
+        if now < moment:
+            self._timer = self._at(moment, self._at_own_moment, tick.boundary_ns)
         else:
-            self._at_half(tick.boundary_ns)
+            self._at_own_moment(tick.boundary_ns)
 
-    def _at_half(self, boundary_ns: Nanos) -> None:
-        self._guard("refresh", self.engine.loop.refresh, monotonic())
+    def _at_own_moment(self, boundary_ns: Nanos) -> None:
+        self._guard("report", self.engine.loop.report, monotonic())
         self._timer = self._at(boundary_ns, self._at_slot, boundary_ns)
 
     def _at_slot(self, boundary_ns: Nanos) -> None:
@@ -147,11 +149,19 @@ class Daemon:
         metrics.lateness.add(now - boundary_ns)
         metrics.slots += 1
         metrics.slots_missed += max(tick.slot - self.slot - 1, 0)
-        self._guard("slot", self.engine.loop.on_slot, now, tick.slot)
+        self._guard("slot", self.engine.loop.on_slot, now, tick.slot, self._take_touched())
         self._guard("kernel events", self._on_kernel)
         metrics.decision.add(monotonic() - now)
         self._notifier.watchdog()
         self._next_slot()
+
+    @property
+    def _number(self) -> int:
+        """Of this host in the topology."""
+        config = self.config
+        return next(
+            (i for i, h in enumerate(config.topology.hosts) if h == config.settings.host), 0
+        )
 
     def _soon(self, lazy: bool = False) -> None:
         """Run a pass for what was touched, together with what is touched until then."""
@@ -171,11 +181,17 @@ class Daemon:
         delay_ms = max(-(-(when_ns - monotonic()) // MILLISECOND), 1)
         return self._loop.call_later(delay_ms / 1e3, partial(work, *args, **kwargs))
 
-    def _at_events(self) -> None:
-        self._gathering = None
+    def _take_touched(self) -> Collection[Record]:
+        """Those that something has happened to: their pass is now."""
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
         touched, self._touched = self._touched, {}
+        return touched.values()
+
+    def _at_events(self) -> None:
         now, cpu = monotonic(), thread_cpu()
-        self._guard("events", self.engine.loop.on_events, now, touched.values())
+        self._guard("events", self.engine.loop.on_events, now, self._take_touched())
         self._guard("kernel events", self._on_kernel)  # what had ended before it was watched
         self._replan_cpu_ns = thread_cpu() - cpu
         self.metrics.replan.add(monotonic() - now)
@@ -208,26 +224,35 @@ class Daemon:
     def _on_kernel(self) -> None:
         if self.engine.pacer is None:
             return
-        events = self.engine.pacer.events()
-        last = self.table.drained(event.cookie for event in events if event.kind == "drained")
-        for event in events:
-            if event.kind == "closed":
+        drained = []
+        for event in self.engine.pacer.events():
+            if event.kind == "drained":
+                drained.append(event.cookie)
+            elif event.kind == "closed":
                 self.table.closed(event.cookie)
                 self._soon()
-            elif event.kind == "new":
+            else:
                 if event.cookie not in self.table:
                     self.table.stir()
                 self.engine.loop.on_new(event.cookie)
-                self._touch(event.cookie)
-            elif event.kind == "drained":
-                self._touch(event.cookie, lazy=not last.get(event.cookie))
+                self._touch([event.cookie])
+        if drained:
+            ended = self.table.drained(drained)
+            if ended == Ended.FLOWS:
+                self.engine.loop.on_drained()
+                self._soon(lazy=True)
+            else:
+                # Also those that ended before, and were not looked at for that.
+                rows = self.table.rows
+                self._touch(rows["cookie"][rows["drained"]].tolist(), lazy=ended != Ended.JOB)
 
-    def _touch(self, cookie: int, lazy: bool = False) -> None:
-        """Something happened to a flow: look at its job's record soon."""
-        row = self.table.find(cookie)
-        source = self.table.infos[row].source if row is not None else None
-        if source in self.registration.records:
-            self._touched[source] = self.registration.records[source]
+    def _touch(self, cookies: Iterable[int], lazy: bool = False) -> None:
+        """Something happened to these flows: look at their jobs' records soon."""
+        infos, records = self.table.infos, self.registration.records
+        rows = {row for cookie in cookies if (row := self.table.find(cookie)) is not None}
+        touched = {infos[row].source for row in rows} & records.keys()
+        if touched:
+            self._touched.update((source, records[source]) for source in touched)
             self._soon(lazy)
 
     def _joined(self, record: Record) -> None:

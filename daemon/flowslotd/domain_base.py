@@ -96,7 +96,7 @@ class Domain(Protocol):
         ...
 
     def beat(self, now: Nanos) -> None:
-        """A slot begins: a sign of life is due, to travel with what is said in this slot."""
+        """Once per slot: a sign of life is due, to travel with what is said now."""
         ...
 
     def grant(self, flow: int) -> Granted:

@@ -30,7 +30,7 @@ FIRST_RETRY_S, LAST_RETRY_S = 0.02, 1.0
 CONNECT_S = 2.0
 CALL_S = 1.0
 HEARTBEATS = 2
-"""Per lease: one as each slot begins, so that it travels with what the slot brings to say."""
+"""Per lease: one in each slot, which takes small news along."""
 PATIENCE_LEASES = 2
 """A switch that answers, but grants nothing to active flows, is taken over after so many."""
 _OPTIONS = [

@@ -9,14 +9,14 @@ from flowslot.messages import Heartbeat, HeartbeatEcho
 from flowslot.units import Nanos
 
 OVERDUE = 1.25
-"""In periods: so long after a heartbeat the next one is sent although no slot has begun."""
+"""In periods: so long after a heartbeat the next one is sent although nobody asked for it."""
 _SAMPLES = 32
 
 
 class Heart:
     """Numbers heartbeats, never one twice; estimates the offset between the two wall clocks.
 
-    One is sent as each slot begins. `overdue` is called when no slot has begun for a while.
+    One is sent in each slot. `overdue` is called when none has been sent for a while.
     """
 
     def __init__(self, period_ns: Nanos, overdue: Callable[[], object]) -> None:

@@ -3,6 +3,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import IntEnum
 from ipaddress import ip_address
 from typing import Protocol
 
@@ -70,6 +71,17 @@ def place(info: FlowInfo, topology: Topology, host: str) -> None:
         info.path = topology.path(info.src, info.dst) or ()
 
 
+class Ended(IntEnum):
+    """What ends as the kernel sees the last bytes of flows acknowledged."""
+
+    FLOWS = 0
+    """These alone: others of their jobs go on beside them."""
+    PATH = 1
+    """All that a job sends on a path."""
+    JOB = 2
+    """All that a job sends from here."""
+
+
 class Binding:
     """Which slots of a record are which rows."""
 
@@ -82,6 +94,7 @@ class Binding:
         self.quiet = False
         self.calm = False  # quiet, or idle: looked at less often
         self.looked = 0  # in which slot
+        self.seen = 0  # when, be it in a slot or between
 
 
 def describe(slot: np.void, source: Source) -> FlowInfo:

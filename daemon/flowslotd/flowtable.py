@@ -16,10 +16,12 @@ from flowslot.topology import Topology
 from flowslot.units import MILLISECOND, Nanos
 from flowslot_shm.layout import SLOT, Quiet, State
 from flowslotd import loops
-from flowslotd.flowinfo import Binding, FlowInfo, Owns, Rows, Source, describe, place
-from flowslotd.progress import ROW, Counters, Records, in_order
+from flowslotd.flowinfo import Binding, Ended, FlowInfo, Owns, Rows, Source, describe, place
+from flowslotd.progress import ROW, Counters, Records
 
 MAX_FLOWS = 16384
+NO_COUNTERS = np.zeros(0, np.uint64), np.zeros(0, np.int64)
+FRESH_NS = 20 * MILLISECOND
 QUIET_SLOTS = 4
 """Processes of which nobody waits for news, and those that are idle and ring when they begin, are
 looked at so many times less often: to learn, and in case that a doorbell was lost."""
@@ -73,10 +75,12 @@ class FlowTable:
         for source in sources:
             source.reader.look()
             self._bind(now, source)
-        known, rows, negotiated = in_order(counters), loops.table(self.rows), self.negotiated
+        known = (counters.cookie, counters.acked) if counters is not None else NO_COUNTERS
+        rows, negotiated = loops.table(self.rows), self.negotiated
         for source in sources:
             binding, words = self._bindings[source.id], source.reader.good.view(np.int64)
             loops.advance(now, rows, binding.rows, words, binding.slots, *known, not negotiated)
+            binding.seen = now
 
     def forget(self, source: int) -> None:
         """The process has left: all its flows are gone."""
@@ -91,23 +95,20 @@ class FlowTable:
             self._closed.add(cookie)
             self._remove({cookie})
 
-    def drained(self, cookies: Iterable[int]) -> dict[int, bool]:
-        """The kernel has seen all bytes of these flows' iterations acknowledged.
-
-        Returns for each that is here whether no other flow of its job is still at work here.
-        """
-        at = {cookie: row for cookie in cookies if (row := self._index.get(cookie)) is not None}
+    def drained(self, cookies: Iterable[int]) -> Ended:
+        """The kernel has seen all bytes of these flows' iterations acknowledged."""
+        at = [row for cookie in cookies if (row := self._index.get(cookie)) is not None]
         if not at:
-            return {}
-        ended, at_work = np.array(list(at.values())), np.zeros(len(self.jobs), np.int64)
+            return Ended.FLOWS
+        ended = np.array(at, np.intp)
+        at_work = np.zeros((len(self.jobs), len(self.links)), np.int64)
         loops.drain(loops.table(self.rows), ended, at_work)
-        last = (at_work == 0)[self.rows["job"][ended]]
-        return dict(zip(at, last.tolist(), strict=True))
-
-    def quiet(self) -> NDArray[np.bool_]:
-        """Flows of which nobody waits for news between slots, bool[F]."""
-        rows: NDArray[np.bool_] = self.rows["quiet"] | (not self.negotiated)
-        return rows
+        job, path = self.rows["job"][ended], self.rows["path"][ended]
+        if not at_work[job].any(axis=1).all():
+            return Ended.JOB
+        # Without an announcement only a look tells whether that was all.
+        known = self.rows["announced"][ended].all()
+        return Ended.FLOWS if known and at_work[job, path].all() else Ended.PATH
 
     def hush(self, sources: Iterable[Source], ends_are_told: bool) -> None:
         """Tell jobs which of their doorbells anybody listens to.
@@ -132,10 +133,16 @@ class FlowTable:
         """A socket that no row is known of has come up: look at all records in the next slot."""
         for binding in self._bindings.values():
             binding.quiet = binding.calm = False
+            binding.seen = 0
 
     def due(self, slot: int, sources: Iterable[Source]) -> list[Source]:
         """Those to look at in this slot: quiet ones change nothing, and idle ones ring first."""
         return [source for source in sources if self._is_due(slot, source)]
+
+    def is_fresh(self, now: Nanos, source: Source) -> bool:
+        """What was seen a moment ago has hardly changed."""
+        binding = self._bindings.get(source.id)
+        return binding is not None and now - binding.seen < FRESH_NS
 
     def _is_due(self, slot: int, source: Source) -> bool:
         binding = self._bindings.get(source.id)
@@ -189,14 +196,11 @@ class FlowTable:
 
     def take_watches(self) -> list[tuple[int, int]]:
         """(cookie, counter) for flows whose end of phase the kernel should report, if new."""
-        rows = self.rows
-        end = rows["origin"] + rows["target"]
-        due = rows["active"] & rows["kernel"] & ~self.quiet() & (end != rows["watched"])
-        at = np.flatnonzero(due)
-        if not at.size:
+        at, rows = np.empty(len(self.rows), np.intp), self.rows
+        due = at[: loops.watch(loops.table(rows), not self.negotiated, at)]
+        if not due.size:
             return []
-        rows["watched"][at] = end[at]
-        return list(zip(rows["cookie"][at].tolist(), end[at].tolist(), strict=True))
+        return list(zip(rows["cookie"][due].tolist(), rows["watched"][due].tolist(), strict=True))
 
     # -- inside -----------------------------------------------------------------------------
 

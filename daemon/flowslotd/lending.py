@@ -8,9 +8,10 @@ the two never have more than it granted.
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flowslot.units import MILLISECOND, Nanos
+from flowslotd import loops
+from flowslotd.flowinfo import Rows
 from flowslotd.progress import Records
 
 SOON_NS = 60 * MILLISECOND
@@ -20,61 +21,63 @@ WANTING = 0.25
 
 
 class Lending:
-    """`donors[heir]`: the flow (by cookie) whose rate `heir` uses once it has drained."""
+    """`donor_of`, intp[F]: the row of whose rate this flow uses once that has drained; or -1."""
 
     def __init__(self) -> None:
-        self.donors: dict[int, int] = {}
+        self.donor_of: Rows = np.zeros(0, np.intp)
+        self._cookies = np.zeros(0, np.uint64)
 
-    def update(self, rows: Records, quiet: NDArray[np.bool_]) -> dict[int, int]:
-        """Work out who inherits from whom; `rows`: ROW[F], `quiet`: bool[F].
+    def donors(self) -> dict[int, int]:
+        """By cookie: from whom each heir inherits."""
+        heirs = np.flatnonzero(self.donor_of >= 0)
+        lenders = self._cookies[self.donor_of[heirs]]
+        return dict(zip(self._cookies[heirs].tolist(), lenders.tolist(), strict=True))
 
-        Donors are at work at a granted rate, and the kernel knows what they have left. One that
-        has ended keeps its heir for as long as it keeps its rate.
+    def update(self, rows: Records, all_quiet: bool) -> dict[int, int]:
+        """Work out who inherits from whom (see `donors`); `rows`: ROW[F].
+
+        `all_quiet`: nobody waits for news of any flow. A donor that has ended keeps its heir for
+        as long as it keeps its rate.
         """
-        known = rows["kernel"] & (rows["path"] > 0) & (rows["rate"] >= 0)
-        donors = known & rows["active"] & ~quiet & (rows["rate"] > 0)
-        if not (donors.any() or self.donors):
-            return self.donors
-        kept = self._kept(rows, known & ~rows["active"] & ~quiet & (rows["rate"] > 0))
-        for path in np.unique(rows["path"][donors]).tolist():
-            here = known & (rows["path"] == path)
-            self._pair(rows, np.flatnonzero(here & donors), np.flatnonzero(here), kept)
-        self.donors = kept
-        return kept
+        self._follow(rows)
+        table = loops.table(rows)
+        loops.keep(table, all_quiet, self.donor_of)
+        found = np.empty((2, len(rows)), np.intp)
+        fastest = np.zeros(int(rows["path"].max(initial=0)) + 1)
+        n_donors, n_heirs = loops.candidates(
+            table, all_quiet, WANTING, fastest, self.donor_of, (found[0], found[1])
+        )
+        if n_donors and n_heirs:
+            self._pair(rows, found[0, :n_donors], found[1, :n_heirs])
+        return self.donors()
 
-    def in_use(self, now: Nanos, rows: Records) -> set[int]:
-        """Donors whose heirs send, or are about to."""
-        if not self.donors:
-            return set()
-        due = np.abs(rows["onset"] + rows["period"] - now) < SOON_NS
-        awake = set(rows["cookie"][rows["active"] | due].tolist())
-        return {donor for heir, donor in self.donors.items() if heir in awake}
+    def in_use(self, now: Nanos, rows: Records) -> Rows:
+        """Rows of the donors whose heirs send, or are about to."""
+        self._follow(rows)
+        heirs = np.flatnonzero(self.donor_of >= 0)
+        if not heirs.size:
+            return heirs
+        due = np.abs(rows["onset"][heirs] + rows["period"][heirs] - now) < SOON_NS
+        donors: Rows = self.donor_of[heirs[rows["active"][heirs] | due]]
+        return donors
 
-    def _kept(self, rows: Records, ended: NDArray[np.bool_]) -> dict[int, int]:
-        if not self.donors:
-            return {}
-        over, all_flows = set(rows["cookie"][ended].tolist()), set(rows["cookie"].tolist())
-        return {h: d for h, d in self.donors.items() if d in over and h in all_flows}
+    def _follow(self, rows: Records) -> None:
+        """Flows may have come or gone, or have got other rows."""
+        if np.array_equal(rows["cookie"], self._cookies):
+            return
+        old = self.donors()
+        self._cookies = rows["cookie"].copy()
+        place = {cookie: row for row, cookie in enumerate(self._cookies.tolist())}
+        self.donor_of = np.full(len(rows), -1, np.intp)
+        for heir, donor in old.items():
+            if heir in place:
+                self.donor_of[place[heir]] = place.get(donor, -1)
 
-    def _pair(
-        self,
-        rows: Records,
-        donors: NDArray[np.intp],
-        flows: NDArray[np.intp],
-        pairs: dict[int, int],
-    ) -> None:
-        """Add heirs for the `donors` among the `flows`, all of one path."""
-        rate = rows["rate"]
-        heirs = flows[rate[flows] < WANTING * rate[donors].max()]
-        # Who has waited longest, then who is due first.
-        due = np.where(rows["active"], 0, rows["period"]) + rows["onset"]
-        heirs = heirs[np.lexsort((due[heirs], ~rows["active"][heirs]))]
-        left: dict[int, list[int]] = {}  # by job, the fastest last
-        for i in donors[np.argsort(-rate[donors], kind="stable")][::-1].tolist():
-            left.setdefault(int(rows["job"][i]), []).append(int(rows["cookie"][i]))
-        for heir, job in zip(
-            rows["cookie"][heirs].tolist(), rows["job"][heirs].tolist(), strict=True
-        ):
-            others = next((flows for j, flows in left.items() if j != job and flows), None)
-            if others and heir not in pairs:
-                pairs[heir] = others.pop()
+    def _pair(self, rows: Records, donors: Rows, heirs: Rows) -> None:
+        # The fastest first; who has waited longest, then who is due first.
+        donors = donors[np.lexsort((-rows["rate"][donors], rows["path"][donors]))]
+        active = rows["active"][heirs]
+        due = np.where(active, 0, rows["period"][heirs]) + rows["onset"][heirs]
+        heirs = heirs[np.lexsort((due, ~active, rows["path"][heirs]))]
+        next_donor = np.zeros(int(rows["job"].max()) + 1, np.intp)
+        loops.pair(loops.table(rows), donors, heirs, next_donor, self.donor_of)

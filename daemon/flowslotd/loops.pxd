@@ -62,8 +62,31 @@ cdef int64_t smooth(int64_t old, int64_t new, double weight)
 @cython.locals(i=Py_ssize_t, r=Py_ssize_t, result=int)
 cpdef int signs(Row[::1] rows, const Py_ssize_t[::1] at, bint all_quiet, bint ends_are_told)
 
+@cython.locals(i=Py_ssize_t, n=Py_ssize_t, end=int64_t, heard=cython.bint)
+cpdef Py_ssize_t watch(Row[::1] rows, bint all_quiet, Py_ssize_t[::1] at)
+
 @cython.locals(i=Py_ssize_t)
-cpdef void drain(Row[::1] rows, const Py_ssize_t[::1] ended, int64_t[::1] at_work)
+cpdef void drain(Row[::1] rows, const Py_ssize_t[::1] ended, int64_t[:, ::1] at_work)
+
+@cython.locals(i=Py_ssize_t, d=Py_ssize_t, ended=cython.bint)
+cpdef void keep(Row[::1] rows, bint all_quiet, Py_ssize_t[::1] donor_of)
+
+@cython.locals(
+    i=Py_ssize_t, n_donors=Py_ssize_t, n_heirs=Py_ssize_t, donors=Py_ssize_t[::1],
+    heirs=Py_ssize_t[::1], known=cython.bint, quiet=cython.bint,
+)
+cpdef tuple candidates(
+    Row[::1] rows, bint all_quiet, double wanting, double[::1] fastest,
+    const Py_ssize_t[::1] donor_of, tuple found,
+)
+
+@cython.locals(
+    i=Py_ssize_t, at=Py_ssize_t, job=int32_t, path=int32_t, taken=uint8_t[::1],
+)
+cpdef void pair(
+    Row[::1] rows, const Py_ssize_t[::1] donors, const Py_ssize_t[::1] heirs,
+    Py_ssize_t[::1] next_donor, Py_ssize_t[::1] donor_of,
+)
 
 @cython.locals(sent=double, remains=double)
 cdef double left(int64_t now, Row[::1] rows, Py_ssize_t i)

@@ -3,7 +3,7 @@
 
 A look at 100 flows touches some tens of numbers of each. With arrays that takes hundreds of calls,
 each of which is slow when the caches are cold; here it takes a few. What is done is the same when
-this file is not compiled.
+this file is not compiled. (A column must not be called as an attribute of NumPy's arrays.)
 
 `rows` is what `table` makes of ROW[F]; progress.py says what its columns mean. Times are ns.
 """
@@ -169,14 +169,97 @@ def signs(rows: Any, at: NDArray[np.intp], all_quiet: bool, ends_are_told: bool)
     return result
 
 
+def watch(rows: Any, all_quiet: bool, at: NDArray[np.intp]) -> int:
+    """The kernel is to report when these flows have sent everything, and does not know yet: how
+    many; which, in `at`, intp[F]. Their `watched` is then up to date."""
+    n = 0
+    for i in range(len(rows)):
+        end = rows[i].origin + rows[i].target
+        heard = rows[i].kernel and not (rows[i].quiet or all_quiet)
+        if rows[i].active and heard and rows[i].watched != end:
+            rows[i].watched = end
+            at[n] = i
+            n += 1
+    return n
+
+
 def drain(rows: Any, ended: NDArray[np.intp], at_work: NDArray[np.int64]) -> None:
     """The kernel has seen everything of the flows `rows[ended]` acknowledged. Counts those that
-    are still at work by job: `at_work`, int64[J], zero before."""
+    are still at work by job and path: `at_work`, int64[J, P], zero before."""
     for i in range(len(ended)):
         rows[ended[i]].drained = True
     for i in range(len(rows)):
         if rows[i].active and not rows[i].drained:
-            at_work[rows[i].job] += 1
+            at_work[rows[i].job, rows[i].path] += 1
+
+
+# --- lending
+
+
+def keep(rows: Any, all_quiet: bool, donor_of: NDArray[np.intp]) -> None:
+    """Of `donor_of`, intp[F], only those donors stay that have ended and still have a rate."""
+    for i in range(len(rows)):
+        d = donor_of[i]
+        if d >= 0:
+            ended = rows[d].kernel and not rows[d].active and rows[d].path > 0
+            if all_quiet or rows[d].quiet or not (ended and rows[d].rate > 0):
+                donor_of[i] = -1
+
+
+def candidates(  # noqa: PLR0917
+    rows: Any,
+    all_quiet: bool,
+    wanting: float,
+    fastest: NDArray[np.float64],
+    donor_of: NDArray[np.intp],
+    found: tuple[NDArray[np.intp], NDArray[np.intp]],
+) -> tuple[int, int]:
+    """Who may lend its rate, and who needs one; how many of each, and which, in `found`.
+
+    Donors are at work at a granted rate, and the kernel knows what they have left. Heirs have no
+    donor yet, and less than the share `wanting` of the fastest one of their path. `fastest`,
+    float64[P]: zero.
+    """
+    donors, heirs = found
+    n_donors, n_heirs = 0, 0
+    for i in range(len(rows)):
+        quiet = all_quiet or rows[i].quiet
+        known = rows[i].kernel and rows[i].path > 0
+        if known and rows[i].active and not quiet and rows[i].rate > 0:
+            donors[n_donors] = i
+            n_donors += 1
+            fastest[rows[i].path] = max(fastest[rows[i].path], rows[i].rate)
+    for i in range(len(rows)):
+        known = rows[i].kernel and rows[i].path > 0 and rows[i].rate >= 0
+        if known and donor_of[i] < 0 and rows[i].rate < wanting * fastest[rows[i].path]:
+            heirs[n_heirs] = i
+            n_heirs += 1
+    return n_donors, n_heirs
+
+
+def pair(
+    rows: Any,
+    donors: NDArray[np.intp],
+    heirs: NDArray[np.intp],
+    next_donor: NDArray[np.intp],
+    donor_of: NDArray[np.intp],
+) -> None:
+    """Give each of the `heirs`, in this order, the first of the `donors` on its path that is free
+    and of another job: in `donor_of`, intp[F].
+
+    Both are in the order of their paths. `next_donor`, intp[J]: zero.
+    """
+    taken = np.zeros(len(donors), np.uint8)
+    for i in range(len(heirs)):
+        job, path = rows[heirs[i]].job, rows[heirs[i]].path
+        # What this job has passed over is taken, its own, or on a path that is done with.
+        for at in range(next_donor[job], len(donors)):
+            if rows[donors[at]].path > path:
+                break
+            next_donor[job] = at + 1
+            if rows[donors[at]].path == path and rows[donors[at]].job != job and not taken[at]:
+                donor_of[heirs[i]], taken[at] = donors[at], 1
+                break
 
 
 # --- bundles
@@ -184,6 +267,8 @@ def drain(rows: Any, ended: NDArray[np.intp], at_work: NDArray[np.int64]) -> Non
 
 def left(now: int, rows: Any, i: int) -> float:
     """Bytes that remain of an active flow, estimated for now."""
+    if rows[i].drained:
+        return 0.0
     sent = rows[i].rate * (now - rows[i].looked) / _second if rows[i].rate > 0 else 0.0
     remains: float = max(rows[i].remaining - sent, 1.0)
     return remains

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is known of each flow: the columns that loops.py works on."""
 
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +42,7 @@ ROW = np.dtype(
 
 
 class Counters(Protocol):
-    """The kernel's counters: `cookie`, `acked` (payload bytes), of the same length."""
+    """The kernel's counters, in the order of the cookies, all of the same length."""
 
     @property
     def cookie(self) -> NDArray[np.uint64]:
@@ -50,21 +50,6 @@ class Counters(Protocol):
         ...
 
     @property
-    def acked(self) -> NDArray[np.uint64]:
+    def acked(self) -> Ints:
         """Acknowledged payload bytes of each."""
         ...
-
-
-class Joined(NamedTuple):
-    """Counters in the order of their cookies: uint64[C] and int64[C]."""
-
-    cookies: NDArray[np.uint64]
-    acked: Ints
-
-
-def in_order(counters: Counters | None) -> Joined:
-    """The kernel's counters as `loops.advance` takes them."""
-    if counters is None or not len(counters.cookie):
-        return Joined(np.zeros(0, np.uint64), np.zeros(0, np.int64))
-    order = np.argsort(counters.cookie)
-    return Joined(counters.cookie[order], counters.acked[order].astype(np.int64))

@@ -38,6 +38,7 @@ from flowslot_shm.reader import RecordError, RecordReader
 
 _log = logging.getLogger(__name__)
 _MAX_FDS = 4  # taken per message, so that the surplus can be closed; the kernel closes the rest
+_MUTE_S = 0.003  # after a message, a job's next ones wait so long, to be heard of together
 _WINDOW_S = 0.01
 _WINDOW_MESSAGES = 256  # of one job in a window: the rest waits in its socket, or is lost
 
@@ -185,7 +186,7 @@ class RegistrationServer:
             try:
                 data, fds = _receive(connection.sock)
             except BlockingIOError:
-                return
+                break
             except OSError:
                 data, fds = b"", []
             connection.messages += 1
@@ -201,7 +202,8 @@ class RegistrationServer:
                     os.close(fd)
             if connection not in self._connections:
                 return
-        self._pause(_WINDOW_S, connection.sock, self._readable, connection)
+        busy = connection.messages >= _WINDOW_MESSAGES
+        self._pause(_WINDOW_S if busy else _MUTE_S, connection.sock, self._readable, connection)
 
     def _pause(
         self, wait_s: float, sock: socket.socket, reader: Callable[..., object], *args: object

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from flowslotd.clock import monotonic
 from flowslotd.control import Answer, Json
-from flowslotd.enforcer import Paced
 from flowslotd.flowinfo import FlowInfo
 from flowslotd.metrics import Durations
+from flowslotd.pacing.base import PaceEntry
 from flowslotd.progress import Records
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def status(daemon: Daemon) -> Json:
         "flows": {
             "total": len(table),
             "active": int(table.rows["active"].sum()),
-            "paced": len(enforcer.paced) if enforcer else 0,
+            "paced": len(_paced(daemon)),
             "unmapped": int((table.rows["path"] == 0).sum()),
             "refused": len(table.refused()),
         },
@@ -110,7 +110,7 @@ def flows(daemon: Daemon) -> Json:
     return {"flows": rows + [_flow(daemon, info, None, None) for info in table.refused()]}
 
 
-def _flow(daemon: Daemon, info: FlowInfo, row: Records | None, paced: Paced | None) -> Json:
+def _flow(daemon: Daemon, info: FlowInfo, row: Records | None, paced: PaceEntry | None) -> Json:
     note = info.note
     if row is not None and not info.path:
         note = "not in the topology: observed, never paced"
@@ -156,10 +156,10 @@ def schedule(daemon: Daemon) -> Json:
     """The rate of each paced flow in the next slots, as last decided."""
     horizon, table, enforcer = daemon.config.grid.horizon, daemon.table, daemon.engine.enforcer
     listed = []
-    for cookie, plan in (enforcer.schedules if enforcer else {}).items():
+    slots = range(daemon.slot, daemon.slot + horizon)
+    for cookie, rates in (enforcer.plan(slots) if enforcer else {}).items():
         row = table.find(cookie)
         if row is not None:
-            rates = [plan.rate_at(daemon.slot + k) for k in range(horizon)]
             listed.append({"job": table.infos[row].job, "cookie": cookie, "rates": rates})
     return {"slot": daemon.slot, **_grid(daemon), "flows": listed}
 
@@ -186,8 +186,8 @@ def _grid(daemon: Daemon) -> Json:
     return {"slot_ms": daemon.config.settings.slot_ms, "horizon": daemon.config.grid.horizon}
 
 
-def _paced(daemon: Daemon) -> dict[int, Paced]:
-    return daemon.engine.enforcer.paced if daemon.engine.enforcer else {}
+def _paced(daemon: Daemon) -> dict[int, PaceEntry]:
+    return daemon.engine.enforcer.paced() if daemon.engine.enforcer else {}
 
 
 COMMANDS: dict[str, Callable[[Daemon], Answer]] = {

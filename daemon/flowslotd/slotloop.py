@@ -5,6 +5,7 @@ Holds no clock and no timer: `now` is passed in.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -58,18 +59,20 @@ class SlotLoop:
         self._lends = by_grant and top_up and pacer is not None and pacer.lends
         self._slot = 0
         self._running = False
+        self._drained = False
         self._all_due = True
         self._due: set[int] = set()
         """Flows to decide on, in this pass or the next."""
         table.negotiated = domain is not None
 
-    def on_slot(self, now: Nanos, slot: int) -> None:
-        """A slot begins: look at everything that matters."""
+    def on_slot(self, now: Nanos, slot: int, touched: Collection[Source] = ()) -> None:
+        """A slot begins: look at everything that matters, and at what was `touched`."""
         self._slot = slot
         self._all_due |= not self._by_grant
-        if self._domain is not None:
-            self._domain.beat(now)
-        self._run(now, self._table.due(slot, self._records()))
+        due = self._table.due(slot, self._records())
+        if not touched and all(self._table.is_fresh(now, source) for source in due):
+            due = []
+        self._run(now, [*due, *(source for source in touched if source not in due)])
         self.refresh(now)
 
     def on_events(self, now: Nanos, sources: Collection[Source]) -> None:
@@ -92,23 +95,40 @@ class SlotLoop:
         if self._enforcer is not None and flow in self._table:
             self._enforcer.forget(flow)
             self._due.add(flow)
+            self._all_due |= not self._by_grant
+
+    def on_drained(self) -> None:
+        """Flows have ended whose siblings go on: the next pass shares their rates out again."""
+        self._drained = True
+
+    def report(self, now: Nanos) -> None:
+        """Once per slot: this daemon is alive. What goes to the arbiter takes small news along."""
+        if self._domain is not None and self._bundles is not None:
+            self._domain.beat(now)
+            self._bundles.look(now)
+            demands = self._bundles.demands(now, small=True)
+            if demands:
+                self._domain.demand(now, demands)
+        self.refresh(now)
 
     def refresh(self, now: Nanos) -> None:
-        """This daemon is alive: entries stay in force for another lease."""
+        """Entries stay in force for another lease."""
         if self._enforcer is not None:
             self._enforcer.refresh(self._deadline(now))
 
     def release(self) -> None:
-        """Let all flows go at once."""
+        """Let all flows go at once, and look at everything in the next slot."""
         self._all_due = True
+        self._table.stir()
         if self._enforcer is not None:
             self._enforcer.release_all()
 
     def _run(self, now: Nanos, sources: Collection[Source]) -> None:
         waits = self._bundles is not None and self._bundles.waiting()
-        if not (sources or self._due or self._all_due or waits or self._table.has_news()):
+        news = self._due or self._all_due or self._drained or self._table.has_news()
+        if not (sources or news or waits):
             return  # what nobody has looked at is as it was
-        self._running = True
+        self._drained, self._running = False, True
         try:
             self._look(now, sources)
             self._negotiate(now)
@@ -120,12 +140,18 @@ class SlotLoop:
         finally:
             self._running = False
         self._decide(now)
-        if self._pacer is not None:
-            for cookie, acked in self._table.take_watches():
-                self._pacer.watch(cookie, acked)
+        if sources:
+            self._tell(sources)
+
+    def _tell(self, sources: Collection[Source]) -> None:
+        """Tell the kernel what to report and whose rate goes to whom; and jobs, when to ring."""
+        pacer, table = self._pacer, self._table
+        if pacer is not None:
+            for cookie, acked in table.take_watches():
+                pacer.watch(cookie, acked)
             if self._lends:
-                self._pacer.lend(self._lending.update(self._table.rows, self._table.quiet()))
-        self._table.hush(sources, self._pacer is not None and self._pacer.event_fd() is not None)
+                pacer.lend(self._lending.update(table.rows, not table.negotiated))
+        table.hush(sources, pacer is not None and pacer.event_fd() is not None)
 
     def _look(self, now: Nanos, sources: Collection[Source]) -> None:
         if sources:
@@ -150,8 +176,9 @@ class SlotLoop:
         bundles.look(now)
         # Who waits gets it a round trip earlier than if the arbiter had to take it back. But
         # what an heir uses is not free.
-        lent = self._lending.in_use(now, self._table.rows)
-        bundles.grant(domain.give_back(bundles.ended(lent)))
+        ended = bundles.ended(partial(self._lending.in_use, now, self._table.rows))
+        if ended:
+            bundles.grant(domain.give_back(ended))
         gone, demands = bundles.take_gone(), bundles.demands(now)
         self._all_due |= bool(demands) and not self._by_grant
         if gone:
@@ -175,7 +202,7 @@ class SlotLoop:
             decisions,
             table=table,
             deadline=self._deadline(now),
-            flows=rows["cookie"].tolist(),
+            rows=at,
         )
 
     def _guaranteed(self) -> Sequence[bool]:

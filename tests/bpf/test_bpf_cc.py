@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flowslotd.pacing.base import UNPACED, PaceEntry
+from flowslotd.pacing.base import UNPACED, PaceEntry, pack
 from flowslotd.pacing.bpf_cc import BpfPacer
 from flowslotd.pacing.layout import Mode
 
@@ -41,7 +41,7 @@ def test_paces_a_socket_that_never_used_bbr(pacer: BpfPacer, flows: Callable[...
     assert stat(pacer, flow)["mode"] == Mode.OPEN
     assert flow.rate() > 50 * MB  # or the rest proves nothing
     for rate in (10 * MB, 30 * MB, 2 * MB):
-        assert pacer.apply([entry(flow, rate)], later()) == 1
+        assert pacer.apply(pack([entry(flow, rate)]), later()) == 1
         assert flow.comes_to(rate)
         assert stat(pacer, flow)["mode"] == Mode.RESERVED
 
@@ -50,7 +50,7 @@ def test_capped_is_a_ceiling(pacer: BpfPacer, flows: Callable[..., Any]) -> None
     flow = flows()
     flow.enlist(pacer.congestion_control)
     for rate in (20 * MB, 3 * MB, 20 * MB):
-        pacer.apply([entry(flow, rate, guaranteed=False)], later())
+        pacer.apply(pack([entry(flow, rate, guaranteed=False)]), later())
         assert flow.comes_to(rate)
         assert stat(pacer, flow)["mode"] == Mode.CAPPED
 
@@ -60,9 +60,9 @@ def test_a_rate_of_zero_holds_the_flow_but_not_for_ever(
 ) -> None:
     flow = flows()
     flow.enlist(pacer.congestion_control)
-    pacer.apply([entry(flow, 0)], later())
+    pacer.apply(pack([entry(flow, 0)]), later())
     assert flow.comes_to(256_000, 0.3)
-    pacer.apply([entry(flow, 20 * MB)], later())
+    pacer.apply(pack([entry(flow, 20 * MB)]), later())
     assert flow.comes_to(20 * MB)
 
 
@@ -74,7 +74,7 @@ def test_reserved_ignores_loss_and_capped_yields(
     for guaranteed in (True, False):
         flow = flows()
         flow.enlist(pacer.congestion_control)
-        pacer.apply([entry(flow, 10 * MB, guaranteed=guaranteed)], later())
+        pacer.apply(pack([entry(flow, 10 * MB, guaranteed=guaranteed)]), later())
         time.sleep(0.5)
         before = stat(pacer, flow)
         time.sleep(1)
@@ -101,7 +101,7 @@ def test_lost_tails_of_paced_flows_are_sent_again_within_a_slot(
     flow.enlist(pacer.congestion_control)
     assert from_here.soon(lambda: flow.received() > 10 * MB)
     assert rto_us(flow) >= 200_000, "nobody paces it"
-    pacer.apply([entry(flow, 10 * MB)], later())
+    pacer.apply(pack([entry(flow, 10 * MB)]), later())
     assert from_here.soon(lambda: 50_000 <= rto_us(flow) < 200_000)
 
 
@@ -111,7 +111,7 @@ def test_send_buffers_hold_more_than_a_moment(
     """A paced flow's window is small; the kernel would have its application wake up every ms."""
     flow = flows(busy=False)
     flow.enlist(pacer.congestion_control)
-    pacer.apply([entry(flow, 20 * MB)], later())
+    pacer.apply(pack([entry(flow, 20 * MB)]), later())
     flow.sock.settimeout(10)
     flow.sock.sendall(bytes(6 * MB))
     assert flow.sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) > 20 * MB * 0.018
@@ -120,10 +120,12 @@ def test_send_buffers_hold_more_than_a_moment(
 def test_top_up_takes_what_is_free(pacer: BpfPacer, flows: Callable[..., Any]) -> None:
     flow = flows()
     flow.enlist(pacer.congestion_control)
-    pacer.apply([entry(flow, 5 * MB, ceiling=20 * MB, growth=500_000, queue_us=50_000)], later())
+    pacer.apply(
+        pack([entry(flow, 5 * MB, ceiling=20 * MB, growth=500_000, queue_us=50_000)]), later()
+    )
     assert flow.comes_to(20 * MB)  # and not beyond its ceiling
-    pacer.apply([entry(flow, 5 * MB, ceiling=20 * MB, queue_us=50_000)], later())
-    assert pacer.apply([entry(flow, 5 * MB)], later()) == 1
+    pacer.apply(pack([entry(flow, 5 * MB, ceiling=20 * MB, queue_us=50_000)]), later())
+    assert pacer.apply(pack([entry(flow, 5 * MB)]), later()) == 1
     assert flow.comes_to(5 * MB)
 
 
@@ -133,7 +135,9 @@ def test_top_up_is_given_up_when_a_queue_grows(
     net.shape(mbit=80, buffer=200_000)  # 9.5 MB/s, 20 ms of buffer
     flow = flows()
     flow.enlist(pacer.congestion_control)
-    pacer.apply([entry(flow, 5 * MB, ceiling=40 * MB, growth=200_000, queue_us=20_000)], later())
+    pacer.apply(
+        pack([entry(flow, 5 * MB, ceiling=40 * MB, growth=200_000, queue_us=20_000)]), later()
+    )
     assert flow.comes_to(9.5 * MB)
     before, extras = stat(pacer, flow)["retrans"], []
     for _ in range(300):
@@ -150,7 +154,7 @@ def test_the_smallest_rtt_of_a_path_is_shared(
     first, second = flows(), flows()
     for flow in (first, second):
         flow.enlist(pacer.congestion_control)
-    assert pacer.apply([entry(f, 5 * MB) for f in (first, second)], later()) == 2
+    assert pacer.apply(pack([entry(f, 5 * MB) for f in (first, second)]), later()) == 2
 
     def smallest() -> int:
         return min(int(stat(pacer, flow)["min_rtt_us"]) for flow in (first, second))
@@ -166,7 +170,7 @@ def test_fail_open_past_the_deadline(pacer: BpfPacer, flows: Callable[..., Any])
     for guaranteed in (True, False):
         flow = flows()
         flow.enlist(pacer.congestion_control)
-        pacer.apply([entry(flow, 2 * MB, guaranteed=guaranteed)], later(10**9))
+        pacer.apply(pack([entry(flow, 2 * MB, guaranteed=guaranteed)]), later(10**9))
         assert stat(pacer, flow)["cookie"] == flow.cookie
         assert flow.comes_to(2 * MB) or stat(pacer, flow)["mode"] == Mode.OPEN
         pacer.refresh(time.monotonic_ns())
@@ -181,12 +185,11 @@ def test_only_changes_are_written_and_strangers_passed_over(
     pacer: BpfPacer, flows: Callable[..., Any]
 ) -> None:
     flow, stranger = flows(busy=False), flows(busy=False)
-    assert pacer.apply([entry(flow, MB)], later()) == 0  # not enlisted yet
+    assert pacer.apply(pack([entry(flow, MB)]), later()) == 0  # not enlisted yet
     flow.enlist(pacer.congestion_control)
-    both = [entry(flow, MB), entry(stranger, MB)]
+    both = pack([entry(flow, MB), entry(stranger, MB)])
     assert [pacer.apply(both, later()) for _ in range(2)] == [1, 0]
-    assert pacer.apply([entry(flow, 2 * MB), *both], later()) == 0  # the last word counts
-    assert pacer.apply([*both, entry(flow, 2 * MB)], later()) == 1
+    assert pacer.apply(pack([entry(stranger, MB), entry(flow, 2 * MB)]), later()) == 1
     pacer.release(flow.cookie)
     pacer.refresh(later())
     assert pacer._ctl["deadline_ns"][pacer._slot(flow.cookie)] == 0
@@ -197,7 +200,7 @@ def test_a_reused_slot_does_not_obey_the_old_entry(
 ) -> None:
     old = flows()
     old.enlist(pacer.congestion_control)
-    pacer.apply([entry(old, MB)], later())
+    pacer.apply(pack([entry(old, MB)]), later())
     slot = pacer._slot(old.cookie)
     old.stop()
     new = flows()
@@ -207,7 +210,7 @@ def test_a_reused_slot_does_not_obey_the_old_entry(
     assert pacer.counters().cookie.tolist() == [new.cookie]
     pacer.refresh(later())
     assert flow_is_open(pacer, new)
-    assert pacer.apply([entry(new, MB)], later()) == 1
+    assert pacer.apply(pack([entry(new, MB)]), later()) == 1
     assert new.comes_to(MB)
 
 
@@ -220,7 +223,7 @@ def test_more_flows_than_slots(pacer: BpfPacer, flows: Callable[..., Any]) -> No
     for flow in made:
         flow.enlist(pacer.congestion_control)
     assert len(pacer.counters().cookie) == 63
-    applied = pacer.apply([entry(flow, 5 * MB) for flow in made], later())
+    applied = pacer.apply(pack([entry(flow, 5 * MB) for flow in made]), later())
     assert applied == 63
     late = made[-1]
     late.sock.sendall(bytes(MB))  # it works, unscheduled
@@ -229,7 +232,7 @@ def test_more_flows_than_slots(pacer: BpfPacer, flows: Callable[..., Any]) -> No
     assert len(pacer.counters().cookie) == 33
     fresh = flows(busy=False)
     fresh.enlist(pacer.congestion_control)
-    assert pacer.apply([entry(fresh, 5 * MB)], later()) == 1
+    assert pacer.apply(pack([entry(fresh, 5 * MB)]), later()) == 1
 
 
 def test_events(pacer: BpfPacer, flows: Callable[..., Any], from_here: Any) -> None:

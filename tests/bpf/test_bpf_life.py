@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from flowslotd.pacing.base import PaceEntry, PacingError
+from flowslotd.pacing.base import PaceEntry, PacingError, pack
 from flowslotd.pacing.bpf_cc import BpfPacer, unique_name
 
 pytestmark = pytest.mark.root
@@ -38,13 +38,13 @@ def test_two_daemons_on_one_kernel(pacer: BpfPacer, flows: Callable[..., Any]) -
         mine, its = flows(), flows()
         mine.enlist(pacer.congestion_control)
         its.enlist(other.congestion_control)
-        assert pacer.apply([entry(mine, 5 * MB), entry(its, 5 * MB)], later()) == 1
-        assert other.apply([entry(mine, 2 * MB), entry(its, 2 * MB)], later()) == 1
+        assert pacer.apply(pack([entry(mine, 5 * MB), entry(its, 5 * MB)]), later()) == 1
+        assert other.apply(pack([entry(mine, 2 * MB), entry(its, 2 * MB)]), later()) == 1
         assert mine.comes_to(5 * MB)
         assert its.comes_to(2 * MB)
         mine.enlist(other.congestion_control)  # as a job does when it has a new daemon
         assert [event.kind for event in pacer.events()][-1] == "closed"
-        assert other.apply([entry(mine, 3 * MB)], later()) == 1
+        assert other.apply(pack([entry(mine, 3 * MB)]), later()) == 1
         assert mine.comes_to(3 * MB)
     finally:
         other.close()
@@ -54,7 +54,7 @@ def test_two_daemons_on_one_kernel(pacer: BpfPacer, flows: Callable[..., Any]) -
 def test_leaving_restores_the_socket(pacer: BpfPacer, flows: Callable[..., Any]) -> None:
     flow = flows()
     flow.enlist(pacer.congestion_control)
-    pacer.apply([entry(flow, MB)], later())
+    pacer.apply(pack([entry(flow, MB)]), later())
     assert flow.comes_to(MB)
     flow.enlist("reno")
     assert flow.rate() > 50 * MB
@@ -71,7 +71,7 @@ def test_jobs_need_no_privileges(pacer: BpfPacer, net: Any) -> None:
 
 LOADER = """
 import sys, time
-from flowslotd.pacing.base import PaceEntry
+from flowslotd.pacing.base import PaceEntry, pack
 from flowslotd.pacing.bpf_cc import BpfPacer
 pacer = BpfPacer("victim", slots=64)
 if sys.argv[1] == "without-link":
@@ -81,7 +81,7 @@ pacer.open()
 print(pacer.congestion_control, flush=True)
 cookie = int(sys.stdin.readline())
 entry = PaceEntry(cookie, 2e6, 2e6, True, 0)
-print(pacer.apply([entry], time.monotonic_ns() + 1_500_000_000), flush=True)
+print(pacer.apply(pack([entry]), time.monotonic_ns() + 1_500_000_000), flush=True)
 time.sleep(60)
 """
 
@@ -135,7 +135,7 @@ def test_closing_leaves_nothing(flows: Callable[..., Any], from_here: Any) -> No
     assert pacer.congestion_control in from_here.names()
     flow = flows()
     flow.enlist(pacer.congestion_control)
-    pacer.apply([entry(flow, MB)], later())
+    pacer.apply(pack([entry(flow, MB)]), later())
     assert flow.comes_to(MB)
     pacer.close()
     assert pacer.congestion_control not in from_here.names()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flowslotd.pacing.base import PaceEntry
+from flowslotd.pacing.base import PaceEntry, pack
 from flowslotd.pacing.bpf_cc import BpfPacer
 
 pytestmark = pytest.mark.root
@@ -31,7 +31,7 @@ class Pair:
         self.donor, self.heir = flows(busy=False), flows()
         for flow in (self.donor, self.heir):
             flow.enlist(pacer.congestion_control)
-        pacer.apply([entry(self.donor, 20 * MB), entry(self.heir, 3 * MB)], later())
+        pacer.apply(pack([entry(self.donor, 20 * MB), entry(self.heir, 3 * MB)]), later())
         self.acked = self._acked()
         pacer.watch(self.donor.cookie, self.acked + 100_000)
         pacer.lend({self.heir.cookie: self.donor.cookie})
@@ -72,9 +72,9 @@ def test_more_than_was_announced_is_no_end(pair: Pair) -> None:
 def test_it_is_what_the_donor_has_at_that_moment(pair: Pair) -> None:
     pair.send(100_000)
     assert pair.heir.comes_to(23 * MB)
-    pair.pacer.apply([entry(pair.donor, 7 * MB)], later())
+    pair.pacer.apply(pack([entry(pair.donor, 7 * MB)]), later())
     assert pair.heir.comes_to(10 * MB)
-    pair.pacer.apply([entry(pair.donor, 0), entry(pair.heir, 27 * MB)], later())
+    pair.pacer.apply(pack([entry(pair.donor, 0), entry(pair.heir, 27 * MB)]), later())
     assert pair.heir.comes_to(27 * MB)
 
 
@@ -87,7 +87,7 @@ def test_it_ends(pair: Pair, flows: Callable[..., Any], how: str) -> None:
     elif how == "another donor":
         pair.pacer.lend({pair.heir.cookie: flows(busy=False).cookie})
     elif how == "entry lapses":
-        pair.pacer.apply([entry(pair.donor, 20 * MB)], time.monotonic_ns() - 1)
+        pair.pacer.apply(pack([entry(pair.donor, 20 * MB)]), time.monotonic_ns() - 1)
     else:
         pair.donor.stop()
     assert pair.heir.comes_to(3 * MB)
@@ -96,7 +96,7 @@ def test_it_ends(pair: Pair, flows: Callable[..., Any], how: str) -> None:
 def test_a_flow_that_was_let_go_lends_to_nobody_when_it_is_paced_again(pair: Pair) -> None:
     pair.pacer.release(pair.donor.cookie)
     pair.pacer.lend({})
-    pair.pacer.apply([entry(pair.donor, 20 * MB)], later())
+    pair.pacer.apply(pack([entry(pair.donor, 20 * MB)]), later())
     pair.pacer.watch(pair.donor.cookie, pair.acked + 100_000)
     pair.send(100_000)
     assert pair.heir.comes_to(3 * MB)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from flowslotd.pacing import guardian, make_pacer
-from flowslotd.pacing.base import PaceEntry
+from flowslotd.pacing.base import PaceEntry, pack
 from flowslotd.pacing.sock_pacing import SocketPacer
 
 pytestmark = pytest.mark.root
@@ -51,8 +51,8 @@ def test_paces_and_lets_go(sockets: SocketPacer, flows: Callable[..., Any]) -> N
     attach(sockets, flow)
     assert flow.rate() > 50 * MB
     for rate in (10 * MB, 3 * MB):
-        assert sockets.apply([entry(flow.cookie, rate)], later()) == 1
-        assert sockets.apply([entry(flow.cookie, rate)], later()) == 0
+        assert sockets.apply(pack([entry(flow.cookie, rate)]), later()) == 1
+        assert sockets.apply(pack([entry(flow.cookie, rate)]), later()) == 0
         assert flow.comes_to(rate)
         counters = sockets.counters()
         assert counters.cookie.tolist() == [flow.cookie]
@@ -67,7 +67,7 @@ def test_closing_frees_all(sockets: SocketPacer, flows: Callable[..., Any]) -> N
     made = [flows(busy=False) for _ in range(3)]
     for flow in made:
         attach(sockets, flow)
-    assert sockets.apply([entry(flow.cookie, MB) for flow in made], later()) == 3
+    assert sockets.apply(pack([entry(flow.cookie, MB) for flow in made]), later()) == 3
     assert [limit(flow) for flow in made] == [MB] * 3
     assert sockets._guard is not None
     watcher = sockets._guard.pid
@@ -81,7 +81,7 @@ def test_another_socket_under_the_same_number_is_not_touched(
 ) -> None:
     flow, other = flows(busy=False), flows(busy=False)
     sockets.attach(flow.cookie, os.getpid(), other.sock.fileno())
-    assert sockets.apply([entry(flow.cookie, MB)], later()) == 0
+    assert sockets.apply(pack([entry(flow.cookie, MB)]), later()) == 0
     assert limit(other) == limit(flow) == guardian.UNLIMITED
     events = [(event.kind, event.cookie) for event in sockets.events()]
     assert events == [("closed", flow.cookie)]
@@ -93,7 +93,7 @@ def test_a_vanished_process_is_a_closed_flow(sockets: SocketPacer) -> None:
     sockets.attach(12345, gone.pid, 3)
     assert sockets.counters().cookie.size == 0
     assert [event.kind for event in sockets.events()] == ["closed"]
-    assert sockets.apply([entry(12345, MB)], later()) == 0
+    assert sockets.apply(pack([entry(12345, MB)]), later()) == 0
 
 
 def test_no_descriptor_is_kept(sockets: SocketPacer, flows: Callable[..., Any]) -> None:
@@ -101,7 +101,7 @@ def test_no_descriptor_is_kept(sockets: SocketPacer, flows: Callable[..., Any]) 
     attach(sockets, flow)
     before = len(os.listdir("/proc/self/fd"))
     for rate in range(1, 20):
-        sockets.apply([entry(flow.cookie, rate * MB)], later())
+        sockets.apply(pack([entry(flow.cookie, rate * MB)]), later())
         sockets.counters()
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -125,12 +125,12 @@ def test_fail_open_when_the_daemon_sleeps(
 ) -> None:
     flow = flows()
     attach(sockets, flow)
-    sockets.apply([entry(flow.cookie, MB)], later(10**8))
+    sockets.apply(pack([entry(flow.cookie, MB)]), later(10**8))
     assert limit(flow) == MB
     assert from_here.soon(lambda: limit(flow) == guardian.UNLIMITED)
     assert flow.rate() > 50 * MB
     sockets.refresh(later())  # awake again: it knows that nothing is paced any more
-    assert sockets.apply([entry(flow.cookie, MB)], later()) == 1
+    assert sockets.apply(pack([entry(flow.cookie, MB)]), later()) == 1
     assert limit(flow) == MB
 
 
@@ -141,18 +141,18 @@ def test_a_dead_guardian_is_replaced(sockets: SocketPacer, flows: Callable[..., 
     sockets._guard._process.wait()
     flow = flows(busy=False)
     attach(sockets, flow)
-    assert sockets.apply([entry(flow.cookie, MB)], later()) == 1
+    assert sockets.apply(pack([entry(flow.cookie, MB)]), later()) == 1
     assert sockets._guard.pid != first
 
 
 OWNER = """
 import sys, time
-from flowslotd.pacing import PaceEntry, make_pacer
+from flowslotd.pacing import PaceEntry, make_pacer, pack
 pacer = make_pacer("socket", "victim")
 cookie, pid, fd = map(int, sys.stdin.readline().split())
 pacer.attach(cookie, pid, fd)
 entry = PaceEntry(cookie, 1e6, 1e6, True, 0)
-print(pacer.apply([entry], time.monotonic_ns() + 3600 * 10**9), pacer._guard.pid, flush=True)
+print(pacer.apply(pack([entry]), time.monotonic_ns() + 3600 * 10**9), pacer._guard.pid, flush=True)
 time.sleep(60)
 """
 

@@ -29,11 +29,11 @@ class Desk:
         self.table = FlowTable(topology, "h1", lambda pid, fd, cookie: None)
         self.bundles = Bundles(self.table)
 
-    def see(self, ms, *jobs):
+    def see(self, ms, *jobs, small=True):
         """What is to be told after a look at these jobs."""
         self.table.observe(at(ms), jobs, None)
         self.bundles.look(at(ms))
-        return self.bundles.demands(at(ms))
+        return self.bundles.demands(at(ms), small)
 
     def give(self, ms, *grants):
         """Which flows are concerned."""
@@ -251,20 +251,49 @@ def test_the_next_phase_is_another_incarnation(desk, make_job):
     assert (second.inc, second.wait_ns) == (first.inc + 1, 0)
 
 
+def test_what_a_flow_leaves_goes_to_its_siblings_before_anybody_looks(desk, make_job):
+    job = make_job()
+    for i in range(2):
+        start(job.flow(i, cookie=7 + i))
+    desk.see(0, job)
+    desk.give(0, Granted(7, 10e6, 20e6))
+    assert desk.rates() == [5e6, 5e6]
+    desk.table.drained([8])
+    assert desk.give(10) == {7, 8}
+    assert desk.rates() == [10e6, 0.0]
+
+
+def nobody():
+    return np.zeros(0, np.intp)
+
+
+def test_small_news_waits_for_a_message_that_is_sent_anyway(desk, make_job):
+    job = make_job()
+    flow = job.flow(0, cookie=7)
+    start(flow)
+    desk.see(0, job)
+    desk.give(0, Granted(7, 1e6, 2e6))
+    flow.done(MB // 5)  # in 100 ms it may send a tenth of it
+    assert desk.see(100, job, small=False) == []
+    assert [d.remaining for d in desk.see(100, job)] == [MB * 0.8]
+    flow.done(2 * MB // 5)
+    assert [d.remaining for d in desk.see(200, job, small=False)] == [MB * 0.4]
+
+
 def test_a_job_that_has_ended_gives_back_what_nobody_uses(desk, make_job):
     job = make_job()
     flow = job.flow(0, cookie=7)
     start(flow)
     desk.see(0, job)
     desk.give(0, Granted(7, 10e6, 20e6))
-    assert desk.bundles.ended(set()) == []
+    assert desk.bundles.ended(nobody) == []
     flow.done(MB)
     desk.table.observe(at(100), [job], None)
     desk.bundles.look(at(100))
-    assert desk.bundles.ended({7}) == [], "an heir sends at its rate"
-    assert desk.bundles.ended({99}) == [7]
-    desk.bundles.demands(at(100))
-    assert desk.bundles.ended(set()) == [], "told"
+    assert desk.bundles.ended(lambda: np.array([0])) == [], "an heir sends at its rate"
+    assert desk.bundles.ended(nobody) == [7]
+    desk.bundles.demands(at(100), small=True)
+    assert desk.bundles.ended(nobody) == [], "told"
 
 
 # --- how a rate is shared out

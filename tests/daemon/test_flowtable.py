@@ -11,9 +11,10 @@ from flowslot.topology import parse_topology
 from flowslot.units import MILLISECOND, Nanos
 from flowslot_shm.layout import Quiet, Role, Transport
 from flowslotd.bundles import Bundles
+from flowslotd.flowinfo import Ended
 from flowslotd.flowtable import FlowTable
 
-from .conftest import TOPOLOGY
+from .conftest import ELSEWHERE, TOPOLOGY
 
 MS = MILLISECOND
 
@@ -23,11 +24,12 @@ class Kernel:
     """Counters as a pacer gives them."""
 
     cookie: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
-    acked: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
+    acked: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def set(self, **acked):
-        self.cookie = np.array([int(k[1:]) for k in acked], np.uint64)
-        self.acked = np.array(list(acked.values()), np.uint64)
+        known = sorted((int(name[1:]), counter) for name, counter in acked.items())
+        self.cookie = np.array([cookie for cookie, _ in known], np.uint64)
+        self.acked = np.array([counter for _, counter in known], np.int64)
 
 
 @pytest.fixture
@@ -288,7 +290,7 @@ def test_absurd_values_neither_overflow_nor_raise(table, make_job):
         table.observe(at(i), [job], kernel if i % 3 else None)
         bundles.look(at(i))
         bundles.share_out(at(i))
-        for demand in bundles.demands(at(i)):
+        for demand in bundles.demands(at(i), small=True):
             assert 0 <= demand.remaining < 2**62
             assert 0 <= demand.period_ns < 10**12
             assert 0 <= demand.next_in_ns < 10**12
@@ -316,18 +318,30 @@ def test_share_divides_the_bottleneck_among_a_jobs_flows_there(table, make_job, 
     assert table.share == pytest.approx([bottleneck / 4] * 4 + [bottleneck])
 
 
-def test_drained_tells_the_last_flow_of_a_job(table, make_job):
+def test_drained_tells_what_has_ended(table, make_job):
     a, b = make_job("a"), make_job("b")
-    for i, job in enumerate((a, a, b)):
-        flow = job.flow(i, cookie=10 + i)
+    for i, job in enumerate((a, a, a, b)):
+        flow = job.flow(i, cookie=10 + i, **({"dst": ELSEWHERE} if i == 2 else {}))
         flow.begin(1, 100)
         flow.ready(100)
     table.observe(at(0), [a, b], None)
-    assert table.drained([10]) == {10: False}
-    assert table.drained([11, 12, 99]) == {11: True, 12: True}
-    assert table.drained([99]) == {}
+    assert table.drained([10]) == Ended.FLOWS
+    assert table.drained([11, 99]) == Ended.PATH
+    assert table.drained([99]) == Ended.FLOWS
+    assert table.drained([12]) == Ended.JOB
     table.observe(at(1), [a], None)
-    assert table.drained([10]) == {10: False}  # a new look, a new state
+    assert table.drained([10]) == Ended.FLOWS  # a new look, a new state
+    assert table.drained([13]) == Ended.JOB
+
+
+def test_of_bytes_that_are_not_announced_only_a_look_tells_the_end(table, make_job):
+    job = make_job()
+    for i in range(2):
+        flow = job.flow(i, cookie=10 + i)
+        flow.begin(1, 0)
+        flow.ready(100)
+    table.observe(at(0), [job], None)
+    assert table.drained([10]) == Ended.PATH
 
 
 def test_ends_need_not_be_rung_where_the_kernel_tells_of_them(table, make_job):

@@ -2,6 +2,7 @@
 """The compiled loops do what their source says: both are run on the same random data."""
 
 import importlib.util
+import math
 from types import ModuleType
 from typing import Any
 
@@ -10,7 +11,10 @@ import pytest
 
 import flowslot_shm.loops
 import flowslotd.loops
+import flowslotd.pacing.loops
 from flowslot_shm.layout import State, offset
+from flowslotd.pacing.base import ENTRY
+from flowslotd.pacing.layout import CTL, STAT
 from flowslotd.progress import ROW
 
 RNG = np.random.Generator
@@ -35,7 +39,8 @@ SEEDS = pytest.mark.parametrize("seed", range(30))
 
 def test_the_loops_are_compiled_here() -> None:
     assert flowslotd.loops.COMPILED, "make setup compiles them"
-    assert flowslot_shm.loops.__file__.endswith(".so"), "make setup compiles them"
+    for module in (flowslot_shm.loops, flowslotd.pacing.loops):
+        assert str(module.__file__).endswith(".so"), "make setup compiles them"
     assert not PLAIN.COMPILED
 
 
@@ -87,13 +92,77 @@ def test_looks_at_flows_are_the_same(seed: int) -> None:
         table = loops.table(rows)
         loops.advance(NOW, table, at, words, slots, cookies, acked, bool(seed % 3 == 0))
         signs = loops.signs(table, at, bool(seed % 2), bool(seed % 5))
-        working = np.zeros(4, np.int64)
+        working = np.zeros((4, 1), np.int64)
         loops.drain(table, ended, working)
-        results.append((rows, signs, working))
-    (rows, signs, working), (same, same_signs, same_working) = results
-    assert signs == same_signs
-    assert np.array_equal(working, same_working)
-    assert rows.tobytes() == same.tobytes()
+        watched = np.zeros(n, np.intp)
+        count = loops.watch(table, False, watched)
+        results.append((rows.view(np.uint8), signs, working, count, watched))
+    for compiled, interpreted in zip(*results, strict=True):
+        np.testing.assert_array_equal(compiled, interpreted)
+
+
+@SEEDS
+def test_heirs_get_the_same_donors(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(1, 60))
+    rows = some_rows(rng, n)
+    rows["path"] = rng.integers(0, 3, n)
+    rows["rate"] *= rng.integers(0, 2, n)
+    before = rng.integers(-1, n, n).astype(np.intp)
+    results = []
+    for loops in (COMPILED, PLAIN):
+        table, fastest = loops.table(rows), np.zeros(3)
+        found, donor_of = np.zeros((2, n), np.intp), before.copy()
+        loops.keep(table, seed % 7 == 0, donor_of)
+        kept = donor_of.copy()
+        counts = loops.candidates(table, False, 0.25, fastest, donor_of, tuple(found))
+        parts = [part[:count] for part, count in zip(found, counts, strict=True)]
+        order = [part[np.argsort(rows["path"][part], kind="stable")] for part in parts]
+        loops.pair(table, *order, np.zeros(4, np.intp), donor_of)
+        results.append((kept, *counts, found, donor_of))
+    for compiled, interpreted in zip(*results, strict=True):
+        np.testing.assert_array_equal(compiled, interpreted)
+    new = np.flatnonzero(donor_of != kept)
+    pairs = list(zip(new, donor_of[new], strict=True))
+    assert len({donor for _, donor in pairs}) == len(pairs)
+    assert all(rows["path"][heir] == rows["path"][donor] for heir, donor in pairs)
+    assert all(rows["job"][heir] != rows["job"][donor] for heir, donor in pairs)
+
+
+@SEEDS
+def test_the_kernels_tables_are_written_and_read_in_the_same_way(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(2, 40))
+    ctl, stat = np.zeros(n, CTL), np.zeros(n, STAT)
+    ctl["cookie"], stat["cookie"] = rng.integers(1, 3, (2, n))
+    stat["acked"], stat["min_rtt_us"] = rng.integers(0, 2**31, (2, n))
+    ctl["deadline_ns"] = rng.integers(0, 2, n)
+    entries = np.zeros(n - 1, ENTRY)
+    for name in ("reserved", "ceiling", "growth"):
+        entries[name] = rng.choice([-1.0, 0.0, 1e6, 2.0**61, math.inf], n - 1)
+    entries["queue_us"], entries["guaranteed"] = rng.integers(0, 2, (2, n - 1))
+    slots = (1 + rng.permutation(n - 1)).astype(np.intp)
+    rates, ceilings, growths = rng.choice([0.0, 1e6, math.inf], (3, n - 1))
+    guaranteed = rng.integers(0, 2, n - 1).astype(np.uint8)
+    columns = rates, ceilings, growths, guaranteed, rng.integers(0, 2, n - 1)
+    path = rng.integers(0, 3, n).astype(np.intp)
+    known = stat["cookie"].copy() if seed % 2 else rng.integers(1, 3, n).astype(np.uint64)
+    results = []
+    for loops in (flowslotd.pacing.loops, plain(flowslotd.pacing.loops)):
+        table = COMPILED.table if loops is flowslotd.pacing.loops else PLAIN.table
+        after, base = ctl.copy(), np.full(3, 2**32 - 1, np.uint32)
+        changed = loops.write(table(after), slots, table(entries))
+        again = loops.write(table(after), slots, table(entries))
+        ours = loops.refresh(table(after), table(stat), slots, path, base, 77)
+        held, put = entries.copy(), np.zeros(n - 1, np.intp)
+        puts = loops.put(table(held), slots[::2] - 1, known[: len(slots[::2])].copy(), columns, put)
+        acked = np.zeros(n, np.int64)
+        right = loops.read(table(stat), known, acked)
+        kept = after.view(np.uint8), held.view(np.uint8)
+        results.append((*kept, changed, again, base, ours, right, acked, puts, put))
+    for compiled, interpreted in zip(*results, strict=True):
+        np.testing.assert_array_equal(compiled, interpreted)
+    assert results[0][2] >= results[0][3] == np.sum(ctl["deadline_ns"][slots] == 0)
 
 
 @SEEDS

@@ -2,6 +2,7 @@
 """The small parts: control socket, notification, socket ownership, metrics, configuration."""
 
 import asyncio
+import itertools
 import json
 import os
 import re
@@ -14,15 +15,19 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from flowslot.errors import ConfigError
 from flowslotd import config
+from flowslotd.clock import own_moment
 from flowslotd.control import AlreadyRunning, Control
 from flowslotd.daemon import Daemon
+from flowslotd.flowinfo import Ended
 from flowslotd.metrics import Durations
 from flowslotd.ownership import holds_socket
 from flowslotd.pacing.base import KernelEvent
+from flowslotd.progress import ROW
 from flowslotd.sdnotify import Notifier
 from flowslotd.slotloop import SlotLoop
 
@@ -332,7 +337,7 @@ def test_fail_open_a_bug_in_a_pass_lets_flows_go_and_the_daemon_lives(
     write, tmp_path, monkeypatch, caplog
 ):
     released = []
-    monkeypatch.setattr(SlotLoop, "on_slot", lambda self, now, slot: 1 / 0)
+    monkeypatch.setattr(SlotLoop, "on_slot", lambda *_: 1 / 0)
     monkeypatch.setattr(SlotLoop, "release", lambda self: released.append(1))
     daemon = Daemon(config.load(write(f'host = "h1"\nslot_ms = 5\nruntime_dir = "{tmp_path}"')))
     run_for(daemon, lambda: daemon.metrics.errors["slot"] >= 5)
@@ -354,13 +359,37 @@ def test_what_had_ended_before_it_was_watched_is_heard_of_with_the_pass(
 
     daemon = Daemon(config.load(write(f'host = "h1"\nruntime_dir = "{tmp_path}"')))
     daemon.engine = SimpleNamespace(
-        loop=SimpleNamespace(on_events=watch, on_grants=watch),
+        loop=SimpleNamespace(on_events=watch, on_grants=watch, on_drained=lambda: None),
         pacer=SimpleNamespace(events=lambda: [late.pop()] if late else []),
     )
-    monkeypatch.setattr(daemon.table, "drained", lambda flows: heard.extend(flows) or {})
+    monkeypatch.setattr(daemon.table, "drained", lambda flows: heard.extend(flows) or 0)
     daemon._at_events()
     daemon._on_grants(0, [])
     assert heard == [7, 7]
+
+
+def test_as_a_job_ends_all_its_processes_here_are_looked_at(write, tmp_path, monkeypatch):
+    daemon = Daemon(config.load(write(f'host = "h1"\nruntime_dir = "{tmp_path}"')))
+    rows, ended, touched = np.zeros(2, ROW), [Ended.FLOWS, Ended.JOB], []
+    rows["cookie"] = 7, 8
+
+    def drained(flows):
+        rows["drained"][np.isin(rows["cookie"], list(flows))] = True
+        return ended.pop(0)
+
+    events = [[KernelEvent("drained", 7)], [KernelEvent("drained", 8)]]
+    daemon.engine = SimpleNamespace(
+        loop=SimpleNamespace(on_drained=lambda: None),
+        pacer=SimpleNamespace(events=lambda: events.pop(0)),
+    )
+    daemon.table.rows = rows
+    monkeypatch.setattr(daemon.table, "drained", drained)
+    monkeypatch.setattr(daemon, "_soon", lambda lazy=False: None)
+    monkeypatch.setattr(daemon, "_touch", lambda flows, lazy: touched.append((flows, lazy)))
+    daemon._on_kernel()
+    assert touched == [], "the other one goes on"
+    daemon._on_kernel()
+    assert touched == [([7, 8], False)]
 
 
 def test_slots_follow_the_wall_clock_and_lateness_is_kept(write, tmp_path):
@@ -369,6 +398,12 @@ def test_slots_follow_the_wall_clock_and_lateness_is_kept(write, tmp_path):
     run_for(daemon, lambda: daemon.metrics.slots >= 10)
     assert first < daemon.slot <= time.time_ns() // 5_000_000
     assert daemon.metrics.lateness.count == daemon.metrics.slots >= 10
+
+
+def test_hosts_report_at_moments_of_their_own(write, tmp_path):
+    moments = sorted(own_moment(i, 60_000_000) for i in range(8))
+    assert moments[0] >= 15_000_000 and moments[-1] < 45_000_000
+    assert all(b - a >= 1_500_000 for a, b in itertools.pairwise(moments))
 
 
 def test_a_failed_start_leaves_nothing_behind(write, tmp_path):

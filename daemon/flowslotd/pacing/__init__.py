@@ -3,20 +3,24 @@
 
 from flowslotd.pacing.base import (
     UNPACED,
+    Entries,
     FlowCounters,
     KernelEvent,
     PaceEntry,
     Pacer,
     PacingError,
+    pack,
 )
 from flowslotd.pacing.select import make_pacer
 
 __all__ = [
     "UNPACED",
+    "Entries",
     "FlowCounters",
     "KernelEvent",
     "PaceEntry",
     "Pacer",
     "PacingError",
     "make_pacer",
+    "pack",
 ]

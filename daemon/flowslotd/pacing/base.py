@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every way of pacing flows offers to the daemon."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
@@ -33,6 +33,18 @@ class PaceEntry(NamedTuple):
     """How long the smallest buffer of the path lasts at its link's rate."""
 
 
+ENTRY = np.dtype(
+    list(zip(PaceEntry._fields, ("u8", "f8", "f8", "?", "f8", "i8"), strict=True)),
+)
+Entries = NDArray[np.void]
+"""ENTRY[N]: the same, packed."""
+
+
+def pack(entries: Iterable[PaceEntry]) -> Entries:
+    """Entries as `Pacer.apply` wants them."""
+    return np.array(list(entries), ENTRY)
+
+
 @dataclass(frozen=True, slots=True)
 class KernelEvent:
     """Something that happened to a socket that uses our congestion control."""
@@ -47,17 +59,16 @@ class KernelEvent:
 
 @dataclass(frozen=True, slots=True)
 class FlowCounters:
-    """Counters of all live flows: arrays of one length, unordered."""
+    """Counters of all live flows: arrays of one length, in the order of the cookies."""
 
     cookie: NDArray[np.uint64]
-    acked: NDArray[np.uint64]
+    acked: NDArray[np.int64]
     """Acknowledged bytes, retransmissions counted once (SYN and FIN count one byte each)."""
 
     @staticmethod
     def none() -> "FlowCounters":
         """Counters of no flow."""
-        nothing = np.zeros(0, np.uint64)
-        return FlowCounters(nothing, nothing)
+        return FlowCounters(np.zeros(0, np.uint64), np.zeros(0, np.int64))
 
 
 class Pacer(Protocol):
@@ -90,10 +101,11 @@ class Pacer(Protocol):
         """Descriptor `fd` of process `pid` is this flow's socket (only `socket` needs it)."""
         ...
 
-    def apply(self, entries: Sequence[PaceEntry], deadline_ns: int) -> int:
+    def apply(self, entries: Entries, deadline_ns: int) -> int:
         """Set the entries of these flows; valid until `deadline_ns` (CLOCK_MONOTONIC).
 
-        Unknown flows are passed over. Returns how many entries really changed.
+        Unknown flows are passed over. Returns how many entries really changed. At most one entry
+        per flow.
         """
         ...
 

@@ -12,16 +12,18 @@ import mmap
 import os
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flowslotd.pacing.base import FlowCounters, KernelEvent, Kind, PaceEntry, PacingError
+from flowslotd.loops import table
+from flowslotd.pacing import loops
+from flowslotd.pacing.base import Entries, FlowCounters, KernelEvent, Kind, PacingError
 from flowslotd.pacing.guard import Guard
-from flowslotd.pacing.layout import CTL, EVENT, GUARANTEED, SLOTS, STAT, EventKind
+from flowslotd.pacing.layout import CTL, EVENT, SLOTS, STAT, EventKind
 from flowslotd.pacing.libbpf import F_LINK, Map, Object, RingBuffer
 
 PLACEHOLDER = b"fs_placeholder_\0"
@@ -36,12 +38,6 @@ KINDS: dict[int, Kind] = {
     EventKind.CLOSED: "closed",
     EventKind.DRAINED: "drained",
 }
-_RATE, _SMALL = float(2**60), float(2**31)
-_SET = {"reserved": _RATE, "ceiling": _RATE, "growth": _SMALL, "queue_us": _SMALL}
-"""Numbers of an entry and the largest that is written: an infinite ceiling is none."""
-
-_MOST = np.array(list(_SET.values()), np.float64)
-
 Slots = NDArray[np.intp]
 
 
@@ -73,8 +69,10 @@ class BpfPacer:
 
     def _forget(self) -> None:
         self._ctl = np.zeros(1, CTL)
+        # Who is where, as of the last scan: by slot (0: free), by cookie, and in that order.
+        self._known = np.zeros(0, np.uint64)
         self._index: dict[int, int] = {}
-        self._known = np.zeros(0, np.uint64)  # cookies by slot, as of `_index`
+        self._used: Slots = np.zeros(0, np.intp)
         self._live: NDArray[np.bool_] = np.zeros(self._slots, np.bool_)
         self._path: Slots = np.zeros(self._slots, np.intp)  # of each slot; numbers from _paths
         self._paths: dict[bytes, int] = {}
@@ -152,49 +150,32 @@ class BpfPacer:
     def attach(self, cookie: int, pid: int, fd: int) -> None:
         """Nothing to do: the flow comes to us by selecting our congestion control."""
 
-    def apply(self, entries: Sequence[PaceEntry], deadline_ns: int) -> int:
+    def apply(self, entries: Entries, deadline_ns: int) -> int:
         """See `Pacer`. No system call."""
-        entries = list({e.cookie: e for e in entries}.values())  # the last of a cookie wins
-        slots = self._slots_of([e.cookie for e in entries])
+        slots = self._slots_of(entries["cookie"])
         if not slots.all():
-            entries = [e for e, has_one in zip(entries, slots != 0, strict=True) if has_one]
-            slots = slots[slots != 0]
-        if not entries:
+            entries, slots = entries[slots != 0], slots[slots != 0]
+        if not len(entries):
             return 0
-        ctl = self._ctl
-        cookies = np.array([e.cookie for e in entries], np.uint64)
-        strange = ctl["cookie"][slots] != cookies
+        strange = self._ctl["cookie"][slots] != entries["cookie"]
         if strange.any():
-            self._claim(slots[strange], cookies[strange])
-        numbers = np.array([(e.reserved, e.ceiling, e.growth, e.queue_us) for e in entries])
-        want = np.clip(numbers, 0.0, _MOST).astype(np.uint64)
-        flags = np.array([GUARANTEED * e.guaranteed for e in entries], np.uint32)
-        changed = strange | (ctl["deadline_ns"][slots] == 0) | (ctl["flags"][slots] != flags)
-        for i, field in enumerate(_SET):
-            changed |= ctl[field][slots] != want[:, i]
-        at = slots[changed]
-        if at.size:
-            for i, field in enumerate(_SET):
-                ctl[field][at] = want[changed, i]
-            ctl["flags"][at] = flags[changed]
-        ctl["deadline_ns"][slots] = deadline_ns
+            self._claim(slots[strange], entries["cookie"][strange])
+        changed = loops.write(table(self._ctl), slots, table(entries))
+        # Only now: an entry that has just been claimed is not in force before it is complete.
+        self._ctl["deadline_ns"][slots] = deadline_ns
         self._live[slots] = True
-        return len(at)
+        return changed
 
     def refresh(self, deadline_ns: int) -> None:
         """See `Pacer`. Also tells flows of one path the smallest RTT that any of them has seen:
         one that began behind a standing queue takes that queue for the path's length."""
         live = np.flatnonzero(self._live)
-        owned = self._owned(live)
-        if not owned.all():
-            self._live[live[~owned]] = False
-            live = live[owned]
-        self._ctl["deadline_ns"][live] = deadline_ns
-        if not live.size:
-            return
         base = np.full(len(self._paths), 2**32 - 1, np.uint32)
-        np.minimum.at(base, self._path[live], self._stat["min_rtt_us"][live])
-        self._ctl["base_rtt_us"][live] = base[self._path[live]]
+        ours = loops.refresh(
+            table(self._ctl), table(self._stat), live, self._path, base, deadline_ns
+        )
+        if ours < len(live):
+            self._live[live[~self._owned(live)]] = False
 
     def release(self, cookie: int) -> None:
         """See `Pacer`."""
@@ -207,14 +188,14 @@ class BpfPacer:
         self._watched.pop(cookie, None)
         self._disown(cookie)
 
-    def _slots_of(self, cookies: list[int]) -> Slots:
+    def _slots_of(self, cookies: NDArray[np.uint64]) -> Slots:
         """The flows' slots; 0: it has none."""
-        wanted = np.array(cookies, np.uint64)
+        wanted = cookies.tolist()
         for _ in range(2):
-            slots = np.array([self._index.get(cookie, 0) for cookie in cookies], np.intp)
-            right = (self._stat["cookie"][slots] == wanted) & (wanted != 0)
+            slots = np.array([self._index.get(cookie, 0) for cookie in wanted], np.intp)
+            right = (self._stat["cookie"][slots] == cookies) & (cookies != 0)
             if right.all():
-                break
+                return slots
             self._scan()
         return np.where(right, slots, 0)
 
@@ -226,15 +207,15 @@ class BpfPacer:
             slot = self._index.get(cookie, 0)
         return slot
 
-    def _scan(self) -> NDArray[np.uint64]:
-        """Cookies of the table's used part by slot, 0: free; and from it, who is where."""
+    def _scan(self) -> None:
+        """Find out who is where in the used part of the table."""
         cookies = self._stat["cookie"][: int(self._stat["high"][0]) + 1].copy()
         cookies[0] = 0
         if not np.array_equal(cookies, self._known):
             self._known = cookies
             used = np.flatnonzero(cookies)
+            self._used = used[np.argsort(cookies[used])]
             self._index = dict(zip(cookies[used].tolist(), used.tolist(), strict=True))
-        return cookies
 
     def _owned(self, slots: Slots) -> NDArray[np.bool_]:
         owned: NDArray[np.bool_] = self._ctl["cookie"][slots] == self._stat["cookie"][slots]
@@ -245,7 +226,7 @@ class BpfPacer:
         self._ctl["deadline_ns"][slots] = 0
         self._ctl["drain_at"][slots] = 0
         self._ctl["base_rtt_us"][slots] = 0
-        self._ctl["flags"][slots] = 0
+        self._ctl["guaranteed"][slots] = 0
         self._ctl["donor"][slots] = 0
         self._ctl["cookie"][slots] = cookies
         for cookie in cookies.tolist() if self._donors else ():
@@ -258,11 +239,17 @@ class BpfPacer:
 
     def counters(self) -> FlowCounters:
         """See `Pacer`. No system call."""
-        cookies = self._scan()
-        acked = self._stat["acked"][: len(cookies)].copy()
-        # A slot that has changed hands meanwhile counts as free this time.
-        used = np.flatnonzero((cookies != 0) & (cookies == self._stat["cookie"][: len(cookies)]))
-        return FlowCounters(cookies[used], acked[used])
+        if int(self._stat["high"][0]) >= len(self._known):
+            self._scan()
+        acked = np.empty(len(self._known), np.int64)
+        used = self._used
+        if not loops.read(table(self._stat), self._known, acked):
+            self._scan()
+            acked = np.empty(len(self._known), np.int64)
+            loops.read(table(self._stat), self._known, acked)
+            # A slot that has changed hands again counts as free this time.
+            used = self._used[self._stat["cookie"][self._used] == self._known[self._used]]
+        return FlowCounters(self._known[used], acked[used])
 
     def stat(self, cookie: int) -> NDArray[np.void] | None:
         """All that the kernel tells of one flow (`STAT`, a copy), or None."""
@@ -298,11 +285,11 @@ class BpfPacer:
             return
         gone = [heir for heir, donor in self._donors.items() if donors.get(heir) != donor]
         if gone:
-            self._ctl["donor"][self._slots_of(gone)] = 0
+            self._ctl["donor"][self._slots_of(np.array(gone, np.uint64))] = 0
         written = {h: d for h, d in donors.items() if self._donors.get(h) == d}
         new = [(h, d) for h, d in donors.items() if h not in written]
         if new:
-            slots = self._slots_of([cookie for pair in new for cookie in pair])
+            slots = self._slots_of(np.array(new, np.uint64).ravel())
             owned = ((slots != 0) & self._owned(slots)).reshape(-1, 2).all(axis=1)
             pairs = [pair for pair, mine in zip(new, owned.tolist(), strict=True) if mine]
             heirs, lenders = slots.reshape(-1, 2)[owned].T

@@ -6,7 +6,6 @@ from enum import IntEnum
 import numpy as np
 
 SLOTS = 16384
-GUARANTEED = 1
 
 
 class Mode(IntEnum):
@@ -35,7 +34,7 @@ CTL = np.dtype(
         ("growth", "u4"),
         ("queue_us", "u4"),
         ("base_rtt_us", "u4"),
-        ("flags", "u4"),
+        ("guaranteed", "u4"),
         ("donor", "u4"),
         ("donor_cookie", "u4"),
     ]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """No pacing: mode `observe`, and hosts that offer nothing else."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from flowslotd.pacing.base import FlowCounters, KernelEvent, PaceEntry
+from flowslotd.pacing.base import Entries, FlowCounters, KernelEvent
 
 
 class NullPacer:
@@ -22,7 +22,7 @@ class NullPacer:
     def attach(self, cookie: int, pid: int, fd: int) -> None:
         """Nothing."""
 
-    def apply(self, entries: Sequence[PaceEntry], deadline_ns: int) -> int:
+    def apply(self, entries: Entries, deadline_ns: int) -> int:
         """Nothing is written."""
         return 0
 

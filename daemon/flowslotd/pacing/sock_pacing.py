@@ -11,14 +11,14 @@ import mmap
 import os
 import struct
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from socket import IPPROTO_TCP, TCP_INFO, socket
 
 import numpy as np
 
 from flowslotd.pacing import guardian
-from flowslotd.pacing.base import FlowCounters, KernelEvent, PaceEntry, PacingError
+from flowslotd.pacing.base import Entries, FlowCounters, KernelEvent, PacingError
 from flowslotd.pacing.guard import Guard
 
 MIN_RATE = 256_000
@@ -92,15 +92,16 @@ class SocketPacer:
         if flow is None and self._free:
             self._flows[cookie] = _Flow(pid, fd, self._free.pop())
 
-    def apply(self, entries: Sequence[PaceEntry], deadline_ns: int) -> int:
+    def apply(self, entries: Entries, deadline_ns: int) -> int:
         """See `Pacer`. Some five system calls per changed flow; the deadline is one for all."""
         self.refresh(deadline_ns)
         written = 0
-        for entry in entries:
-            flow = self._flows.get(entry.cookie)
-            rate = max(round(min(entry.reserved, entry.ceiling)), MIN_RATE)
+        rates = np.minimum(entries["reserved"], entries["ceiling"])
+        for cookie, wanted in zip(entries["cookie"].tolist(), rates.tolist(), strict=True):
+            flow = self._flows.get(cookie)
+            rate = max(round(wanted), MIN_RATE)
             if flow is not None and flow.rate != rate:
-                written += self._pace(entry.cookie, flow, rate)
+                written += self._pace(cookie, flow, rate)
         return written
 
     def refresh(self, deadline_ns: int) -> None:
@@ -162,8 +163,9 @@ class SocketPacer:
 
     def counters(self) -> FlowCounters:
         """See `Pacer`. Some five system calls per flow."""
-        rows = np.array(list(self._read()), np.uint64).reshape(-1, 2)
-        return FlowCounters(rows[:, 0], rows[:, 1])
+        read = sorted(self._read())
+        cookies = np.array([cookie for cookie, _ in read], np.uint64)
+        return FlowCounters(cookies, np.array([acked for _, acked in read], np.int64))
 
     def _read(self) -> Iterator[tuple[int, int]]:
         for cookie, flow in list(self._flows.items()):

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from flowslotd.pacing import PaceEntry, Pacer, make_pacer
+from flowslotd.pacing import PaceEntry, Pacer, make_pacer, pack
 
 LINK_BPS = 400e6
 BUFFER = 64_000
@@ -179,7 +179,7 @@ def until(moment_ns: int) -> None:
 def pace(pacer: Pacer, cookie: int, rate: float) -> int:
     """Set a fixed rate; returns when it was written."""
     entry = PaceEntry(cookie, rate, GOODPUT, guaranteed=True, growth=0, queue_us=QUEUE_US)
-    pacer.apply([entry], time.monotonic_ns() + 10**10)
+    pacer.apply(pack([entry]), time.monotonic_ns() + 10**10)
     return time.monotonic_ns()
 
 

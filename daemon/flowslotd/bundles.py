@@ -175,7 +175,7 @@ class Bundles:
         ]
 
     def demands(self, now: Nanos, small: bool = False) -> list[Demand]:
-        """What the arbiter does not know yet; it counts as told. Else `small` news waits."""
+        """What the arbiter does not know yet, with or without `small` news; it counts as told."""
         told = [bundle for bundle in self._groups.members if bundle.has_news(now, small)]
         return [bundle.demand(now) for bundle in told]
 

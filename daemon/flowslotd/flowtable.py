@@ -22,6 +22,7 @@ from flowslotd.progress import ROW, Counters, Records
 MAX_FLOWS = 16384
 NO_COUNTERS = np.zeros(0, np.uint64), np.zeros(0, np.int64)
 FRESH_NS = 20 * MILLISECOND
+"""What was seen so recently is not looked at again only because a slot begins."""
 QUIET_SLOTS = 4
 """Processes of which nobody waits for news, and those that are idle and ring when they begin, are
 looked at so many times less often: to learn, and in case that a doorbell was lost."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from quiet import MB, SLOT_MS, Room, at, granted, start, word
-from test_slotloop import MemoryPacer
+from test_slotloop import MemoryPacer, Setup, slot_start
 
 from flowslot.grantbook import Granted
 from flowslot.messages import Demand
@@ -224,3 +224,29 @@ def test_without_an_arbiter_everything_is_quiet(
         pacer.acked[7] = 0
         loop.on_events(at(1), [job])
         assert pacer.watched == {}
+
+
+def test_what_was_seen_a_moment_ago_is_not_looked_at_again_as_a_slot_begins(
+    topology: Topology, make_job: Callable[..., Any]
+) -> None:
+    setup, job = Setup(topology), make_job()
+    setup.jobs.append(job)
+    flow = job.flow(0, cookie=7)
+    start(flow)
+
+    def remaining() -> list[int]:
+        left: list[int] = setup.table.rows["remaining"].tolist()
+        return left
+
+    setup.loop.on_events(Nanos(slot_start(1) - 5 * MILLISECOND), [job])
+    before = remaining()
+    flow.done(MB // 2)
+    setup.slot(1)
+    assert remaining() == before
+    setup.loop.on_slot(slot_start(1), 1, [job])
+    assert remaining() < before, "something had happened to it"
+    before = remaining()
+    flow.done(MB // 4)
+    setup.loop.release()  # something went wrong: everything counts as long ago
+    setup.slot(1)
+    assert remaining() < before

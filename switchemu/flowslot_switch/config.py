@@ -14,6 +14,9 @@ from flowslot.topology import Link, parse_topology
 from flowslot.topology_file import Endpoint, Name
 from flowslot.units import MILLISECOND, Nanos
 
+GATHER_NS = Nanos(4 * MILLISECOND)
+"""Longer than the ranks of a job take to say that they begin, see ArbiterConfig."""
+
 
 class ArbiterSettings(Settings):
     """How the links are given out. Daemons must have the same `slot_ms`."""
@@ -65,6 +68,7 @@ class SwitchConfig:
             slot_ns=self.slot_ns,
             slot_origin_ns=slot_origin_ns,
             horizon=self.settings.horizon,
+            gather_ns=GATHER_NS,
         )
 
 

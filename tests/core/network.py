@@ -23,6 +23,7 @@ from flowslot.units import MILLISECOND, Nanos
 CAPACITY = np.array([100e6, 100e6, 60e6])
 PATHS = ((0,), (1,), (0, 1), (1, 2), (0, 2))
 CONFIG = ArbiterConfig()
+GATHERING = replace(CONFIG, gather_ns=Nanos(4 * MILLISECOND))
 MAX_LEFT = 64  # commands kept for repetition
 
 
@@ -53,7 +54,8 @@ class Host:
 class World:
     """The whole. All methods take effect at `now`; only `advance` moves it."""
 
-    def __init__(self, hosts: int = 3) -> None:
+    def __init__(self, hosts: int = 3, *, gathers: bool = False) -> None:
+        self.config = GATHERING if gathers else CONFIG
         self.now = Nanos(1_000_000_000)
         self.generation = 0
         self.sessions = 0
@@ -68,7 +70,7 @@ class World:
             self.reconnect(i)
 
     def _new_arbiter(self) -> Arbiter:
-        return Arbiter(CAPACITY, CONFIG, StaggerAllocator())
+        return Arbiter(CAPACITY, self.config, StaggerAllocator())
 
     def _new_host(self, name: str) -> Host:
         self.restarts += 1

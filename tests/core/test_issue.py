@@ -23,7 +23,7 @@ def table(*rows: tuple[float, float, float]) -> FlowTable:
 def raised(flows: FlowTable, free: float) -> dict[int, float]:
     issuer = Issuer(flows, np.array([100.0]), ArbiterConfig())
     nothing = np.zeros(flows.n)
-    raises = issuer.raises(np.zeros(flows.n, np.bool_), np.array([free]), nothing)
+    raises = issuer.raises(np.zeros(flows.n, np.bool_), np.array([free]), nothing, pressing=False)
     return dict(zip(raises.rows.tolist(), raises.rates.tolist(), strict=True))
 
 

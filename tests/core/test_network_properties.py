@@ -49,10 +49,12 @@ EVENTS = st.lists(
     suppress_health_check=list(HealthCheck),
     report_multiple_bugs=False,
 )
-@given(EVENTS, st.booleans())
-@example([("demand", 0, 1), ("demand", 0, 3)], False)
-def test_never_over_commits_and_recovers(events: list[tuple[str, int, int]], warm: bool) -> None:
-    world = World()
+@given(EVENTS, st.booleans(), st.booleans())
+@example([("demand", 0, 1), ("demand", 0, 3)], False, False)
+def test_never_over_commits_and_recovers(
+    events: list[tuple[str, int, int]], warm: bool, gathers: bool
+) -> None:
+    world = World(gathers=gathers)
     if warm:
         world.exchange(3, 60)  # past the arbiter's recovery
     for event, host, detail in events:
@@ -118,11 +120,12 @@ def test_the_lease_ends_at_the_daemon_first(events: list[tuple[int, int]]) -> No
         min_size=2,
         max_size=10,
         unique_by=lambda t: t[:2],
-    )
+    ),
+    st.booleans(),
 )
-def test_finite_jobs_all_finish(work: list[tuple[int, int, int]]) -> None:
+def test_finite_jobs_all_finish(work: list[tuple[int, int, int]], gathers: bool) -> None:
     """Flows of 1 to 40 units of 100 kB; in the end all bytes were sent in bounded time."""
-    world = World()
+    world = World(gathers=gathers)
     world.exchange(3, 60)
     left = {(i, flow): units * 1e5 for i, flow, units in work}
     for (i, flow), size in left.items():

@@ -51,6 +51,8 @@ class Arbiter:
         self._seq = 0
         self._recovered_at: Nanos | None = None if config.recovery else Nanos(0)
         self._next_change: Nanos | None = None
+        self._gathered_at: Nanos | None = None
+        """When to make the changes that no flow is waiting for; None: there are none."""
         self._idle = False  # the last step settled everything, and nothing has been said since
 
     # --- what daemons say
@@ -200,9 +202,16 @@ class Arbiter:
         self._plan(now, limit)
         mute = self._mute()
         grants: dict[int, list[Grant]] = {}
-        lowered = self._lower(now, mute, grants)
+        # In a burst every demand changes what all flows are to have, by a little.
+        at, gather = self._gathered_at, self.config.gather_ns
+        pressing = gather > 0 and (at is None or now < at)
+        lowered = self._lower(now, mute, limit if pressing else None, grants)
         if self.recovered(now):
-            self._raise(mute, lowered, limit, grants)
+            self._raise(mute, lowered, limit, pressing, grants)
+        if not pressing:
+            self._gathered_at = None
+        elif at is None and flows.unsettled():
+            self._gathered_at = Nanos(now + gather)
         self._idle = not grants and self._settled()
         return {session: grants[session] for session in sorted(grants)}
 
@@ -210,10 +219,16 @@ class Arbiter:
         """When to call `step` next, if nothing is received before."""
         slot = self.config.slot_ns
         times = [now + slot - (now - self.config.slot_origin_ns) % slot]
-        for other in (self._sessions.next_expiry(), self._next_change, self._recovered_at):
+        others = (self._next_change, self._gathered_at, self._recovered_at)
+        for other in (self._sessions.next_expiry(), *others):
             if other is not None and other > now:
                 times.append(other)
         return Nanos(min(times))
+
+    def is_awaited(self) -> bool:
+        """Flows that have nothing wait for the next step, and it is of use to them now: with
+        acknowledgements that are still on their way it will be of more."""
+        return self._flows.is_awaited()
 
     def recovered(self, now: Nanos) -> bool:
         """A full lease has passed: nobody holds a grant that Hello did not tell of (rule 10).
@@ -296,6 +311,9 @@ class Arbiter:
         state = self._flows.state(now, capacity)
         target = self._allocator.allocate(state, now)
         self._next_change = self._allocator.next_change(state, now)
+        if self._flows.called_until:
+            until = Nanos(self._flows.called_until + 1)
+            self._next_change = min(until, self._next_change or until)
         standing = self._allocator.standing()
         self._flows.standing[: self._flows.n] = False if standing is None else standing
         target = self._flows.keep_unplaced(target, now - self.config.lease_ns)
@@ -308,9 +326,14 @@ class Arbiter:
             return np.zeros(self._flows.n, np.bool_)
         return np.isin(self._flows.session[: self._flows.n], closed)
 
-    def _lower(self, now: Nanos, mute: Bools, grants: dict[int, list[Grant]]) -> Rows:
+    def _lower(
+        self, now: Nanos, mute: Bools, limit: Floats | None, grants: dict[int, list[Grant]]
+    ) -> Rows:
+        """`limit`: float64[L], make room there for those that wait; None: wherever it is due."""
         flows = self._flows
-        rows = flows.lower(now, mute, self._seq + 1)
+        everywhere = np.ones(flows.n_links + 1, np.intp)
+        short = everywhere if limit is None else self._issuer.short(mute, limit)
+        rows = flows.lower(now, mute, short, self._seq + 1)
         if rows.size:
             self._seq += len(rows)
             self.preempted += int((flows.remaining[rows] > 0).sum())
@@ -318,14 +341,19 @@ class Arbiter:
         return rows
 
     def _raise(
-        self, mute: Bools, lowered: Rows, limit: Floats, grants: dict[int, list[Grant]]
+        self,
+        mute: Bools,
+        lowered: Rows,
+        limit: Floats,
+        pressing: bool,
+        grants: dict[int, list[Grant]],
     ) -> None:
         flows = self._flows
         gain = self._issuer.inherit(lowered)
         free = limit - self.commitments()
         if lowered.size:
             free -= flows.on_links(gain)
-        raises = self._issuer.raises(mute, free, gain)
+        raises = self._issuer.raises(mute, free, gain, pressing=pressing)
         if not raises.rows.size:
             return
         self.granted += int((raises.rates > flows.grant[raises.rows]).sum())

@@ -27,6 +27,8 @@ ROW = np.dtype(  # times are absolute, ns; loops.pxd has the same columns in the
         ("due_at", np.int64),
         ("next_bytes", np.float64),
         ("idle_since", np.int64),
+        ("began_at", np.int64),
+        ("whole", np.float64),
         ("goal", np.float64),
         ("grant", np.float64),
         ("seq", np.int64),
@@ -34,6 +36,7 @@ ROW = np.dtype(  # times are absolute, ns; loops.pxd has the same columns in the
         ("held_since", np.int64),
         ("standing", np.bool_),
         ("told_standing", np.bool_),
+        ("called", np.bool_),
         ("heir", np.uint64),
         ("passed_on", np.float64),
         ("pending_seq", np.int64, (PENDING,)),
@@ -62,6 +65,8 @@ class FlowTable:
     due_at: Ints
     next_bytes: Floats
     idle_since: Ints
+    began_at: Ints
+    whole: Floats
     goal: Floats
     grant: Floats
     seq: Ints
@@ -69,6 +74,7 @@ class FlowTable:
     held_since: Ints
     standing: Bools
     told_standing: Bools
+    called: Bools
     heir: NDArray[np.uint64]
     passed_on: Floats
     pending_seq: Ints  # [F, PENDING]; the oldest first, 0 = none
@@ -91,6 +97,9 @@ class FlowTable:
         self.job_names: list[str] = []
         self._job_ids: dict[str, int] = {}
         self._job_flows: list[int] = []
+        self._phases = np.zeros((0, 2), np.int64)  # [J, 2], see loops.report
+        self.called_until = Nanos(0)
+        """Until when some flows are waited for, see `loops.see`."""
 
     # --- rows
 
@@ -178,9 +187,11 @@ class FlowTable:
                 free = len(self.job_names)
                 self.job_names.append(name)
                 self._job_flows.append(0)
+                self._phases = np.append(self._phases, [[0, 0]], axis=0)
             else:
                 del self._job_ids[self.job_names[free]]
             job = self._job_ids[name] = free
+            self._phases[job] = NEVER
             self.job_names[job] = name
         self._job_flows[job] += 1
         return job
@@ -213,7 +224,7 @@ class FlowTable:
             for d in demands
         ]
         at, cap = np.array(rows, dtype=np.intp), np.array([d.cap for d in demands])
-        loops.report(now, self.table, at, np.array(said, dtype=np.int64), cap)
+        loops.report(now, self.table, at, np.array(said, dtype=np.int64), cap, self._phases)
 
     def state(self, now: Nanos, capacity: Floats) -> AllocationState:
         """What an allocator sees; `capacity` float64[L]. Copies where it could be modified."""
@@ -221,7 +232,8 @@ class FlowTable:
         paths, seen = self.paths[:n], np.empty((6, n))
         bounded = np.empty(self.n_links + 1)
         bounded[:-1], bounded[-1] = capacity, np.inf
-        loops.see(now, self.table, paths, self.n_links, seen)
+        until = loops.see(now, self.table, paths, self.n_links, self._phases, seen)
+        self.called_until = Nanos(until)
         return AllocationState(
             paths=paths,
             capacity=bounded,
@@ -272,11 +284,13 @@ class FlowTable:
         loops.add_up(self.paths[: self.n], rates, sums)
         return sums[:-1]
 
-    def lower(self, now: Nanos, mute: Bools, seq: int) -> Rows:
+    def lower(self, now: Nanos, mute: Bools, short: Rows, seq: int) -> Rows:
         """Take back what is more than the goal, where there is room for one more lower; returns
-        these rows, the first of which gets message number `seq`. `mute`: bool[n], not those."""
+        these rows, the first of which gets message number `seq`. `mute`: bool[n], not those;
+        `short`: only on these links, see `loops.find_short`."""
         rows = np.zeros(self.n, np.intp)
-        return rows[: loops.lower(now, self.table, mute, seq, rows)]
+        paths = self.paths[: self.n]
+        return rows[: loops.lower(now, self.table, paths, mute, short, seq, rows)]
 
     def pass_on(self, row: int, heir: int, rate: float) -> None:
         """Part of what row `row` has just lost is `heir`'s, of the same session and path.
@@ -315,6 +329,21 @@ class FlowTable:
         rows = np.zeros(self.n, np.intp)
         late = loops.overdue(self.table, before, rows)
         return set(self.session[rows[:late]].tolist()) if late else set()
+
+    def is_awaited(self) -> bool:
+        """Flows have nothing and want to send, and either nobody has looked at them since they said
+        so, or there are no lowers that are still to be acknowledged."""
+        n = self.n
+        starved = (self.remaining[:n] > 0) & (self.grant[:n] <= 0)
+        if not starved.any():
+            return False
+        return bool(starved[self.goal[:n] <= 0].any() or not self.pending_seq[:n, 0].any())
+
+    def unsettled(self) -> bool:
+        """Some grants are not (yet) what they are to be, or not told to be standing."""
+        n = self.n
+        told = self.told_standing[:n] == self.standing[:n]
+        return not bool(((self.goal[:n] == self.grant[:n]) & told).all())
 
     def settled(self) -> bool:
         """All hold standing grants, know that, and nothing is to change or to be heard of."""

@@ -119,13 +119,20 @@ class Issuer:
         goal = float(self._flows.goal[row])
         return max(float(self._measured().worth[row]), self._config.min_change_rate * goal)
 
-    def raises(self, mute: Bools, free: Floats, gain: Floats) -> Raises:
+    def short(self, mute: Bools, limit: Floats) -> Rows:
+        """Links where others have to give way to flows that wait, intp[L + 1] (loops.find_short);
+        `limit`: float64[L]."""
+        flows, short = self._flows, np.zeros(len(limit) + 1, np.intp)
+        loops.find_short(flows.table, flows.paths[: flows.n], mute, limit, short)
+        return short
+
+    def raises(self, mute: Bools, free: Floats, gain: Floats, *, pressing: bool) -> Raises:
         """Raises that fit into `free` float64[L], capacity minus all commitments (rules 4 to 6).
 
         `gain`: what each flow inherits, float64[n], at no cost. Flows that have nothing and want to
         send come first. When not all fit, each gets the same part of its wish on its tightest
         link; a part that is too small to be worth a message waits. What begins or ceases to be
-        standing is said as well, with or without a raise.
+        standing is said as well, with or without a raise. `pressing`: only what flows wait for.
         """
         flows, n = self._flows, self._flows.n
         rows, rates = np.zeros(n, np.intp), np.zeros(n)
@@ -137,6 +144,7 @@ class Issuer:
             self._measured().worth,
             self._config.min_change_rate,
             free,
+            pressing,
             rows,
             rates,
         )

@@ -17,6 +17,8 @@ cdef packed struct Row:
     int64_t due_at
     double next_bytes
     int64_t idle_since
+    int64_t began_at
+    double whole
     double goal
     double grant
     int64_t seq
@@ -24,23 +26,24 @@ cdef packed struct Row:
     int64_t held_since
     uint8_t standing
     uint8_t told_standing
+    uint8_t called
     uint64_t heir
     double passed_on
     int64_t pending_seq[4]
     double pending_rate[4]
 
 cdef Py_ssize_t _pending
-cdef int64_t _never
-cdef double _least_left, _rounding, _inf
+cdef int64_t _never, _together
+cdef double _least_left, _pressing, _rounding, _inf
 
 # A view of memory that need not be checked again.
 @cython.locals(flows=Row[::1])
 cpdef table(rows)
 
-@cython.locals(k=Py_ssize_t, i=Py_ssize_t, size=double)
+@cython.locals(k=Py_ssize_t, i=Py_ssize_t, job=Py_ssize_t, size=double)
 cpdef void report(
     int64_t now, Row[::1] rows, const Py_ssize_t[::1] at, const int64_t[:, ::1] said,
-    const double[::1] cap,
+    const double[::1] cap, int64_t[:, ::1] phases,
 )
 
 @cython.locals(
@@ -53,10 +56,12 @@ cpdef void acknowledge(
 @cython.locals(i=Py_ssize_t)
 cpdef void progress(Row[::1] rows, double seconds)
 
-@cython.locals(i=Py_ssize_t, placed=cython.bint, active=cython.bint)
-cpdef void see(
+@cython.locals(
+    i=Py_ssize_t, job=Py_ssize_t, placed=cython.bint, active=cython.bint, until=int64_t
+)
+cpdef int64_t see(
     int64_t now, Row[::1] rows, const int32_t[:, ::1] paths, Py_ssize_t n_links,
-    double[:, ::1] seen,
+    const int64_t[:, ::1] phases, double[:, ::1] seen,
 )
 
 @cython.locals(i=Py_ssize_t, n=Py_ssize_t)
@@ -85,9 +90,26 @@ cpdef void settle(
     const double[::1] worth, const double[::1] capacity, double change_rate,
 )
 
-@cython.locals(i=Py_ssize_t, n=Py_ssize_t, slot=Py_ssize_t)
+cdef inline bint presses(Row[::1] rows, Py_ssize_t i)
+
+@cython.locals(
+    i=Py_ssize_t, h=Py_ssize_t, link=Py_ssize_t, last=Py_ssize_t, wished=double[::1],
+    used=double[::1], grants=double[::1],
+)
+cpdef void find_short(
+    Row[::1] rows, const int32_t[:, ::1] paths, const uint8_t[::1] mute,
+    const double[::1] limit, Py_ssize_t[::1] short,
+)
+
+@cython.locals(h=Py_ssize_t, last=Py_ssize_t)
+cdef inline bint is_short(
+    const int32_t[:, ::1] paths, Py_ssize_t i, const Py_ssize_t[::1] short
+)
+
+@cython.locals(i=Py_ssize_t, n=Py_ssize_t, slot=Py_ssize_t, more=cython.bint)
 cpdef Py_ssize_t lower(
-    int64_t now, Row[::1] rows, const uint8_t[::1] mute, int64_t seq, Py_ssize_t[::1] lowered
+    int64_t now, Row[::1] rows, const int32_t[:, ::1] paths, const uint8_t[::1] mute,
+    const Py_ssize_t[::1] short, int64_t seq, Py_ssize_t[::1] lowered,
 )
 
 cdef inline bint starved(Row[::1] rows, Py_ssize_t i)
@@ -100,12 +122,12 @@ cpdef Py_ssize_t find_heirs(
 
 @cython.locals(
     i=Py_ssize_t, k=Py_ssize_t, n=Py_ssize_t, sent=Py_ssize_t, last=Py_ssize_t, grant=double,
-    goal=double, news=cython.bint, link=Py_ssize_t, base=double[::1], room=double[::1],
+    goal=double, meant=cython.bint, link=Py_ssize_t, base=double[::1], room=double[::1],
 )
 cpdef Py_ssize_t find_raises(
     Row[::1] rows, const int32_t[:, ::1] paths, const uint8_t[::1] mute,
     const double[::1] gain, const double[::1] worth, double change_rate, const double[::1] free,
-    Py_ssize_t[::1] raised, double[::1] rates,
+    bint pressing, Py_ssize_t[::1] raised, double[::1] rates,
 )
 
 @cython.locals(

@@ -20,10 +20,16 @@ PENDING = 4
 NEVER = -(2**62)
 LEAST_LEFT = 1 / 16
 """Of what was reported: an estimate never says that an active flow is done."""
+PRESSING = 0.25
+"""A flow that lacks more than this part of its goal waits for it; less can wait."""
+TOGETHER_NS = 5_000_000
+"""Flows of a job that begin within this time are one gang; in its next phase, those that have not
+begun yet are waited for this long."""
 ROUNDING = 1e-9
 
 # The same as C variables: loops.pxd declares them.
-_pending, _never, _least_left, _rounding, _inf = PENDING, NEVER, LEAST_LEFT, ROUNDING, math.inf
+_pending, _never, _least_left, _pressing = PENDING, NEVER, LEAST_LEFT, PRESSING
+_together, _rounding, _inf = TOGETHER_NS, ROUNDING, math.inf
 
 
 def table(rows: Any) -> Any:
@@ -35,16 +41,24 @@ def table(rows: Any) -> Any:
 # --- what daemons say
 
 
-def report(now: int, rows: Any, at: Rows, said: Ints, cap: Floats) -> None:
+def report(  # noqa: PLR0917
+    now: int, rows: Any, at: Rows, said: Ints, cap: Floats, phases: Ints
+) -> None:
     """Take over what was said of the flows `rows[at]`: `said`, int64[D, 6], and `cap`, float64[D].
 
     Columns of `said`: incarnation, bytes remaining, ns since it became ready, period, ns until it
-    is due, bytes of the next iteration.
+    is due, bytes of the next iteration. `phases`, int64[J, 2]: when the present phase of each job
+    began, and when that one did in which the first of its flows took part before.
     """
     for k in range(len(at)):
         i, size = at[k], float(said[k, 1])
         if size <= 0 and rows[i].remaining > 0:
             rows[i].idle_since = now
+        if size > 0 and rows[i].remaining <= 0:
+            job = rows[i].job
+            if now - phases[job, 0] > _together:
+                phases[job, 0], phases[job, 1] = now, rows[i].began_at
+            rows[i].began_at, rows[i].whole = phases[job, 0], size
         rows[i].inc, rows[i].remaining, rows[i].cap = said[k, 0], size, cap[k]
         rows[i].least = max(size * _least_left, 1.0) if size > 0 else 0.0
         rows[i].ready_at, rows[i].due_at = now - said[k, 2], now + said[k, 4]
@@ -78,13 +92,30 @@ def progress(rows: Any, seconds: float) -> None:
         rows[i].remaining = max(rows[i].remaining - rows[i].grant * seconds, rows[i].least)
 
 
-def see(now: int, rows: Any, paths: Paths, n_links: int, seen: Floats) -> None:
+def see(  # noqa: PLR0917
+    now: int, rows: Any, paths: Paths, n_links: int, phases: Ints, seen: Floats
+) -> int:
     """What an allocator sees, float64[6, F]: `remaining`, `wait_ns`, `period_ns`, `due_ns`,
-    `next_bytes` and `idle_ns` of AllocationState. Flows without a path have nothing to send."""
+    `next_bytes` and `idle_ns` of AllocationState. Flows without a path have nothing to send.
+
+    An idle flow is `called` when others have begun that it began together with the last time
+    (`phases`, see `report`): it counts as active, with as many bytes as then. Returns until when
+    some are; 0: none is.
+    """
+    until = 0
     for i in range(len(rows)):
-        placed, active = paths[i, 0] < n_links, rows[i].remaining > 0
+        placed, active, job = paths[i, 0] < n_links, rows[i].remaining > 0, rows[i].job
+        rows[i].called = (
+            not active
+            and rows[i].whole > 0
+            and rows[i].began_at == phases[job, 1]
+            and now - phases[job, 0] <= _together
+        )
         seen[0, i] = rows[i].remaining if placed else 0.0
-        seen[1, i] = now - rows[i].ready_at if active else 0
+        if rows[i].called:
+            active, seen[0, i] = True, rows[i].whole if placed else 0.0
+            until = max(until, phases[job, 0] + _together)
+        seen[1, i] = now - rows[i].ready_at if rows[i].remaining > 0 else 0
         seen[2, i] = rows[i].period_ns
         seen[3, i] = rows[i].due_at - now
         seen[4, i] = rows[i].next_bytes if placed else 0.0
@@ -92,6 +123,7 @@ def see(now: int, rows: Any, paths: Paths, n_links: int, seen: Floats) -> None:
             seen[5, i] = 0.0
         else:
             seen[5, i] = now - rows[i].idle_since if rows[i].idle_since != _never else _inf
+    return until
 
 
 def overdue(rows: Any, before: int, late: Rows) -> int:
@@ -168,12 +200,50 @@ def settle(  # noqa: PLR0917
                 rows[i].goal = min(goals[i], target[i])
 
 
-def lower(now: int, rows: Any, mute: Bools, seq: int, lowered: Rows) -> int:
-    """Flows that hold more than their goal, and have room for one more lower, hold their goal:
-    by messages `seq`, `seq + 1` ... Returns how many; their indices are put into `lowered`."""
+def presses(rows: Any, i: int) -> bool:
+    """Flow `i` waits for a good part of what it is to have."""
+    return bool(rows[i].goal - rows[i].grant > _pressing * rows[i].goal)
+
+
+def find_short(rows: Any, paths: Paths, mute: Bools, limit: Floats, short: Rows) -> None:
+    """Set `short`, intp[L + 1], to 1 for links without room for what flows are waiting for, even
+    when all acknowledgements are in; the last one, for flows that count on all links, if any is.
+    `limit`: float64[L], what may be given out."""
+    last = len(limit)
+    wished, used, grants = np.zeros(last + 1), np.zeros(last + 1), np.zeros(len(rows))
+    for i in range(len(rows)):
+        grants[i] = rows[i].grant
+        if paths[i, 0] < last and not mute[i] and presses(rows, i):
+            for h in range(paths.shape[1]):
+                wished[paths[i, h]] += rows[i].goal - rows[i].grant
+    add_up(paths, grants, used)
+    short[last] = 0
+    for link in range(last):
+        short[link] = (1 - _pressing) * wished[link] > max(limit[link] - used[link], 0.0)
+        short[last] |= short[link]
+
+
+def is_short(paths: Any, i: int, short: Any) -> bool:
+    """Flow `i` takes from links that `short`, see `find_short`, is not 0 for."""
+    last = len(short) - 1
+    if paths[i, 0] == last:
+        return bool(short[last])
+    for h in range(paths.shape[1]):  # noqa: SIM110 (a generator is not compiled to a loop)
+        if paths[i, h] < last and short[paths[i, h]]:
+            return True
+    return False
+
+
+def lower(  # noqa: PLR0917
+    now: int, rows: Any, paths: Paths, mute: Bools, short: Rows, seq: int, lowered: Rows
+) -> int:
+    """Flows on links that are `short` (see `find_short`), hold more than their goal, and have room
+    for one more lower, hold their goal: by messages `seq`, `seq + 1` ... Returns how many; their
+    indices are put into `lowered`."""
     n = 0
     for i in range(len(rows)):
-        if rows[i].goal < rows[i].grant and not mute[i] and rows[i].pending_seq[_pending - 1] == 0:
+        more = rows[i].goal < rows[i].grant and rows[i].pending_seq[_pending - 1] == 0
+        if more and not mute[i] and is_short(paths, i, short):
             slot = 0
             while rows[i].pending_seq[slot] != 0:
                 slot += 1
@@ -187,8 +257,8 @@ def lower(now: int, rows: Any, mute: Bools, seq: int, lowered: Rows) -> int:
 
 
 def starved(rows: Any, i: int) -> bool:
-    """Flow `i` wants to send and has nothing."""
-    return bool(rows[i].grant <= 0 and rows[i].remaining > 0)
+    """Flow `i` wants to send, or will at any moment, and has nothing."""
+    return bool(rows[i].grant <= 0 and (rows[i].remaining > 0 or rows[i].called))
 
 
 def find_heirs(rows: Any, paths: Paths, n_links: int, wish: Floats, heirs: Rows) -> int:
@@ -216,13 +286,15 @@ def find_raises(  # noqa: PLR0917
     worth: Floats,
     change_rate: float,
     free: Floats,
+    pressing: bool,
     raised: Rows,
     rates: Floats,
 ) -> int:
     """How many flows get a message that raises nothing or something; see Issuer.raises.
 
-    `free`, float64[L]: what may be given out. `worth` and `change_rate` as in `settle`. Put into
-    `raised` and `rates`: indices, and what they may have.
+    `free`, float64[L]: what may be given out. `worth` and `change_rate` as in `settle`.
+    `pressing`: only of those that wait for it, and of heirs. Put into `raised` and `rates`:
+    indices, and what they may have.
     """
     last, n, sent = len(free), 0, 0
     base, room = np.zeros(len(rows)), np.zeros(len(free) + 1)
@@ -231,8 +303,11 @@ def find_raises(  # noqa: PLR0917
         room[link] = max(free[link], 0.0)
     for i in range(len(rows)):
         grant, goal = rows[i].grant, rows[i].goal
-        news = goal == grant and rows[i].standing != rows[i].told_standing
-        if (goal > grant or news) and not mute[i] and paths[i, 0] < last:
+        if pressing:
+            meant = (goal > grant and gain[i] > 0) or presses(rows, i)
+        else:
+            meant = goal > grant or (goal == grant and rows[i].standing != rows[i].told_standing)
+        if meant and not mute[i] and paths[i, 0] < last:
             # Up to the commitment a raise costs nothing: the flow may still be sending that much.
             base[n] = min(commitment(rows, i) + gain[i], goal)
             raised[n] = i

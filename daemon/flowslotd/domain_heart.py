@@ -6,10 +6,14 @@ from collections import deque
 from collections.abc import Callable
 
 from flowslot.messages import Heartbeat, HeartbeatEcho
-from flowslot.units import Nanos
+from flowslot.units import SECOND, Nanos
 
 OVERDUE = 1.25
 """In periods: so long after a heartbeat the next one is sent although nobody asked for it."""
+RESTLESS = 0.5
+"""The same while the machine or the network is restless: heartbeats, or their answers, came late by
+a quarter of a period or more in the last RESTLESS_NS. A lease bears all the longer delays."""
+RESTLESS_NS = 2 * SECOND
 _SAMPLES = 32
 
 
@@ -25,6 +29,8 @@ class Heart:
         self._alarm: asyncio.TimerHandle | None = None
         self._n = 0
         self._last = Nanos(0)
+        self._due = 0
+        self._restless_until = 0
         self._sent: dict[int, tuple[Nanos, int]] = {}
         self._samples: deque[tuple[int, int]] = deque(maxlen=_SAMPLES)
 
@@ -38,9 +44,12 @@ class Heart:
 
     def beat(self, now: Nanos, wall_ns: int) -> Heartbeat:
         """The next heartbeat, to be sent now. Needs a running event loop."""
+        if self._alarm is not None and now > self._due + self._period_ns // 4:
+            self._restless_until = now + RESTLESS_NS
         self._disarm()
-        delay_s = OVERDUE * self._period_ns / 1e9
-        self._alarm = asyncio.get_running_loop().call_later(delay_s, self._overdue)
+        delay_ns = int((RESTLESS if now < self._restless_until else OVERDUE) * self._period_ns)
+        self._due = now + delay_ns
+        self._alarm = asyncio.get_running_loop().call_later(delay_ns / 1e9, self._overdue)
         self._n += 1
         self._last = now
         self._sent[self._n] = (now, wall_ns)
@@ -52,6 +61,8 @@ class Heart:
         if sent is None:
             return None
         round_trip = now - sent[0]
+        if round_trip > self._period_ns // 4:
+            self._restless_until = now + RESTLESS_NS
         self._samples.append((round_trip, echo.wall_ns - sent[1] - round_trip // 2))
         self._sent = {n: at for n, at in self._sent.items() if n > echo.n}
         return round_trip

@@ -211,6 +211,30 @@ def test_a_heartbeat_comes_with_a_slot_or_with_a_message_or_by_itself() -> None:
     asyncio.run(main())
 
 
+def test_heartbeats_come_twice_as_often_while_answers_or_they_themselves_are_late() -> None:
+    period = 40 * MILLISECOND
+
+    async def next_due_ms(heart: Heart, at_ms: float) -> float:
+        heart.beat(Nanos(int(at_ms * MILLISECOND)), 0)
+        return heart._due / MILLISECOND - at_ms
+
+    async def main() -> None:
+        heart = Heart(Nanos(period), lambda: None)
+        assert await next_due_ms(heart, 1000) == 50
+        heart.echoed(Nanos(1010 * MILLISECOND), HeartbeatEcho(1, 0))
+        assert await next_due_ms(heart, 1040) == 50, "a quarter of a period is not late"
+        heart.echoed(Nanos(1051 * MILLISECOND), HeartbeatEcho(2, 0))
+        assert await next_due_ms(heart, 1080) == 20
+        assert await next_due_ms(heart, 3050) == 20
+        assert await next_due_ms(heart, 3081) == 20, "this one was late by itself"
+        assert await next_due_ms(heart, 5082) == 20
+        assert await next_due_ms(heart, 7083) == 20
+        heart.rest()
+        assert await next_due_ms(heart, 9200) == 50, "a stream that has just begun is not late"
+
+    asyncio.run(main())
+
+
 # --- with one
 
 

@@ -25,10 +25,10 @@ def wall() -> int:
 
 
 def own_moment(number: int, slot_ns: Nanos) -> Nanos:
-    """How far into a slot host `number` (0, 1, ...) reports, so that not all do at the same moment.
+    """How far into a slot host `number` (0, 1, ...) looks and reports, so that not all do at once.
 
-    Between a quarter and three quarters of it: slots begin, for all of them, with other work. The
-    golden ratio spreads any number of hosts evenly.
+    Between a quarter and three quarters of it, so that all clocks agree on the slot. The golden
+    ratio spreads any number of hosts evenly.
     """
     return Nanos(int(slot_ns * (0.25 + 0.5 * (number * GOLDEN % 1.0))))
 

@@ -67,7 +67,7 @@ class Daemon:
         self._notifier = Notifier()
         self._touched: dict[int, Record] = {}
         self._gathering: asyncio.TimerHandle | None = None
-        self._gathering_until = Nanos(0)
+        self._gathering_until, self._is_lazy = Nanos(0), False
         self._replan_cpu_ns = 0
         self._timer: asyncio.TimerHandle | None = None
         self._muted: asyncio.TimerHandle | None = None
@@ -126,27 +126,24 @@ class Daemon:
     # -- slots and events -------------------------------------------------------------------
 
     def _next_slot(self) -> None:
-        """Set the timer: this host's own moment in this slot, then its end."""
+        """Set the timer: the end of this slot, or this host's own moment where any will do."""
         now, tick = read_slot(self._clock)
         self.slot = tick.slot
         slot_ns = self._clock.grid.slot_ns
-        moment = Nanos(tick.boundary_ns - slot_ns + own_moment(self._number, slot_ns))
-        if now < moment:
-            self._timer = self._at(moment, self._at_own_moment, tick.boundary_ns)
-        else:
-            self._at_own_moment(tick.boundary_ns)
+        moment = tick.boundary_ns
+        if self.engine.loop.by_grant:
+            moment = Nanos(moment - slot_ns + own_moment(self._number, slot_ns))
+            if moment <= now:
+                moment = Nanos(moment + slot_ns)
+        self._timer = self._at(moment, self._at_slot, moment)
 
-    def _at_own_moment(self, boundary_ns: Nanos) -> None:
-        self._guard("report", self.engine.loop.report, monotonic())
-        self._timer = self._at(boundary_ns, self._at_slot, boundary_ns)
-
-    def _at_slot(self, boundary_ns: Nanos) -> None:
+    def _at_slot(self, moment: Nanos) -> None:
         now, tick = read_slot(self._clock)
-        if now < boundary_ns:  # the loop's own clock lags a little
-            self._timer = self._at(boundary_ns, self._at_slot, boundary_ns)
+        if now < moment:  # the loop's own clock lags a little
+            self._timer = self._at(moment, self._at_slot, moment)
             return
         metrics = self.metrics
-        metrics.lateness.add(now - boundary_ns)
+        metrics.lateness.add(now - moment)
         metrics.slots += 1
         metrics.slots_missed += max(tick.slot - self.slot - 1, 0)
         self._guard("slot", self.engine.loop.on_slot, now, tick.slot, self._take_touched())
@@ -171,7 +168,7 @@ class Daemon:
             if self._gathering_until <= due:
                 return
             self._gathering.cancel()
-        self._gathering_until = due
+        self._gathering_until, self._is_lazy = due, lazy
         self._gathering = self._at(due, self._at_events)
 
     def _at(
@@ -260,9 +257,12 @@ class Daemon:
         self._soon()
 
     def _rang(self, record: Record, slot: int, message: Message) -> None:
-        self._touched[record.id] = record
         # END: the last bytes are in the socket. The phase goes on until they are acknowledged.
-        self._soon(lazy=message != Message.BEGIN)
+        lazy = message != Message.BEGIN
+        if record.id in self._touched and (lazy or not self._is_lazy):
+            return  # as its other flows just before: the pass that this calls for is due
+        self._touched[record.id] = record
+        self._soon(lazy)
 
     def _left(self, record: Record) -> None:
         self._touched.pop(record.id, None)

@@ -70,18 +70,25 @@ class FlowTable:
 
     # -- in ---------------------------------------------------------------------------------
 
-    def observe(self, now: Nanos, sources: Iterable[Source], counters: Counters | None) -> None:
-        """Take in the records of `sources` (all of them, or those that rang) and the counters."""
+    def observe(self, now: Nanos, sources: Iterable[Source], counters: Counters | None) -> bool:
+        """Take in the records of `sources` (all of them, or those that rang) and the counters.
+
+        False: flows have gone on sending, and nothing else.
+        """
         sources = list(sources)
         for source in sources:
             source.reader.look()
             self._bind(now, source)
         known = (counters.cookie, counters.acked) if counters is not None else NO_COUNTERS
         rows, negotiated = loops.table(self.rows), self.negotiated
+        moved = 0
         for source in sources:
             binding, words = self._bindings[source.id], source.reader.good.view(np.int64)
-            loops.advance(now, rows, binding.rows, words, binding.slots, *known, not negotiated)
+            moved += loops.advance(
+                now, rows, binding.rows, words, binding.slots, *known, not negotiated
+            )
             binding.seen = now
+        return moved > 0
 
     def forget(self, source: int) -> None:
         """The process has left: all its flows are gone."""

@@ -44,9 +44,9 @@ cdef Py_ssize_t find(const uint64_t[::1] cookies, uint64_t cookie)
     posted=int64_t, done=int64_t, total=int64_t, working=cython.bint, kernel=cython.bint,
     counter=int64_t, seen=cython.bint, began=cython.bint, base=int64_t, most=int64_t,
     joined=cython.bint, end=int64_t, target=int64_t, sent=int64_t, remaining=int64_t,
-    quiet=cython.bint,
+    quiet=cython.bint, same=cython.bint, moved=Py_ssize_t,
 )
-cpdef void advance(
+cpdef Py_ssize_t advance(
     int64_t now, Row[::1] rows, const Py_ssize_t[::1] at, const int64_t[:, ::1] words,
     const Py_ssize_t[::1] slots, const uint64_t[::1] cookies, const int64_t[::1] acked,
     bint all_quiet,

@@ -68,8 +68,9 @@ def advance(  # noqa: PLR0917
     cookies: NDArray[np.uint64],
     acked: NDArray[np.int64],
     all_quiet: bool,
-) -> None:
+) -> int:
     """Take one look at the flows `rows[at]`, which have the slots `words[slots]` of a record.
+    Returns how many of them have done more than send: a phase began or ended, or its bytes changed.
 
     `words`, int64[S, 32]: the slots, sound. `cookies`, ascending, and `acked`: the kernel's
     counters of acknowledged bytes. `all_quiet`: nobody waits for news of any flow; where nobody
@@ -78,6 +79,7 @@ def advance(  # noqa: PLR0917
     What remains is what the iteration's total says minus what the kernel saw acknowledged in it
     (without a kernel counter: minus what the record calls done).
     """
+    moved = 0
     for i in range(len(at)):
         r, s = at[i], slots[i]
         iteration, ready, posted = words[s, _iteration], words[s, _ready], words[s, _posted]
@@ -116,6 +118,9 @@ def advance(  # noqa: PLR0917
         if not working and ready == 0 and total > 0:
             rows[r].expected = total
 
+        same = rows[r].kernel == kernel and rows[r].active == (remaining > 0)
+        if began or not same or rows[r].origin + rows[r].target != base + target:
+            moved += 1
         rows[r].origin, rows[r].counter, rows[r].kernel = base, counter, kernel
         rows[r].announced = total > 0 or target == 0
         rows[r].seen, rows[r].looked, rows[r].drained = True, now, False
@@ -124,6 +129,7 @@ def advance(  # noqa: PLR0917
         quiet = (all_quiet or rows[r].quiet) and target > 0
         if (remaining > 0 or quiet) and rows[r].onset_inc != rows[r].inc:
             begin(now, rows, r, quiet, words[s, _start])
+    return moved
 
 
 def begin(now: int, rows: Any, r: int, quiet: bool, told: int) -> None:

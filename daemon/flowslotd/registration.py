@@ -37,6 +37,7 @@ from flowslot_shm.layout import (
 from flowslot_shm.reader import RecordError, RecordReader
 
 _log = logging.getLogger(__name__)
+_DOORBELLS = {int(kind): kind for kind in (Message.BEGIN, Message.END)}
 _MAX_FDS = 4  # taken per message, so that the surplus can be closed; the kernel closes the rest
 _MUTE_S = 0.003  # after a message, a job's next ones wait so long, to be heard of together
 _WINDOW_S = 0.01
@@ -183,12 +184,16 @@ class RegistrationServer:
         if now_s - connection.window_s >= _WINDOW_S:
             connection.window_s, connection.messages = now_s, 0
         while connection.messages < _WINDOW_MESSAGES:
+            fds: list[int] = []
             try:
-                data, fds = _receive(connection.sock)
+                if connection.record is None:
+                    data, fds = _receive(connection.sock)
+                else:  # what a doorbell brings along is dropped by the kernel
+                    data = connection.sock.recv(256, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 break
             except OSError:
-                data, fds = b"", []
+                data = b""
             connection.messages += 1
             try:
                 if not data:
@@ -247,9 +252,9 @@ class RegistrationServer:
     def _doorbell(self, record: Record, data: bytes) -> None:
         if len(data) == PACKED_DOORBELL.size:
             magic, version, kind, slot = PACKED_DOORBELL.unpack(data)
-            known = magic == MAGIC and version == VERSION and kind in (Message.BEGIN, Message.END)
+            known = magic == MAGIC and version == VERSION and kind in _DOORBELLS
             if known and slot < record.reader.slots:
-                self._on_doorbell(record, slot, Message(kind))
+                self._on_doorbell(record, slot, _DOORBELLS[kind])
                 return
         record.bad_messages += 1
 

@@ -43,8 +43,9 @@ class SlotLoop:
         """`domain` None: nobody is asked. `pacer`, `enforcer` None: nothing is changed.
 
         `by_grant`: the policy decides on each flow by its grant alone, for all slots alike, so
-        that nothing else calls for a new decision.
+        that nothing else calls for a new decision, and `on_slot` may come at any moment of a slot.
         """
+        self.by_grant = by_grant
         self._grid = grid
         self._table = table
         self._records = records
@@ -52,7 +53,6 @@ class SlotLoop:
         self._policy = policy
         self._pacer = pacer
         self._enforcer = enforcer
-        self._by_grant = by_grant
         self._bundles = Bundles(table) if domain is not None else None
         self._lending = Lending()
         top_up = enforcer is not None and not enforcer.hard
@@ -60,19 +60,25 @@ class SlotLoop:
         self._slot = 0
         self._running = False
         self._drained = False
+        self._untold = True
+        """Flows have done more than send, or have other rates, since the kernel was last told what
+        to report and whose rate goes to whom."""
         self._all_due = True
         self._due: set[int] = set()
         """Flows to decide on, in this pass or the next."""
         table.negotiated = domain is not None
 
     def on_slot(self, now: Nanos, slot: int, touched: Collection[Source] = ()) -> None:
-        """A slot begins: look at everything that matters, and at what was `touched`."""
+        """Once per slot: look at everything that matters, and at what was `touched`. This daemon is
+        alive: what goes to the arbiter takes small news along."""
         self._slot = slot
-        self._all_due |= not self._by_grant
+        self._all_due |= not self.by_grant
         due = self._table.due(slot, self._records())
         if not touched and all(self._table.is_fresh(now, source) for source in due):
             due = []
-        self._run(now, [*due, *(source for source in touched if source not in due)])
+        if self._domain is not None:
+            self._domain.beat(now)
+        self._run(now, [*due, *(source for source in touched if source not in due)], small=True)
         self.refresh(now)
 
     def on_events(self, now: Nanos, sources: Collection[Source]) -> None:
@@ -95,21 +101,11 @@ class SlotLoop:
         if self._enforcer is not None and flow in self._table:
             self._enforcer.forget(flow)
             self._due.add(flow)
-            self._all_due |= not self._by_grant
+            self._all_due |= not self.by_grant
 
     def on_drained(self) -> None:
         """Flows have ended whose siblings go on: the next pass shares their rates out again."""
         self._drained = True
-
-    def report(self, now: Nanos) -> None:
-        """Once per slot: this daemon is alive. What goes to the arbiter takes small news along."""
-        if self._domain is not None and self._bundles is not None:
-            self._domain.beat(now)
-            self._bundles.look(now)
-            demands = self._bundles.demands(now, small=True)
-            if demands:
-                self._domain.demand(now, demands)
-        self.refresh(now)
 
     def refresh(self, now: Nanos) -> None:
         """Entries stay in force for another lease."""
@@ -123,19 +119,19 @@ class SlotLoop:
         if self._enforcer is not None:
             self._enforcer.release_all()
 
-    def _run(self, now: Nanos, sources: Collection[Source]) -> None:
+    def _run(self, now: Nanos, sources: Collection[Source], *, small: bool = False) -> None:
         waits = self._bundles is not None and self._bundles.waiting()
         news = self._due or self._all_due or self._drained or self._table.has_news()
-        if not (sources or news or waits):
+        if not (sources or news or waits or (small and self._bundles is not None)):
             return  # what nobody has looked at is as it was
         self._drained, self._running = False, True
         try:
-            self._look(now, sources)
-            self._negotiate(now)
+            self._untold |= self._look(now, sources)
+            self._negotiate(now, small)
             if self._bundles is not None and self._bundles.waiting():
                 # An answer asks for flows that nobody has looked at for a while.
                 sources = self._records()
-                self._look(now, sources)
+                self._untold |= self._look(now, sources)
                 self._negotiate(now)
         finally:
             self._running = False
@@ -146,19 +142,21 @@ class SlotLoop:
     def _tell(self, sources: Collection[Source]) -> None:
         """Tell the kernel what to report and whose rate goes to whom; and jobs, when to ring."""
         pacer, table = self._pacer, self._table
-        if pacer is not None:
+        if pacer is not None and self._untold:
+            self._untold = False
             for cookie, acked in table.take_watches():
                 pacer.watch(cookie, acked)
             if self._lends:
                 pacer.lend(self._lending.update(table.rows, not table.negotiated))
         table.hush(sources, pacer is not None and pacer.event_fd() is not None)
 
-    def _look(self, now: Nanos, sources: Collection[Source]) -> None:
-        if sources:
-            counters = self._pacer.counters() if self._pacer is not None else None
-            self._table.observe(now, sources, counters)
+    def _look(self, now: Nanos, sources: Collection[Source]) -> bool:
+        if not sources:
+            return False
+        counters = self._pacer.counters() if self._pacer is not None else None
+        return self._table.observe(now, sources, counters)
 
-    def _negotiate(self, now: Nanos) -> None:
+    def _negotiate(self, now: Nanos, small: bool = False) -> None:
         new, gone = self._table.take_new(), self._table.take_gone()
         # A job's flows share their top-up: one more or less concerns them all.
         self._all_due |= bool(new or gone)
@@ -169,18 +167,18 @@ class SlotLoop:
         if self._enforcer is not None:
             self._enforcer.release(flow for flow, _ in gone)
         if self._domain is not None and self._bundles is not None:
-            self._ask(now, self._domain, self._bundles)
+            self._ask(now, self._domain, self._bundles, small)
             self._due |= self._bundles.share_out(now)
 
-    def _ask(self, now: Nanos, domain: Domain, bundles: Bundles) -> None:
+    def _ask(self, now: Nanos, domain: Domain, bundles: Bundles, small: bool) -> None:
         bundles.look(now)
         # Who waits gets it a round trip earlier than if the arbiter had to take it back. But
         # what an heir uses is not free.
         ended = bundles.ended(partial(self._lending.in_use, now, self._table.rows))
         if ended:
             bundles.grant(domain.give_back(ended))
-        gone, demands = bundles.take_gone(), bundles.demands(now)
-        self._all_due |= bool(demands) and not self._by_grant
+        gone, demands = bundles.take_gone(), bundles.demands(now, small)
+        self._all_due |= bool(demands) and not self.by_grant
         if gone:
             domain.done(now, gone)
         if demands:
@@ -191,6 +189,7 @@ class SlotLoop:
         due = [row for flow in self._due if (row := table.find(flow)) is not None]
         at = np.arange(len(table)) if self._all_due else np.array(due, dtype=np.intp)
         self._due, self._all_due = set(), False
+        self._untold |= bool(at.size)
         if self._enforcer is None or not at.size:
             return
         view = table.view(self._slot, self._grid.horizon, self._guaranteed(), at)

@@ -258,8 +258,7 @@ def test_flows_are_capped_only_while_a_link_of_theirs_is_held_by_nobody(topology
     setup.slot(0)
     assert setup.pacer.entries[7].guaranteed is False
     setup.desk.held = True
-    setup.slot(1)
-    setup.loop.report(slot_start(1))  # the flow has not sent what it might have: another grant
+    setup.slot(1)  # the flow has not sent what it might have: another grant
     assert setup.pacer.entries[7].guaranteed is True
 
 
@@ -270,13 +269,13 @@ def test_small_news_is_told_once_per_slot_with_a_sign_of_life(topology, make_job
     setup.jobs.append(job)
     start(job.flow(0, cookie=7))
     setup.slot(0)
-    assert len(setup.desk.demands) == 1
+    assert (len(setup.desk.demands), setup.desk.beats) == (1, 1)
+    setup.loop.on_events(slot_start(1), setup.jobs)
+    assert (len(setup.desk.demands), setup.desk.beats) == (1, 1)
     setup.slot(1)
-    assert (len(setup.desk.demands), setup.desk.beats) == (1, 0)
-    setup.loop.report(slot_start(1))
-    assert (len(setup.desk.demands), setup.desk.beats) == (2, 1)
-    setup.loop.report(slot_start(1))
     assert (len(setup.desk.demands), setup.desk.beats) == (2, 2)
+    setup.slot(1)
+    assert (len(setup.desk.demands), setup.desk.beats) == (2, 3)
 
 
 def test_unmapped_flows_are_never_paced(topology, make_job):

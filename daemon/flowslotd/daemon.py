@@ -145,7 +145,7 @@ class Daemon:
         metrics = self.metrics
         metrics.lateness.add(now - moment)
         metrics.slots += 1
-        metrics.slots_missed += max(tick.slot - self.slot - 1, 0)
+        metrics.slots_missed += (now - moment) // self._clock.grid.slot_ns
         self._guard("slot", self.engine.loop.on_slot, now, tick.slot, self._take_touched())
         self._guard("kernel events", self._on_kernel)
         metrics.decision.add(monotonic() - now)

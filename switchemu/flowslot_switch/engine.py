@@ -17,6 +17,9 @@ from flowslot_switch.config import SwitchConfig
 
 SPACING_S = 0.001
 """What no flow waits for is decided on so much later, with what has come until then."""
+AT_ONCE_S = 0.0005
+"""... and what flows wait for too, unless so much time has passed since the last decision: whatever
+daemons say, there is time for other things."""
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +74,7 @@ class Engine:
         self._streams: dict[int, Listener] = {}
         self._due = False
         self._now_due = False
+        self._decided_at = 0
         self._alarm: asyncio.Handle | None = None
         self._loop = asyncio.get_running_loop()
         self._step()
@@ -128,7 +132,7 @@ class Engine:
         if refusals or echo:
             stream.post(refusals=refusals, echo=echo)
         if message.dones or message.demands or message.acks:
-            self.changed(at_once=arbiter.is_awaited())
+            self.changed(at_once=arbiter.is_awaited(now))
         if not self._due:
             stream.flush()  # else it travels with the decision
 
@@ -143,7 +147,7 @@ class Engine:
         """Decide nothing any more, and end all streams."""
         if self._alarm:
             self._alarm.cancel()
-        self._due = True
+        self._due = self._now_due = True
         for stream in list(self._streams.values()):
             stream.end(error)
 
@@ -151,7 +155,8 @@ class Engine:
 
     def changed(self, *, at_once: bool = False) -> None:
         """Something was reported: decide soon, or as soon as all that has come is read."""
-        if at_once and not self._now_due:
+        rested = self.now() - self._decided_at >= AT_ONCE_S * 1e9
+        if at_once and rested and not self._now_due:
             self._due = self._now_due = True
             self._arm(0.0)
         elif not self._due:
@@ -185,7 +190,7 @@ class Engine:
             if self.arbiter.state(stream.session) is not SessionState.SYNCED:
                 stream.end(SessionEnded("the session's lease has ended; say Hello again"))
         self.steps += 1
-        decided_at = self.now()
-        self.step_ns += decided_at - now
+        self._decided_at = self.now()
+        self.step_ns += self._decided_at - now
         # Timers of the loop may be early by almost a millisecond.
-        self._arm(max(0.0, (self.arbiter.next_wakeup(now) - decided_at) / 1e9) + 0.001)
+        self._arm(max(0.0, (self.arbiter.next_wakeup(now) - self._decided_at) / 1e9) + 0.001)

@@ -7,7 +7,7 @@ from test_arbiter import Bench
 
 from flowslot.arbiter import Arbiter, ArbiterConfig
 from flowslot.arbiter.loops import TOGETHER_NS
-from flowslot.messages import Ack, Demand, Done, Grant, Hello
+from flowslot.messages import Ack, Demand, Grant, Hello
 from flowslot.policy.stagger import StaggerAllocator
 from flowslot.units import MILLISECOND, Nanos
 
@@ -44,6 +44,32 @@ def test_others_give_way_at_once_to_a_flow_that_has_too_little() -> None:
     assert b.step() == {}
     b.ack(lowered[1, 7])
     assert b.step()[2, 9].rate == 50.0
+
+
+def test_who_has_nothing_does_not_take_all_the_room_from_others_that_wait() -> None:
+    b = Bench(gather_ns=GATHER)
+    for flow in (1, 2):
+        b.demand(flow, 0)
+    b.step(f1=25.0, f2=1.0)
+    b.demand(3, 0, session=2)
+    grants = b.step(f1=0.0, f2=25.0, f3=70.0)
+    assert grants[1, 1].rate == 0.0, "or the second would wait for as long as changes are gathered"
+    assert grants[2, 3].rate == 70.0
+
+
+def test_what_ceases_to_stand_is_said_in_a_while() -> None:
+    config = ArbiterConfig(target=1.0, recovery=False, gather_ns=GATHER)
+    arbiter, now = Arbiter([1e9], config, StaggerAllocator()), 10**9
+    arbiter.hello(Nanos(now), Hello("h1", 1))
+
+    def said(next_bytes: int, ms: int) -> list[Grant]:
+        arbiter.demand(Nanos(now), 1, [Demand(7, 1, "job", (0,), 10**6, next_bytes=next_bytes)])
+        steps = [arbiter.step(Nanos(now + i * MILLISECOND)) for i in range(ms)]
+        return [grant for grants in steps for grant in grants.get(1, [])]
+
+    assert [grant.standing for grant in said(10**6, 6)] == [True]
+    now += 20 * MILLISECOND
+    assert [grant.standing for grant in said(0, 6)] == [False]
 
 
 class Gang:
@@ -119,12 +145,14 @@ def test_what_began_apart_is_granted_apart() -> None:
     assert gang.rates[2] == 0.0
 
 
-def test_a_job_of_another_name_inherits_no_gang() -> None:
+def test_it_is_called_with_all_that_its_sockets_had_to_send() -> None:
     gang = Gang()
-    gang.begin_once(apart_ms=2)
-    for flow in (1, 2):
-        gang.arbiter.done(gang.now, flow, [Done(flow, 1)])
-    gang.demand(6, 0, "stranger", after_ms=20)
-    gang.demand(5, 1e6, "stranger")
-    assert gang.rates[5] > 5e8
-    assert 6 not in gang.rates
+    gang.demand(1, 1e6)
+    gang.demand(2, 1e3)
+    gang.demand(2, 1e6, after_ms=1)  # another socket of the same bundle
+    gang.demand(1, 0, after_ms=20)
+    gang.demand(2, 0)
+    gang.demand(3, 1e9, "other", after_ms=20)
+    gang.demand(4, 1e9, "other")
+    gang.demand(1, 1e6, after_ms=20)
+    assert gang.rates[2] == gang.rates[1] > 5e8

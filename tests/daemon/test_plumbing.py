@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from flowslot.errors import ConfigError
+from flowslot_shm.layout import Message
 from flowslotd import config
 from flowslotd.clock import own_moment
 from flowslotd.control import AlreadyRunning, Control
@@ -390,6 +391,24 @@ def test_as_a_job_ends_all_its_processes_here_are_looked_at(write, tmp_path, mon
     assert touched == [], "the other one goes on"
     daemon._on_kernel()
     assert touched == [([7, 8], False)]
+
+
+def test_a_beginning_brings_the_pass_forward_that_an_end_called_for(write, tmp_path, monkeypatch):
+    daemon = Daemon(config.load(write(f'host = "h1"\nruntime_dir = "{tmp_path}"')))
+    called = []
+    monkeypatch.setattr(
+        daemon,
+        "_at",
+        lambda when, work: called.append(when) or SimpleNamespace(cancel=lambda: None),
+    )
+    record = SimpleNamespace(id=3)
+    for message in (Message.END, Message.END, Message.BEGIN, Message.BEGIN, Message.END):
+        daemon._rang(record, 0, message)
+    assert len(called) == 2
+    assert called[1] < called[0]
+    assert list(daemon._take_touched()) == [record]
+    daemon._rang(record, 0, Message.END)
+    assert len(called) == 3
 
 
 def test_slots_follow_the_wall_clock_and_lateness_is_kept(write, tmp_path):

@@ -34,6 +34,7 @@ class MemoryPacer:
     watched: dict = field(default_factory=dict)
     acked: dict = field(default_factory=dict)
     deadline: int = 0
+    lent: int = 0
 
     def open(self):
         pass
@@ -70,6 +71,7 @@ class MemoryPacer:
 
     def lend(self, donors):
         self.donors = dict(donors)
+        self.lent += 1
 
     def watch(self, cookie, acked_target):
         self.watched[cookie] = acked_target
@@ -260,6 +262,32 @@ def test_flows_are_capped_only_while_a_link_of_theirs_is_held_by_nobody(topology
     setup.desk.held = True
     setup.slot(1)  # the flow has not sent what it might have: another grant
     assert setup.pacer.entries[7].guaranteed is True
+
+
+def test_the_kernel_is_told_who_inherits_only_when_more_than_progress_was_seen(topology, make_job):
+    setup = Setup(topology)
+    setup.desk.answer = setup.loop.on_grants
+    job = make_job()
+    setup.jobs.append(job)
+    flow = job.flow(0, cookie=7)
+    start(flow)
+    setup.pacer.acked[7] = 0
+    setup.slot(0)
+    assert setup.pacer.watched == {7: 1_000_000}
+    setup.slot(1)
+    setup.desk.answer = None
+    lent = setup.pacer.lent
+    for n in range(2, 5):
+        setup.pacer.acked[7] += 100_000
+        setup.slot(n)
+    assert setup.pacer.lent == lent
+    setup.pacer.acked[7] = 1_000_000
+    setup.slot(5)
+    assert setup.pacer.lent == lent + 1
+    start(flow, iteration=2, total=2_000_000)
+    setup.loop.on_events(slot_start(6), setup.jobs)
+    assert setup.pacer.lent == lent + 2
+    assert setup.pacer.watched == {7: 3_000_000}
 
 
 def test_small_news_is_told_once_per_slot_with_a_sign_of_life(topology, make_job):

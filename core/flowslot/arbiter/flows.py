@@ -50,7 +50,9 @@ class FlowTable:
 
     `commitment` is the protocol's rule 5: the larger of the grant and of every rate that a lower
     not yet acknowledged takes back. A row without a path (known only from Hello) counts on every
-    link. Each column of ROW is an attribute, of as many rows as there is room for.
+    link. `began_at` is when the phase of its job began in which the flow last began to send,
+    `whole` with how many bytes, and `called` says that it is expected to begin now (loops.see).
+    Each column of ROW is an attribute, of as many rows as there is room for.
     """
 
     session: Ints
@@ -217,6 +219,13 @@ class FlowTable:
         if elapsed > 0:
             loops.progress(self.table, elapsed)
 
+    def ask(self, demands: Mapping[int, Demand]) -> bool:
+        """By row: some of these flows were idle, have nothing, and can send now."""
+        return any(
+            d.remaining > 0 and d.cap > 0 and self.remaining[row] <= 0 and self.grant[row] <= 0
+            for row, d in demands.items()
+        )
+
     def report(self, now: Nanos, rows: list[int], demands: Sequence[Demand]) -> None:
         """Take over what was reported; path and job are set already. Each row at most once."""
         said = [
@@ -330,14 +339,9 @@ class FlowTable:
         late = loops.overdue(self.table, before, rows)
         return set(self.session[rows[:late]].tolist()) if late else set()
 
-    def is_awaited(self) -> bool:
-        """Flows have nothing and want to send, and either nobody has looked at them since they said
-        so, or there are no lowers that are still to be acknowledged."""
-        n = self.n
-        starved = (self.remaining[:n] > 0) & (self.grant[:n] <= 0)
-        if not starved.any():
-            return False
-        return bool(starved[self.goal[:n] <= 0].any() or not self.pending_seq[:n, 0].any())
+    def awaits_acks(self) -> bool:
+        """Lowers are on their way, or their acknowledgements."""
+        return bool(self.pending_seq[: self.n, 0].any())
 
     def unsettled(self) -> bool:
         """Some grants are not (yet) what they are to be, or not told to be standing."""

@@ -40,7 +40,9 @@ cdef double _least_left, _pressing, _rounding, _inf
 @cython.locals(flows=Row[::1])
 cpdef table(rows)
 
-@cython.locals(k=Py_ssize_t, i=Py_ssize_t, job=Py_ssize_t, size=double)
+@cython.locals(
+    k=Py_ssize_t, i=Py_ssize_t, job=Py_ssize_t, size=double, begun=int64_t, joins=cython.bint
+)
 cpdef void report(
     int64_t now, Row[::1] rows, const Py_ssize_t[::1] at, const int64_t[:, ::1] said,
     const double[::1] cap, int64_t[:, ::1] phases,
@@ -94,7 +96,8 @@ cdef inline bint presses(Row[::1] rows, Py_ssize_t i)
 
 @cython.locals(
     i=Py_ssize_t, h=Py_ssize_t, link=Py_ssize_t, last=Py_ssize_t, wished=double[::1],
-    used=double[::1], grants=double[::1],
+    used=double[::1], grants=double[::1], first=double[::1], room=double, rest=double,
+    enough=cython.bint,
 )
 cpdef void find_short(
     Row[::1] rows, const int32_t[:, ::1] paths, const uint8_t[::1] mute,

@@ -54,11 +54,14 @@ def report(  # noqa: PLR0917
         i, size = at[k], float(said[k, 1])
         if size <= 0 and rows[i].remaining > 0:
             rows[i].idle_since = now
+        begun, job = now - said[k, 2], rows[i].job
         if size > 0 and rows[i].remaining <= 0:
-            job = rows[i].job
-            if now - phases[job, 0] > _together:
-                phases[job, 0], phases[job, 1] = now, rows[i].began_at
-            rows[i].began_at, rows[i].whole = phases[job, 0], size
+            if begun > phases[job, 0] + _together:
+                phases[job, 0], phases[job, 1] = begun, rows[i].began_at
+            joins = begun >= phases[job, 0] - _together
+            rows[i].began_at, rows[i].whole = phases[job, 0] if joins else begun, size
+        elif now <= rows[i].began_at + _together:  # more of its sockets have begun
+            rows[i].whole = max(rows[i].whole, size)
         rows[i].inc, rows[i].remaining, rows[i].cap = said[k, 0], size, cap[k]
         rows[i].least = max(size * _least_left, 1.0) if size > 0 else 0.0
         rows[i].ready_at, rows[i].due_at = now - said[k, 2], now + said[k, 4]
@@ -210,16 +213,23 @@ def find_short(rows: Any, paths: Paths, mute: Bools, limit: Floats, short: Rows)
     when all acknowledgements are in; the last one, for flows that count on all links, if any is.
     `limit`: float64[L], what may be given out."""
     last = len(limit)
-    wished, used, grants = np.zeros(last + 1), np.zeros(last + 1), np.zeros(len(rows))
+    wished, first = np.zeros(last + 1), np.zeros(last + 1)  # first: of those that have nothing
+    used, grants = np.zeros(last + 1), np.zeros(len(rows))
     for i in range(len(rows)):
         grants[i] = rows[i].grant
         if paths[i, 0] < last and not mute[i] and presses(rows, i):
             for h in range(paths.shape[1]):
-                wished[paths[i, h]] += rows[i].goal - rows[i].grant
+                if starved(rows, i):
+                    first[paths[i, h]] += rows[i].goal - rows[i].grant
+                else:
+                    wished[paths[i, h]] += rows[i].goal - rows[i].grant
     add_up(paths, grants, used)
     short[last] = 0
     for link in range(last):
-        short[link] = (1 - _pressing) * wished[link] > max(limit[link] - used[link], 0.0)
+        room = limit[link] - used[link]
+        enough = (1 - _pressing) * first[link] <= max(room, 0.0)
+        rest = max(room - first[link], 0.0)
+        short[link] = not enough or (1 - _pressing) * wished[link] > rest
         short[last] |= short[link]
 
 

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When the switch process decides: at once, with what comes a moment later, or never again."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flowslot.arbiter import Arbiter
+from flowslot.messages import Demand, Grant, Hello
+from flowslot_proto.convert import FromDaemon, Opening
+from flowslot_switch.config import Overrides, load
+from flowslot_switch.engine import AT_ONCE_S, SPACING_S, Engine
+from flowslot_switch.stream import Closing
+
+TOPOLOGY = """
+[[switches]]
+name = "s1"
+address = "127.0.0.1:7400"
+[[hosts]]
+name = "h1"
+[[hosts.nics]]
+name = "eth0"
+addresses = ["10.78.0.1"]
+up = "h1->s1"
+down = "s1->h1"
+[[links]]
+name = "h1->s1"
+capacity_gbps = 1.0
+switch = "s1"
+[[links]]
+name = "s1->h1"
+capacity_gbps = 1.0
+switch = "s1"
+"""
+
+
+class Daemon:
+    """A stream that has said Hello, and keeps what it is sent."""
+
+    session = 1
+
+    def __init__(self) -> None:
+        self.grants: list[Grant] = []
+        self.ended: list[Exception] = []
+
+    def post(self, grants: Sequence[Grant] = (), **_: Any) -> None:
+        self.grants += grants
+
+    def flush(self) -> None:
+        pass
+
+    def end(self, error: Exception) -> None:
+        self.ended.append(error)
+
+
+def begun(flow: int, remaining: int = 10**6) -> FromDaemon:
+    return FromDaemon(1, demands=[Demand(flow, 1, "job", (0,), remaining)])
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    """Runs a test with an engine past its recovery and one daemon, in an event loop."""
+    monkeypatch.setattr(Arbiter, "recovered", lambda *_: True)
+    (tmp_path / "topology.toml").write_text(TOPOLOGY)
+    config = load(None, Overrides(name="s1", topology=tmp_path / "topology.toml"))
+
+    def start(test: Callable[[Engine, Daemon], Any]) -> None:
+        async def main() -> None:
+            failures: list[Exception] = []
+            engine, daemon = Engine(config, failures.append), Daemon()
+            engine.join(daemon, Opening(Hello("d1", 1), ("h1->s1",), 10**6))
+            await test(engine, daemon)
+            engine.close(Closing("over"))
+            assert failures == []
+
+        asyncio.run(main())
+
+    return start
+
+
+def test_who_has_nothing_is_answered_at_once_and_progress_a_moment_later(run: Any) -> None:
+    async def test(engine: Engine, daemon: Daemon) -> None:
+        armed: list[float] = []
+        engine._arm = armed.append  # type: ignore[method-assign]
+        engine._step()
+        armed.clear()
+        engine._decided_at = 0
+        engine.take(daemon, begun(7))
+        engine.take(daemon, begun(8))
+        assert armed == [0.0]
+        engine._step()
+        assert {grant.flow for grant in daemon.grants} == {7, 8}
+        armed.clear()
+        engine._decided_at = 0
+        engine.take(daemon, begun(7, remaining=500_000))
+        engine.take(daemon, begun(7, remaining=400_000))
+        assert armed == [SPACING_S]
+        engine.take(daemon, begun(9))
+        assert armed == [SPACING_S, 0.0], "brought forward"
+
+    run(test)
+
+
+def test_there_is_time_for_other_things_between_two_decisions(run: Any) -> None:
+    async def test(engine: Engine, daemon: Daemon) -> None:
+        engine._step()
+        armed: list[float] = []
+        engine._arm = armed.append  # type: ignore[method-assign]
+        engine._decided_at = engine.now() + int(AT_ONCE_S * 1e9)  # as if it were only now
+        engine.take(daemon, begun(7))
+        assert armed == [SPACING_S]
+
+    run(test)
+
+
+def test_an_engine_that_is_closed_decides_nothing_any_more(run: Any) -> None:
+    async def test(engine: Engine, daemon: Daemon) -> None:
+        await asyncio.sleep(0.01)
+        engine._decided_at = 0
+        engine.close(Closing("another configuration"))
+        steps = engine.steps
+        engine.take(daemon, begun(7))  # was read already
+        engine.leave(daemon)
+        await asyncio.sleep(0.02)
+        assert (engine.steps, daemon.grants) == (steps, [])
+        assert len(daemon.ended) == 1
+
+    run(test)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from switchproc import topology
 
 from flowslot.arbiter import Arbiter
 from flowslot.messages import Demand, Grant, Hello
@@ -14,27 +15,6 @@ from flowslot_proto.convert import FromDaemon, Opening
 from flowslot_switch.config import Overrides, load
 from flowslot_switch.engine import AT_ONCE_S, SPACING_S, Engine
 from flowslot_switch.stream import Closing
-
-TOPOLOGY = """
-[[switches]]
-name = "s1"
-address = "127.0.0.1:7400"
-[[hosts]]
-name = "h1"
-[[hosts.nics]]
-name = "eth0"
-addresses = ["10.78.0.1"]
-up = "h1->s1"
-down = "s1->h1"
-[[links]]
-name = "h1->s1"
-capacity_gbps = 1.0
-switch = "s1"
-[[links]]
-name = "s1->h1"
-capacity_gbps = 1.0
-switch = "s1"
-"""
 
 
 class Daemon:
@@ -64,7 +44,7 @@ def begun(flow: int, remaining: int = 10**6) -> FromDaemon:
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
     """Runs a test with an engine past its recovery and one daemon, in an event loop."""
     monkeypatch.setattr(Arbiter, "recovered", lambda *_: True)
-    (tmp_path / "topology.toml").write_text(TOPOLOGY)
+    (tmp_path / "topology.toml").write_text(topology(port=7400))
     config = load(None, Overrides(name="s1", topology=tmp_path / "topology.toml"))
 
     def start(test: Callable[[Engine, Daemon], Any]) -> None:

@@ -335,8 +335,10 @@ class Arbiter:
     ) -> Rows:
         """`limit`: float64[L], make room there for those that wait; None: wherever it is due."""
         flows = self._flows
-        everywhere = np.ones(flows.n_links + 1, np.intp)
-        short = everywhere if limit is None else self._issuer.short(mute, limit)
+        if limit is None:
+            short = np.ones(flows.n_links + 1, np.intp)
+        else:
+            short = self._issuer.short(mute, limit)
         rows = flows.lower(now, mute, short, self._seq + 1)
         if rows.size:
             self._seq += len(rows)

@@ -38,6 +38,7 @@ import psutil
 import uvloop
 
 from bench import grpc_floor
+from flowslot.arbiter import LEASE_SLOTS
 from flowslot.grantbook import Granted
 from flowslot.messages import Demand
 from flowslot.topology import parse_topology
@@ -89,7 +90,7 @@ class Client:
             parsed.switches["s1"],
             daemon=f"h{host}-{secrets.token_hex(4)}",
             slot_ns=SLOT_NS,
-            lease_ns=Nanos(2 * SLOT_NS),
+            lease_ns=Nanos(LEASE_SLOTS * SLOT_NS),
             stats=DomainStats(),
         )
         self.domain.on_grants = self._on_grants

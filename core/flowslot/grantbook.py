@@ -149,6 +149,11 @@ class GrantBook:
         self._sent = {m: at for m, at in self._sent.items() if at > sent}
         self._lease_end = Nanos(max(self._lease_end, sent + self._lease_ns))
 
+    def cut(self, end: Nanos) -> None:
+        """The stream has ended: unless another one renews it, the lease ends at `end` already."""
+        if self._lease_end is not None:
+            self._lease_end = min(self._lease_end, end)
+
     def expired(self, now: Nanos) -> bool:
         """No grant may be enforced: the lease has ended, or there never was a stream.
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from flowslot.arbiter import ArbiterConfig
+from flowslot.arbiter import LEASE_SLOTS, ArbiterConfig
 from flowslot.errors import ConfigError
 from flowslot.grantbook import Granted
 from flowslot.messages import Demand, Done
@@ -23,7 +23,6 @@ from flowslotd.config import Config
 from flowslotd.domain_base import Domain, DomainStats, OnGrants
 from flowslotd.domain_local import LocalDomain
 from flowslotd.metrics import Summary
-from flowslotd.slotloop import LEASE_SLOTS
 
 if TYPE_CHECKING:
     from flowslotd.domain_grpc import GrpcDomain

@@ -29,8 +29,8 @@ from flowslotd.domain_heart import Heart
 FIRST_RETRY_S, LAST_RETRY_S = 0.02, 1.0
 CONNECT_S = 2.0
 CALL_S = 1.0
-HEARTBEATS = 2
-"""Per lease: one in each slot, which takes small news along."""
+ORPHAN_SLOTS = 2
+"""Grants are kept for so long after their stream has ended, for a next one to take them over."""
 PATIENCE_LEASES = 2
 """A switch that answers, but grants nothing to active flows, is taken over after so many."""
 _OPTIONS = [
@@ -81,8 +81,9 @@ class GrpcDomain:
         self._names = tuple(topology.links[link].name for link in self._held)
         self._index = {link: i for i, link in enumerate(self._held)}
         self._asks: dict[tuple[int, ...], bool] = {}
+        self._slot_ns = slot_ns
         self._lease_ns = lease_ns
-        self._heart = Heart(Nanos(lease_ns // HEARTBEATS), self._new_heartbeat)
+        self._heart = Heart(slot_ns, self._new_heartbeat)
         self._stats = stats
         self._book = GrantBook(daemon, lease_ns)
         # Unique among all daemons without asking anyone, and increasing.
@@ -192,12 +193,12 @@ class GrpcDomain:
 
     async def close(self) -> None:
         """See Domain."""
-        if self._alarm:
-            self._alarm.cancel()
         if self._task:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
+        if self._alarm:
+            self._alarm.cancel()
 
     # --- streams, one after the other
 
@@ -248,6 +249,8 @@ class GrpcDomain:
                     task.result()
             finally:
                 self._heart.rest()
+                self._book.cut(Nanos(monotonic() + ORPHAN_SLOTS * self._slot_ns))
+                self._watch_lease()
                 for task in tasks:
                     task.cancel()
                 call.cancel()
@@ -379,6 +382,8 @@ class GrpcDomain:
             self.on_live(now)
 
     def _watch_lease(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
         now = monotonic()
         self._check_lease(now)
         end = self._book.lease_end

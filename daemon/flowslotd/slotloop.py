@@ -21,7 +21,7 @@ from flowslotd.flowtable import FlowTable
 from flowslotd.lending import Lending
 from flowslotd.pacing.base import Pacer
 
-LEASE_SLOTS = 2
+ENTRY_SLOTS = 2
 """Entries in the kernel outlive the last sign of life of this daemon by this many slots."""
 
 
@@ -213,6 +213,6 @@ class SlotLoop:
 
     def _deadline(self, now: Nanos) -> Nanos:
         """Until when entries may stay in force unheard: not beyond the arbiter's lease either."""
-        own = Nanos(now + LEASE_SLOTS * self._grid.slot_ns)
+        own = Nanos(now + ENTRY_SLOTS * self._grid.slot_ns)
         lease = self._domain.lease_end if self._domain is not None else None
         return own if lease is None else min(own, lease)

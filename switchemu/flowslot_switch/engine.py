@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from flowslot.arbiter import Arbiter, SessionState
+from flowslot.arbiter import LEASE_SLOTS, Arbiter, SessionState
 from flowslot.errors import ProtocolError
 from flowslot.messages import Grant, HeartbeatEcho, Refusal
 from flowslot.policy import registry
@@ -98,7 +98,8 @@ class Engine:
         if opening.lease_ns > config.lease_ns:
             raise ProtocolError(
                 f"field `hello.lease_ns`: is {opening.lease_ns / 1e6:g} ms, but must be at most "
-                f"{config.lease_ns / 1e6:g} ms; set the same slot_ms for daemons and switches"
+                f"{config.lease_ns / 1e6:g} ms; set the same slot_ms for daemons and "
+                f"switches, and lease_slots to no less than {LEASE_SLOTS}"
             )
         links = []
         for i, name in enumerate(opening.links):

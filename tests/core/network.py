@@ -89,6 +89,7 @@ class World:
         self.sessions += 1
         stream = Stream(self.sessions, self.generation)
         host.streams = [*host.streams[-2:], stream]
+        host.book.cut(Nanos(self.now + 2 * CONFIG.slot_ns))
         hello = host.book.connect(self.now, stream.session)
         stream.up.append(lambda: self._greet(hello))
         if host.demands:

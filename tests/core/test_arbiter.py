@@ -39,7 +39,7 @@ class Bench:
 
     def __init__(self, **config: Any) -> None:
         self.want = Wanted()
-        self.config = ArbiterConfig(target=1.0, **config)
+        self.config = ArbiterConfig(target=1.0, lease_ns=at(LEASE), **config)
         self.arbiter = Arbiter([100.0, 100.0], self.config, self.want)
         self.arbiter.step(at(0))
         self.time = 200
@@ -231,7 +231,8 @@ def test_hello_replaces_everything() -> None:
 
 def test_recovery_raises_nothing_for_a_lease() -> None:
     want = Wanted()
-    arbiter = Arbiter([100.0, 100.0], ArbiterConfig(target=1.0), want)
+    config = ArbiterConfig(target=1.0, lease_ns=at(LEASE))
+    arbiter = Arbiter([100.0, 100.0], config, want)
     arbiter.hello(at(1000), Hello("h1", 1, (Held(7, 1, 60.0),)))
     arbiter.hello(at(1000), Hello("h2", 2))
     assert arbiter.waits_for_demands()

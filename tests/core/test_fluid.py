@@ -60,7 +60,7 @@ def grants_after(sim: Fluid, seconds: float) -> int:
 
 def test_a_ring_alone_keeps_its_grants() -> None:
     sim = run(rings(1, 0.125), 5)
-    assert grants_after(sim, 0.6) == 0
+    assert grants_after(sim, 0.75) == 0
     assert slowdowns(sim)["ring0"] < 1.04
 
 

@@ -90,6 +90,21 @@ def test_lease_counts_from_the_sending_of_an_echoed_heartbeat() -> None:
     assert not book.expired(at(161))
 
 
+def test_grants_of_a_stream_that_has_ended_are_kept_for_a_while_only() -> None:
+    book = connected()
+    book.receive(at(1), 1, [grant(1, 50.0)])
+    book.cut(at(200))
+    assert book.lease_end == 120, "not made longer"
+    book.cut(at(80))
+    assert book.lease_end == 80
+    assert book.connect(at(70), 2).held == (Held(7, 1, 50.0),)
+    assert book.lease_end == 80, "not before it is answered"
+    book.receive(at(75), 2, [grant(1, 40.0)])
+    assert book.lease_end == 190
+    book.cut(at(100))
+    assert book.expired(at(100)) and book.connect(at(101), 3).held == ()
+
+
 def test_an_echo_of_the_old_stream_does_not_extend_the_lease() -> None:
     book = connected()
     book.sent_heartbeat(at(50), 1)

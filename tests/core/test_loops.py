@@ -17,6 +17,7 @@ import flowslot.arbiter.loops
 import flowslot.policy.fill
 import flowslot.policy.loops
 import flowslot.policy.stagger
+from flowslot.arbiter import LEASE_SLOTS
 from flowslot.policy.base import AllocationState
 from flowslot.policy.stagger import StaggerAllocator
 
@@ -103,6 +104,7 @@ def test_allocations_are_the_same(
 def history(seed: int) -> list[Any]:
     """All grants of an arbiter whose daemons do something at random, and what is committed."""
     rng, world, said = random.Random(seed), World(gathers=seed % 2 == 0), []
+    world.exchange(LEASE_SLOTS - 1, 60)  # most of the recovery
     for _ in range(100):
         what, host = rng.random(), rng.randrange(3)
         if what < 0.35:

@@ -9,6 +9,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from network import CAPACITY, CONFIG, World
 
+from flowslot.arbiter import LEASE_SLOTS
+
 
 def demand(world: World, host: int, number: int) -> None:
     cap = (math.inf, math.inf, 0.0, 5e6)[number // 4 % 4]
@@ -20,7 +22,7 @@ HAPPENINGS: dict[str, Callable[[World, int, int], object]] = {
     "up": lambda w, h, k: w.deliver_up(h),
     "down": lambda w, h, k: w.deliver_down(h),
     "step": lambda w, h, k: w.step(),
-    "time": lambda w, h, k: w.advance((0.1, 1, 5, 30, 130)[k % 5]),
+    "time": lambda w, h, k: w.advance((0.1, 1, 5, 30, 130, 260)[k % 6]),
     "beat": lambda w, h, k: w.beat(h),
     "demand": demand,
     "old up": lambda w, h, k: w.deliver_up(h, which=k),
@@ -56,12 +58,12 @@ def test_never_over_commits_and_recovers(
 ) -> None:
     world = World(gathers=gathers)
     if warm:
-        world.exchange(3, 60)  # past the arbiter's recovery
+        world.exchange(LEASE_SLOTS + 1, 60)  # past the arbiter's recovery
     for event, host, detail in events:
         HAPPENINGS[event](world, host, detail)
         world.check()
     # Whatever happened: once messages arrive again, everything is put right.
-    world.exchange(5, 60)
+    world.exchange(LEASE_SLOTS + 3, 60)
     world.report()
     world.exchange(90, 20)  # until all estimates of what is left have run down
     assert world.exchange(60) == 0, "fixed demands must come to rest"
@@ -95,7 +97,7 @@ def check_rest(world: World) -> None:
 def test_the_lease_ends_at_the_daemon_first(events: list[tuple[int, int]]) -> None:
     """Heartbeats and echoes with any delay, also lost for good."""
     world = World(hosts=1)
-    world.exchange(3, 60)
+    world.exchange(LEASE_SLOTS + 1, 60)
     world.demand(0, 0, 10**9, idle=False, cap=math.inf)
     world.exchange(10)
     for kind, number in events:
@@ -126,7 +128,7 @@ def test_the_lease_ends_at_the_daemon_first(events: list[tuple[int, int]]) -> No
 def test_finite_jobs_all_finish(work: list[tuple[int, int, int]], gathers: bool) -> None:
     """Flows of 1 to 40 units of 100 kB; in the end all bytes were sent in bounded time."""
     world = World(gathers=gathers)
-    world.exchange(3, 60)
+    world.exchange(LEASE_SLOTS + 1, 60)
     left = {(i, flow): units * 1e5 for i, flow, units in work}
     for (i, flow), size in left.items():
         world.demand(i, flow, int(size), idle=False, cap=math.inf)

@@ -37,8 +37,8 @@ class Bench:
 
     def __init__(self) -> None:
         self.allocator = Counting()
-        timeout = Nanos(ACK_TIMEOUT * MS)
-        config = ArbiterConfig(target=1.0, recovery=False, ack_timeout_ns=timeout)
+        times = {"lease_ns": Nanos(LEASE * MS), "ack_timeout_ns": Nanos(ACK_TIMEOUT * MS)}
+        config = ArbiterConfig(target=1.0, recovery=False, **times)
         self.arbiter = Arbiter([100.0, 100.0], config, self.allocator)
         self.time = 1000
         self.sessions = {1, 2}

@@ -13,6 +13,7 @@ from typing import Self, TypeVar
 
 import grpc
 
+from flowslot.arbiter import LEASE_SLOTS
 from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto.flowslot_pb2_grpc import EmulatedSwitchStub
 
@@ -55,7 +56,7 @@ def until(probe: Callable[[], T], what: str) -> T:
 class Switch:
     """A switch process on a port of its own, its files in `folder`; ended with the context."""
 
-    def __init__(self, folder: Path, slot_ms: float = 60.0, lease_slots: int = 2) -> None:
+    def __init__(self, folder: Path, slot_ms: float = 60.0, lease_slots: int = LEASE_SLOTS) -> None:
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
         self.config = folder / "switch.toml"

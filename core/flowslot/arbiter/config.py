@@ -6,9 +6,13 @@ from dataclasses import dataclass
 from flowslot.units import MILLISECOND, Nanos
 
 _SLOT = Nanos(60 * MILLISECOND)
-_LEASE = Nanos(2 * _SLOT)
+LEASE_SLOTS = 4
+"""A lease bears three slots in which the machine, or the network, stands still: whoever loses one
+begins anew, and so do all that share links with it. What notices the death of a daemon or a switch
+process in time is the end of their stream, see GrantBook.cut."""
+_LEASE = Nanos(LEASE_SLOTS * _SLOT)
 _GUARD = MILLISECOND
-_ACK_TIMEOUT = Nanos(4 * _LEASE)
+_ACK_TIMEOUT = Nanos(8 * _SLOT)
 _ORIGIN = Nanos(0)
 _AT_ONCE = Nanos(0)
 

@@ -202,7 +202,8 @@ class Arbiter:
         flows.progress(now)
         for session in sorted(flows.overdue(now - self.config.ack_timeout_ns)):
             self.goodbye(now, session)
-        limit = self._limit - self._table.peak()  # explicit schedules are never taken back
+        # Explicit schedules are never taken back.
+        limit = self._limit - self._table.peak() if len(self._table) else self._limit
         self._plan(now, limit)
         mute = self._mute()
         grants: dict[int, list[Grant]] = {}
@@ -362,9 +363,7 @@ class Arbiter:
         raises = self._issuer.raises(mute, free, gain, pressing=pressing)
         if not raises.rows.size:
             return
-        self.granted += int((raises.rates > flows.grant[raises.rows]).sum())
-        flows.grant[raises.rows] = raises.rates
-        flows.seq[raises.rows] = self._seq + 1 + np.arange(len(raises.rows))
+        self.granted += flows.set_grants(raises.rows, raises.rates, self._seq + 1)
         self._seq += len(raises.rows)
         self._write(raises.rows, False, grants)
 

@@ -87,7 +87,7 @@ class FlowTable:
         self.n = 0
         self.rows: dict[tuple[int, int], int] = {}
         self.version = 0
-        """Changes with the flows, their paths and jobs."""
+        """Changes with the flows, their sessions, paths and jobs."""
         self.paths = np.full((0, 1), n_links, dtype=np.int32)
         self._rows: NDArray[np.void] = np.zeros(0, ROW)
         self.table: Any = None
@@ -148,6 +148,7 @@ class FlowTable:
         del self.rows[int(self.session[row]), flow]
         self.rows[session, flow] = row
         self.session[row] = session
+        self.version += 1
 
     def restate(self, now: Nanos, row: int, inc: int, rate: float) -> None:
         """The row's daemon says that it enforces exactly this, and awaits nothing."""
@@ -220,9 +221,16 @@ class FlowTable:
             loops.progress(self.table, elapsed)
 
     def ask(self, demands: Mapping[int, Demand]) -> bool:
-        """By row: some of these flows were idle, have nothing, and can send now."""
+        """By row: some of these flows were idle, have nothing, and can send now.
+
+        But for those that were called: what they are to have was decided without them.
+        """
         return any(
-            d.remaining > 0 and d.cap > 0 and self.remaining[row] <= 0 and self.grant[row] <= 0
+            d.remaining > 0
+            and d.cap > 0
+            and self.remaining[row] <= 0
+            and self.grant[row] <= 0
+            and not self.called[row]
             for row, d in demands.items()
         )
 
@@ -301,15 +309,10 @@ class FlowTable:
         paths = self.paths[: self.n]
         return rows[: loops.lower(now, self.table, paths, mute, short, seq, rows)]
 
-    def pass_on(self, row: int, heir: int, rate: float) -> None:
-        """Part of what row `row` has just lost is `heir`'s, of the same session and path.
-
-        One message tells the daemon both, so the two together never send more: what the one is
-        still committed to until it is acknowledged, the other is committed to instead.
-        """
-        self.pending_rate[row, 0] -= rate
-        self.passed_on[row] = rate
-        self.heir[row] = self.flow[heir]
+    def set_grants(self, rows: Rows, rates: Floats, seq: int) -> int:
+        """Grant the flows `rows` these rates, in messages from number `seq` on; returns how many
+        of them are raised."""
+        return int(loops.set_grants(self.table, rows, rates, seq))
 
     def _disinherit(self, session: int, flow: int) -> None:
         """An heir has gone, perhaps before its daemon has read what it was to inherit."""
@@ -345,9 +348,7 @@ class FlowTable:
 
     def unsettled(self) -> bool:
         """Some grants are not (yet) what they are to be, or not told to be standing."""
-        n = self.n
-        told = self.told_standing[:n] == self.standing[:n]
-        return not bool(((self.goal[:n] == self.grant[:n]) & told).all())
+        return loops.unsettled(self.table)
 
     def settled(self) -> bool:
         """All hold standing grants, know that, and nothing is to change or to be heard of."""

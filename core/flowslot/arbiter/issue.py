@@ -38,6 +38,7 @@ class Issuer:
         self._goodput = np.append(goodput, np.inf)
         self._config = config
         self._measures: _Measures | None = None
+        self._groups: tuple[int, Rows] = (-1, np.zeros(0, np.intp))
 
     def ceilings(self, rows: Rows) -> Floats:
         """Goodput of the tightest link on each row's path (0 when the path is not known)."""
@@ -82,42 +83,28 @@ class Issuer:
         Of the same daemon and on the same path only: one message lowers the one and raises the
         other, so there is nothing to wait for. Every row inherits from any number of others.
         """
-        flows, n = self._flows, self._flows.n
-        gain = np.zeros(n)
-        if not lowered.size:
-            return gain
-        # An older lower that is not acknowledged either says that it may still send more.
-        donors = lowered[flows.pending_seq[lowered, 1] == 0]
-        if not donors.size:
-            return gain
-        wish, rows = np.zeros(n), np.zeros(n, np.intp)
-        waits = loops.find_heirs(flows.table, flows.paths[:n], flows.n_links, wish, rows)
-        heirs: dict[tuple[int, tuple[int, ...]], list[int]] = {}
-        for row in rows[:waits].tolist():
-            heirs.setdefault((int(flows.session[row]), flows.path(row)), []).append(row)
-        if not heirs:
-            return gain
-        for donor in donors.tolist():
-            waiting = heirs.get((int(flows.session[donor]), flows.path(donor)))
-            if not waiting:
-                continue
-            # One heir for each, and it is the next in line: many small rates must not mean that
-            # every flow is compared with every other one.
-            heir = waiting[-1]
-            left = float(flows.pending_rate[donor, 0] - flows.grant[donor])
-            rate = min(left, float(wish[heir]))
-            if rate == wish[heir] or rate >= self._worth(heir):
-                flows.pass_on(donor, heir, rate)
-                gain[heir] += rate
-                wish[heir] -= rate
-                if wish[heir] <= 0:
-                    waiting.pop()
+        flows, gain = self._flows, np.zeros(self._flows.n)
+        if lowered.size:
+            loops.inherit(
+                flows.table,
+                self._grouped(),
+                lowered,
+                self._measured().worth,
+                self._config.min_change_rate,
+                gain,
+            )
         return gain
 
-    def _worth(self, row: int) -> float:
-        """The least change that is worth a message."""
-        goal = float(self._flows.goal[row])
-        return max(float(self._measured().worth[row]), self._config.min_change_rate * goal)
+    def _grouped(self) -> Rows:
+        """By row: a number for its session and path, less than n; -1: its path is not known."""
+        flows = self._flows
+        if self._groups[0] != flows.version:
+            numbers: dict[tuple[int, tuple[int, ...]], int] = {}
+            paths = map(flows.path, range(flows.n))
+            keys = zip(flows.session[: flows.n].tolist(), paths, strict=True)
+            groups = [numbers.setdefault(k, len(numbers)) if k[1] else -1 for k in keys]
+            self._groups = flows.version, np.array(groups, np.intp)
+        return self._groups[1]
 
     def short(self, mute: Bools, limit: Floats) -> Rows:
         """Links where others have to give way to flows that wait, intp[L + 1] (loops.find_short);

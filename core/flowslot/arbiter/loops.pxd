@@ -72,6 +72,9 @@ cpdef Py_ssize_t overdue(Row[::1] rows, int64_t before, Py_ssize_t[::1] late)
 @cython.locals(i=Py_ssize_t, settled=cython.bint)
 cpdef bint all_settled(Row[::1] rows)
 
+@cython.locals(i=Py_ssize_t)
+cpdef bint unsettled(Row[::1] rows)
+
 @cython.locals(p=Py_ssize_t, most=double)
 cdef inline double commitment(Row[::1] rows, Py_ssize_t i)
 
@@ -117,10 +120,19 @@ cpdef Py_ssize_t lower(
 
 cdef inline bint starved(Row[::1] rows, Py_ssize_t i)
 
-@cython.locals(i=Py_ssize_t, k=Py_ssize_t, n=Py_ssize_t, turn=Py_ssize_t)
-cpdef Py_ssize_t find_heirs(
-    Row[::1] rows, const int32_t[:, ::1] paths, Py_ssize_t n_links, double[::1] wish,
-    Py_ssize_t[::1] heirs,
+@cython.locals(i=Py_ssize_t, k=Py_ssize_t, turn=Py_ssize_t)
+cdef void find_heirs(
+    Row[::1] rows, const Py_ssize_t[::1] group, double[::1] wish, Py_ssize_t[::1] first,
+    Py_ssize_t[::1] following,
+)
+
+@cython.locals(
+    i=Py_ssize_t, k=Py_ssize_t, heir=Py_ssize_t, rate=double, least=double, wish=double[::1],
+    first=Py_ssize_t[::1], following=Py_ssize_t[::1],
+)
+cpdef void inherit(
+    Row[::1] rows, const Py_ssize_t[::1] group, const Py_ssize_t[::1] lowered,
+    const double[::1] worth, double change_rate, double[::1] gain,
 )
 
 @cython.locals(
@@ -131,6 +143,11 @@ cpdef Py_ssize_t find_raises(
     Row[::1] rows, const int32_t[:, ::1] paths, const uint8_t[::1] mute,
     const double[::1] gain, const double[::1] worth, double change_rate, const double[::1] free,
     bint pressing, Py_ssize_t[::1] raised, double[::1] rates,
+)
+
+@cython.locals(k=Py_ssize_t, raised=Py_ssize_t)
+cpdef Py_ssize_t set_grants(
+    Row[::1] rows, const Py_ssize_t[::1] at, const double[::1] rates, int64_t seq
 )
 
 @cython.locals(

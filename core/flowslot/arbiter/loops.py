@@ -148,6 +148,14 @@ def all_settled(rows: Any) -> bool:
     return True
 
 
+def unsettled(rows: Any) -> bool:
+    """Some grants are not (yet) what they are to be, or not told to be standing."""
+    for i in range(len(rows)):
+        if rows[i].goal != rows[i].grant or rows[i].told_standing != rows[i].standing:
+            return True
+    return False
+
+
 def commitment(rows: Any, i: int) -> float:
     """What flow `i` may be sending at."""
     most: float = rows[i].grant
@@ -271,21 +279,51 @@ def starved(rows: Any, i: int) -> bool:
     return bool(rows[i].grant <= 0 and (rows[i].remaining > 0 or rows[i].called))
 
 
-def find_heirs(rows: Any, paths: Paths, n_links: int, wish: Floats, heirs: Rows) -> int:
-    """How many flows are to have more than they may be sending at: `wish`, float64[F], is how
-    much more. Put into `heirs`: first those that have something already, each time the last first.
+def find_heirs(rows: Any, group: Any, wish: Any, first: Any, following: Any) -> None:
+    """Who waits in each group for more than it may be sending at: `wish`, float64[F], is how much
+    more; `first[g]` is the first in line, -1 for nobody, and `following[i]` who comes after `i`.
+
+    Flows that have nothing come before those that have something already.
     """
-    n = 0
     for i in range(len(rows)):
-        if paths[i, 0] < n_links:
-            wish[i] = rows[i].goal - commitment(rows, i)
+        first[i] = -1
+        wish[i] = rows[i].goal - commitment(rows, i) if group[i] >= 0 else 0.0
     for turn in range(2):
         for k in range(len(rows)):
             i = len(rows) - 1 - k
             if wish[i] > 0 and starved(rows, i) == (turn == 1):
-                heirs[n] = i
-                n += 1
-    return n
+                following[i], first[group[i]] = first[group[i]], i
+
+
+def inherit(  # noqa: PLR0917
+    rows: Any, group: Rows, lowered: Rows, worth: Floats, change_rate: float, gain: Floats
+) -> None:
+    """Part of what the flows `lowered` have just lost is their heirs': `gain`, float64[F].
+
+    `group` as in Issuer; `worth` and `change_rate` as in `settle`. One message tells the daemon
+    both, so the two together never send more: what the one is still committed to until it is
+    acknowledged, the other is committed to instead.
+    """
+    first, following = np.zeros(len(rows), np.intp), np.zeros(len(rows), np.intp)
+    wish = np.zeros(len(rows))
+    find_heirs(rows, group, wish, first, following)
+    for k in range(len(lowered)):
+        i = lowered[k]
+        # An older lower that is not acknowledged either says that it may still send more.
+        if group[i] < 0 or rows[i].pending_seq[1] != 0 or first[group[i]] < 0:
+            continue
+        # One heir for each, and it is the next in line: many small rates must not mean that every
+        # flow is compared with every other one.
+        heir = first[group[i]]
+        rate = min(rows[i].pending_rate[0] - rows[i].grant, wish[heir])
+        least = max(worth[heir], change_rate * rows[heir].goal)
+        if rate == wish[heir] or rate >= least:
+            rows[i].pending_rate[0] -= rate
+            rows[i].passed_on, rows[i].heir = rate, rows[heir].flow
+            gain[heir] += rate
+            wish[heir] -= rate
+            if wish[heir] <= 0:
+                first[group[i]] = following[heir]
 
 
 def find_raises(  # noqa: PLR0917
@@ -332,6 +370,15 @@ def find_raises(  # noqa: PLR0917
             raised[sent], rates[sent] = i, rates[k]
             sent += 1
     return sent
+
+
+def set_grants(rows: Any, at: Rows, rates: Floats, seq: int) -> int:
+    """The flows `rows[at[k]]` get `rates[k]` in message `seq + k`; returns how many are raised."""
+    raised = 0
+    for k in range(len(at)):
+        raised += rates[k] > rows[at[k]].grant
+        rows[at[k]].grant, rows[at[k]].seq = rates[k], seq + k
+    return raised
 
 
 def share_out(  # noqa: PLR0917

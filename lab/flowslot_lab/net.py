@@ -34,7 +34,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from flowslot_lab.processors import network_ticks, of_the_network
+from flowslot_lab.processors import Ticks, of_the_network, read_ticks
 from flowslot_lab.scenario import Scenario, down, up
 from flowslot_lab.state import RunState, remove_netns
 
@@ -58,15 +58,14 @@ class Counters:
 
     `at_s`: CLOCK_MONOTONIC; all else counts from when the network came up: bytes sent per
     directed link, TCP segments retransmitted by all hosts, and packets that the hosts sent on
-    the control network, where nothing but the daemons' gRPC travels. `ticks`: of the network's
-    processors since the machine started, (all, idle).
+    the control network, where nothing but the daemons' gRPC travels.
     """
 
     at_s: float
     link_bytes: dict[str, int]
     retransmits: int
     control_packets: int
-    ticks: tuple[int, int]
+    ticks: Ticks
 
 
 def data_ip(index: int) -> str:
@@ -218,7 +217,7 @@ class Network:
             links[down(name)] = ports[f"d-{name}"][0]
             control += devices["ctl0"][1]
             retransmits += resent
-        return Counters(at, links, retransmits, control, network_ticks())
+        return Counters(at, links, retransmits, control, read_ticks())
 
     def _devices(self, space: str) -> tuple[dict[str, tuple[int, int]], int]:
         """(bytes, packets) sent by each device of a namespace, and TCP retransmissions."""

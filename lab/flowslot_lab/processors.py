@@ -6,8 +6,24 @@ import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 _LATENCY = Path("/dev/cpu_dma_latency")
+
+
+class Ticks(NamedTuple):
+    """What processors have had since the machine started: the network's, and of these idle; all of
+    them, and of these stolen: something was to run, and the hypervisor ran other machines."""
+
+    network: int
+    idle: int
+    every: int
+    stolen: int
+
+    def since(self, before: "Ticks") -> tuple[float, float]:
+        """Parts of the time in which the network's were busy, and in which all were stolen."""
+        network, idle, every, stolen = (b - a for a, b in zip(before, self, strict=True))
+        return 1.0 - idle / max(network, 1), stolen / max(every, 1)
 
 
 def of_the_network() -> list[int]:
@@ -27,16 +43,18 @@ def of_the_programs() -> list[int]:
     return sorted(every.difference(of_the_network()) or every)
 
 
-def network_ticks() -> tuple[int, int]:
-    """What the network's processors have had so far: (all, idle)."""
+def read_ticks() -> Ticks:
+    """What the processors have had so far."""
     wanted = {f"cpu{n}" for n in of_the_network()}
-    total = idle = 0
+    network = idle = every = stolen = 0
     for line in Path("/proc/stat").read_text().splitlines():
         name, *ticks = line.split()
         if name in wanted:
-            total += sum(map(int, ticks[:8]))
+            network += sum(map(int, ticks[:8]))
             idle += int(ticks[3]) + int(ticks[4])
-    return total, idle
+        elif name == "cpu":
+            every, stolen = sum(map(int, ticks[:8])), int(ticks[7])
+    return Ticks(network, idle, every, stolen)
 
 
 @contextlib.contextmanager

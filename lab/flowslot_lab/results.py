@@ -40,6 +40,8 @@ class Evidence:
     """Processor time / elapsed time of each process while the jobs ran."""
     network_busy: float = 0.0
     """Part of the time in which the processors that emulate the network were busy."""
+    stolen: float = 0.0
+    """Part of the processors' time that the hypervisor gave to other machines (/proc/stat)."""
 
     def to_json(self) -> dict[str, Any]:
         """As in the JSON of a run."""
@@ -58,6 +60,7 @@ class Evidence:
             "control_packets": self.control_packets,
             "errors": self.errors,
             "network_busy": round(self.network_busy, 4),
+            "stolen": round(self.stolen, 4),
             "cpu": {name: round(share, 4) for name, share in self.cpu.items()},
         }
 

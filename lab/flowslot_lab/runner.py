@@ -142,7 +142,7 @@ class LiveRun:
     def evidence(self, cpu_before: dict[str, float], before: Counters, after: Counters) -> Evidence:
         """Ask the processes."""
         elapsed = after.at_s - before.at_s
-        ticks, idle = (now - then for now, then in zip(after.ticks, before.ticks, strict=True))
+        network_busy, stolen = after.ticks.since(before.ticks)
         evidence = Evidence(
             pids={process.name: process.pid for process in self.processes()},
             bytes_verified=sum(
@@ -151,7 +151,8 @@ class LiveRun:
                 for report in self.jobs.reports(job)
             ),
             control_packets=after.control_packets,
-            network_busy=1.0 - idle / max(ticks, 1),
+            network_busy=network_busy,
+            stolen=stolen,
             cpu={p.name: (p.cpu_s() - cpu_before[p.name]) / elapsed for p in self.processes()},
         )
         if self.plane is not None:

@@ -10,6 +10,8 @@ from flowslot_lab.results import LabResult, Summary, best_baseline
 
 BUSY = 0.8
 """The network's processors are idle while jobs compute: busier than this, they were too slow."""
+STOLEN = 0.01
+"""A machine that stood still for more of the time decides how long the slowest iterations take."""
 
 
 def print_result(result: LabResult, console: Console) -> None:
@@ -22,6 +24,7 @@ def print_result(result: LabResult, console: Console) -> None:
     for job in scenario.jobs:
         console.print(f"  {scenario.explain_ideal(job)}", highlight=False)
     _warn_of_busy_processors(result, console)
+    _warn_of_stolen_time(result, console)
     for job in scenario.jobs:
         if job.name in result.alone:
             ratio = result.alone[job.name] / scenario.ideal_s(job)
@@ -34,16 +37,32 @@ def print_result(result: LabResult, console: Console) -> None:
 
 def _warn_of_busy_processors(result: LabResult, console: Console) -> None:
     """Where processors are the bottleneck, the links are not."""
-    busy: dict[str, float] = {}
-    for run in result.runs:
-        busy[run.policy] = max(busy.get(run.policy, 0.0), run.evidence.network_busy)
-    slow = [f"{policy} {share:.0%}" for policy, share in busy.items() if share > BUSY]
+    slow = _above(BUSY, [(run.policy, run.evidence.network_busy) for run in result.runs])
     if slow:
         console.print(
             "The processors that emulate the network were busy most of the time "
-            f"({', '.join(slow)}): this machine, not the links, may be what limits these.",
+            f"({slow}): this machine, not the links, may be what limits these.",
             highlight=False,
         )
+
+
+def _warn_of_stolen_time(result: LabResult, console: Console) -> None:
+    """Where the hypervisor took the machine away, the slowest iterations are of its making."""
+    stolen = _above(STOLEN, [(run.policy, run.evidence.stolen) for run in result.runs])
+    if stolen:
+        console.print(
+            "The hypervisor gave these processors to other machines for a part of the time "
+            f"({stolen} in the worst run): their p99 says more about that than about the policy.",
+            highlight=False,
+        )
+
+
+def _above(bound: float, shares: list[tuple[str, float]]) -> str:
+    """Policies with the largest of their shares, if that is above the bound."""
+    worst: dict[str, float] = {}
+    for policy, share in shares:
+        worst[policy] = max(worst.get(policy, 0.0), share)
+    return ", ".join(f"{policy} {share:.0%}" for policy, share in worst.items() if share > bound)
 
 
 def _summary_table(result: LabResult, summaries: list[Summary]) -> Table:

@@ -12,7 +12,7 @@ from rich.console import Console
 from flowslot_lab import processors
 from flowslot_lab.results import Evidence, LabResult, Run
 from flowslot_lab.scenario import load
-from flowslot_lab.table import _warn_of_busy_processors
+from flowslot_lab.table import _warn_of_busy_processors, _warn_of_stolen_time
 
 SCENARIO = Path(__file__).parents[2] / "lab" / "scenarios" / "two-equal.toml"
 
@@ -29,11 +29,19 @@ def test_the_network_has_half_of_them(
     assert processors.of_the_programs() == programs
 
 
-def test_time_of_the_networks_processors_passes() -> None:
-    before = processors.network_ticks()
+def test_time_of_the_processors_passes() -> None:
+    before = processors.read_ticks()
     time.sleep(0.1)
-    total, idle = (now - then for now, then in zip(processors.network_ticks(), before, strict=True))
-    assert 0 <= idle <= total and total > 0
+    after = processors.read_ticks()
+    assert after.every - before.every >= after.network - before.network > 0
+    assert all(0.0 <= share <= 1.0 for share in after.since(before))
+
+
+def test_what_part_was_busy_and_what_was_stolen() -> None:
+    before = processors.Ticks(network=100, idle=50, every=200, stolen=7)
+    after = processors.Ticks(network=200, idle=80, every=400, stolen=17)
+    assert after.since(before) == (pytest.approx(0.7), pytest.approx(0.05))
+    assert after.since(after) == (1.0, 0.0)
 
 
 @pytest.mark.parametrize(("share", "warned"), [(0.5, False), (0.93, True)])
@@ -48,3 +56,13 @@ def test_a_network_that_was_too_slow_is_mentioned(share: float, warned: bool) ->
     _warn_of_busy_processors(LabResult(load(SCENARIO), runs, {}), Console(file=text, width=200))
     assert ("stagger 93%" in text.getvalue()) is warned
     assert "cubic" not in text.getvalue()
+
+
+@pytest.mark.parametrize(("share", "warned"), [(0.004, False), (0.06, True)])
+def test_stolen_time_is_mentioned(share: float, warned: bool) -> None:
+    evidence = Evidence(stolen=share)
+    assert evidence.to_json()["stolen"] == share
+    runs = [Run("stagger", 1, evidence, [], 0, {}), Run("stagger", 2, Evidence(), [], 0, {})]
+    text = io.StringIO()
+    _warn_of_stolen_time(LabResult(load(SCENARIO), runs, {}), Console(file=text, width=200))
+    assert ("stagger 6% in the worst run" in text.getvalue()) is warned

@@ -15,7 +15,7 @@ from flowslot.units import Nanos
 from flowslot_proto.convert import FromDaemon, Opening
 from flowslot_switch.config import SwitchConfig
 
-SPACING_S = 0.001
+SPACING_S = 0.0005
 """What no flow waits for is decided on so much later, with what has come until then."""
 AT_ONCE_S = 0.0005
 """... and what flows wait for too, unless so much time has passed since the last decision: whatever

@@ -249,12 +249,12 @@ class GrpcDomain:
                     task.result()
             finally:
                 self._heart.rest()
-                self._book.cut(Nanos(monotonic() + ORPHAN_SLOTS * self._slot_ns))
-                self._watch_lease()
                 for task in tasks:
                     task.cancel()
                 call.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
+                self._book.cut(Nanos(monotonic() + ORPHAN_SLOTS * self._slot_ns))
+                self._watch_lease()
 
     def _greet(self, now: Nanos) -> Opening:
         """Begin a session: everything that is known has to be said again."""

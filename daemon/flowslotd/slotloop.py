@@ -108,7 +108,7 @@ class SlotLoop:
         self._drained = True
 
     def refresh(self, now: Nanos) -> None:
-        """Entries stay in force for another lease."""
+        """Entries stay in force for another ENTRY_SLOTS."""
         if self._enforcer is not None:
             self._enforcer.refresh(self._deadline(now))
 

@@ -13,7 +13,7 @@ _LATENCY = Path("/dev/cpu_dma_latency")
 
 class Ticks(NamedTuple):
     """What processors have had since the machine started: the network's, and of these idle; all of
-    them, and of these stolen: something was to run, and the hypervisor ran other machines."""
+    ours, and of these stolen: something was to run, and the hypervisor ran other machines."""
 
     network: int
     idle: int
@@ -45,15 +45,17 @@ def of_the_programs() -> list[int]:
 
 def read_ticks() -> Ticks:
     """What the processors have had so far."""
-    wanted = {f"cpu{n}" for n in of_the_network()}
+    mine = {f"cpu{n}" for n in os.sched_getaffinity(0)}
+    of_network = {f"cpu{n}" for n in of_the_network()}
     network = idle = every = stolen = 0
     for line in Path("/proc/stat").read_text().splitlines():
         name, *ticks = line.split()
-        if name in wanted:
+        if name in mine:
+            every += sum(map(int, ticks[:8]))
+            stolen += int(ticks[7])
+        if name in of_network:
             network += sum(map(int, ticks[:8]))
             idle += int(ticks[3]) + int(ticks[4])
-        elif name == "cpu":
-            every, stolen = sum(map(int, ticks[:8])), int(ticks[7])
     return Ticks(network, idle, every, stolen)
 
 

@@ -23,7 +23,7 @@ class ArbiterSettings(Settings):
 
     target: Annotated[FiniteFloat, Field(gt=0, le=1)] = 0.96
     floor_share: Annotated[FiniteFloat, Field(gt=0, le=1)] = 0.125
-    lease_slots: Annotated[int, Field(ge=1, le=100)] = LEASE_SLOTS
+    lease_slots: Annotated[int, Field(ge=LEASE_SLOTS, le=100)] = LEASE_SLOTS
     slot_ms: Annotated[FiniteFloat, Field(ge=5, le=1000)] = 60.0
     horizon: Annotated[int, Field(ge=1, le=1000)] = 10
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from flowslot.arbiter import LEASE_SLOTS, Arbiter, SessionState
+from flowslot.arbiter import Arbiter, SessionState
 from flowslot.errors import ProtocolError
 from flowslot.messages import Grant, HeartbeatEcho, Refusal
 from flowslot.policy import registry
@@ -15,11 +15,12 @@ from flowslot.units import Nanos
 from flowslot_proto.convert import FromDaemon, Opening
 from flowslot_switch.config import SwitchConfig
 
-SPACING_S = 0.0005
-"""What no flow waits for is decided on so much later, with what has come until then."""
-AT_ONCE_S = 0.0005
-"""... and what flows wait for too, unless so much time has passed since the last decision: whatever
+REST_S = 0.0005
+"""News are decided on at once when so much time has passed since the last decision: whatever
 daemons say, there is time for other things."""
+SPACING_S = 0.001
+"""... and otherwise so much later, or with the next news. uvloop rounds to milliseconds: half a
+millisecond would be none at all."""
 
 log = logging.getLogger(__name__)
 
@@ -98,8 +99,7 @@ class Engine:
         if opening.lease_ns > config.lease_ns:
             raise ProtocolError(
                 f"field `hello.lease_ns`: is {opening.lease_ns / 1e6:g} ms, but must be at most "
-                f"{config.lease_ns / 1e6:g} ms; set the same slot_ms for daemons and "
-                f"switches, and lease_slots to no less than {LEASE_SLOTS}"
+                f"{config.lease_ns / 1e6:g} ms; set the same slot_ms for daemons and switches"
             )
         links = []
         for i, name in enumerate(opening.links):
@@ -133,7 +133,7 @@ class Engine:
         if refusals or echo:
             stream.post(refusals=refusals, echo=echo)
         if message.dones or message.demands or message.acks:
-            self.changed(at_once=arbiter.is_awaited(now))
+            self.changed()
         if not self._due:
             stream.flush()  # else it travels with the decision
 
@@ -154,10 +154,10 @@ class Engine:
 
     # --- deciding
 
-    def changed(self, *, at_once: bool = False) -> None:
-        """Something was reported: decide soon, or as soon as all that has come is read."""
-        rested = self.now() - self._decided_at >= AT_ONCE_S * 1e9
-        if at_once and rested and not self._now_due:
+    def changed(self) -> None:
+        """Something was reported: decide as soon as all that has come is read, or soon."""
+        rested = self.now() - self._decided_at >= REST_S * 1e9
+        if rested and not self._now_due:
             self._due = self._now_due = True
             self._arm(0.0)
         elif not self._due:

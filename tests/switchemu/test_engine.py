@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 from switchproc import topology
 
 from flowslot.arbiter import Arbiter
 from flowslot.messages import Demand, Grant, Hello
 from flowslot_proto.convert import FromDaemon, Opening
 from flowslot_switch.config import Overrides, load
-from flowslot_switch.engine import AT_ONCE_S, SPACING_S, Engine
+from flowslot_switch.engine import REST_S, SPACING_S, Engine
 from flowslot_switch.stream import Closing
 
 
@@ -61,7 +62,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None
     return start
 
 
-def test_who_has_nothing_is_answered_at_once_and_progress_a_moment_later(run: Any) -> None:
+def test_what_has_come_is_decided_on_together_as_soon_as_it_is_read(run: Any) -> None:
     async def test(engine: Engine, daemon: Daemon) -> None:
         armed: list[float] = []
         engine._arm = armed.append  # type: ignore[method-assign]
@@ -73,13 +74,6 @@ def test_who_has_nothing_is_answered_at_once_and_progress_a_moment_later(run: An
         assert armed == [0.0]
         engine._step()
         assert {grant.flow for grant in daemon.grants} == {7, 8}
-        armed.clear()
-        engine._decided_at = 0
-        engine.take(daemon, begun(7, remaining=500_000))
-        engine.take(daemon, begun(7, remaining=400_000))
-        assert armed == [SPACING_S]
-        engine.take(daemon, begun(9))
-        assert armed == [SPACING_S, 0.0], "brought forward"
 
     run(test)
 
@@ -89,11 +83,24 @@ def test_there_is_time_for_other_things_between_two_decisions(run: Any) -> None:
         engine._step()
         armed: list[float] = []
         engine._arm = armed.append  # type: ignore[method-assign]
-        engine._decided_at = engine.now() + int(AT_ONCE_S * 1e9)  # as if it were only now
+        engine._decided_at = engine.now() + int(REST_S * 1e9)  # as if it were only now
         engine.take(daemon, begun(7))
+        engine.take(daemon, begun(8))
         assert armed == [SPACING_S]
+        engine._decided_at = 0
+        engine.take(daemon, begun(9))
+        assert armed == [SPACING_S, 0.0], "brought forward"
 
     run(test)
+
+
+def test_no_delay_is_too_short_for_the_loop() -> None:
+    async def wait() -> bool:
+        handle = asyncio.get_running_loop().call_later(SPACING_S, lambda: None)
+        handle.cancel()
+        return isinstance(handle, uvloop.loop.TimerHandle)
+
+    assert uvloop.run(wait())
 
 
 def test_an_engine_that_is_closed_decides_nothing_any_more(run: Any) -> None:

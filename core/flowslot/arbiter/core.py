@@ -53,7 +53,6 @@ class Arbiter:
         self._next_change: Nanos | None = None
         self._gathered_at: Nanos | None = None
         """When to make the changes that no flow is waiting for; None: there are none."""
-        self._awaited = False  # see is_awaited
         self._idle = False  # the last step settled everything, and nothing has been said since
 
     # --- what daemons say
@@ -106,7 +105,6 @@ class Arbiter:
             elif reason or row:
                 refusals.append(Refusal(demand.flow, demand.inc, reason or row or ""))
         if accepted:
-            self._awaited |= self._flows.ask(accepted)
             self._flows.report(now, list(accepted), list(accepted.values()))
             for row, demand in accepted.items():
                 if demand.gave_back:
@@ -160,7 +158,6 @@ class Arbiter:
                 newest[row] = max(ack.seq, newest.get(row, 0))
         if newest:
             self._flows.acknowledge(now, newest)
-            self._awaited |= not self._flows.awaits_acks()
 
     def heartbeat(self, now: Nanos, session: int) -> bool:
         """A heartbeat came: the session's lease starts anew. Echo it only when this is True.
@@ -191,7 +188,6 @@ class Arbiter:
     def step(self, now: Nanos) -> dict[int, list[Grant]]:
         """Decide: returns the grants to send, by session, each list in order."""
         self._begin(now)
-        self._awaited = False
         self._table.advance(self._slot(now))
         flows = self._flows
         if not flows.n:
@@ -229,11 +225,6 @@ class Arbiter:
             if other is not None and other > now:
                 times.append(other)
         return Nanos(min(times))
-
-    def is_awaited(self, now: Nanos) -> bool:
-        """Since the last step flows that have nothing have asked for the first time, or the last
-        acknowledgement that was missing has come: the next one should not be put off."""
-        return self._awaited and self.recovered(now)
 
     def recovered(self, now: Nanos) -> bool:
         """A full lease has passed: nobody holds a grant that Hello did not tell of (rule 10).

@@ -220,20 +220,6 @@ class FlowTable:
         if elapsed > 0:
             loops.progress(self.table, elapsed)
 
-    def ask(self, demands: Mapping[int, Demand]) -> bool:
-        """By row: some of these flows were idle, have nothing, and can send now.
-
-        But for those that were called: what they are to have was decided without them.
-        """
-        return any(
-            d.remaining > 0
-            and d.cap > 0
-            and self.remaining[row] <= 0
-            and self.grant[row] <= 0
-            and not self.called[row]
-            for row, d in demands.items()
-        )
-
     def report(self, now: Nanos, rows: list[int], demands: Sequence[Demand]) -> None:
         """Take over what was reported; path and job are set already. Each row at most once."""
         said = [
@@ -341,10 +327,6 @@ class FlowTable:
         rows = np.zeros(self.n, np.intp)
         late = loops.overdue(self.table, before, rows)
         return set(self.session[rows[:late]].tolist()) if late else set()
-
-    def awaits_acks(self) -> bool:
-        """Lowers are on their way, or their acknowledgements."""
-        return bool(self.pending_seq[: self.n, 0].any())
 
     def unsettled(self) -> bool:
         """Some grants are not (yet) what they are to be, or not told to be standing."""

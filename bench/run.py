@@ -18,6 +18,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from flowslot_lab.processors import read_ticks
+from flowslot_lab.table import STOLEN
+
 BOUNDS = Path(__file__).with_name("bounds.toml")
 
 
@@ -70,7 +73,14 @@ def main() -> int:
     if args.only:
         wanted = args.only.split(",")
         bounds = [bound for bound in bounds if bound["metric"].split(".")[0] in wanted]
+    before = read_ticks()
     rows = report(bounds, measure(bounds, args.repeat))
+    _, stolen = read_ticks().since(before)
+    print(
+        f"bench: the hypervisor gave {stolen:.1%} of these processors' time to other machines"
+        + (", which is in these figures" if stolen > STOLEN else ""),
+        file=sys.stderr,
+    )
     if args.output == "json":
         print(json.dumps(rows, indent=2))
     else:

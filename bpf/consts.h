@@ -19,20 +19,21 @@
  * that would be more than 6 ms. */
 #define FS_MIN_RATE 256000ULL
 
-/* Window rule: cwnd = 3 + rate * (rtt + max(rtt / 4, 2 ms)) / mss, where rtt is the lowest of the
- * last 2 to 4 ms, and at least 2 ms. With 250 us instead of 2 ms a hiccup of the host (a
- * millisecond is common) runs a small window dry, and segments leave one by one, at a timer each:
- * the lab's ps-incast, in turns on two busy cores, 1.27 and 1.31 of Ideal instead of 1.17 and
- * 1.17. A held flow has the smallest window either way, and notices a raised rate as soon. */
+/* Window rule: cwnd = 3 + rate * (rtt + max(rtt / 4, 1 ms)) / mss, where rtt is the lowest of the
+ * last 2 to 4 ms, and at least 1 ms. With 250 us a hiccup of the host (a millisecond is common)
+ * runs a small window dry, and segments leave one by one, at a timer each. With 2 ms an incast has
+ * four times a shallow buffer in flight, should its pacing fail for some milliseconds. A held flow
+ * has the smallest window either way, and notices a raised rate as soon. */
 #define FS_MIN_CWND 3
 #define FS_RECOVERY_CWND 10
-#define FS_MIN_RTT_US 2000ULL
+#define FS_MIN_RTT_US 1000ULL
 #define FS_MAX_RTT_US 1000000ULL
 
 /* The kernel waits at least 200 ms before it sends again what nobody has acknowledged: three slots,
- * for paths of well below a millisecond. Receivers delay acknowledgements by 40 ms. There is
- * no way back: the kernel's estimate only ever falls to a new minimum, it does not rise to one. */
-#define FS_RTO_MIN_US 50000
+ * for paths of well below a millisecond. Receivers may delay an acknowledgement by 40 ms: then the
+ * last segment is sent twice. There is no way back: the kernel's estimate only ever falls to a new
+ * minimum, it does not rise to one. */
+#define FS_RTO_MIN_US 20000
 
 /* Send buffers grow until they hold what the ceiling carries in this time (and to tcp_wmem). */
 #define FS_SNDBUF_NS (20 * FS_MS)

@@ -102,7 +102,7 @@ def test_lost_tails_of_paced_flows_are_sent_again_within_a_slot(
     assert from_here.soon(lambda: flow.received() > 10 * MB)
     assert rto_us(flow) >= 200_000, "nobody paces it"
     pacer.apply(pack([entry(flow, 10 * MB)]), later())
-    assert from_here.soon(lambda: 50_000 <= rto_us(flow) < 200_000)
+    assert from_here.soon(lambda: 20_000 <= rto_us(flow) < 50_000)
 
 
 def test_send_buffers_hold_more_than_a_moment(

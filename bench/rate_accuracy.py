@@ -260,7 +260,7 @@ def measure_resume(
 
 
 def measure(
-    backend: str = "bpf", *, runs: int = 1, pauses: int = 20, seed: int = 1
+    backend: str = "bpf", *, runs: int = 1, pauses: int = 100, seed: int = 1
 ) -> dict[str, float]:
     """All of it, on a network of its own. Percent and milliseconds; means over `runs`."""
     with network() as names:

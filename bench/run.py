@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from flowslot_lab.processors import read_ticks
 from flowslot_lab.table import STOLEN
@@ -55,6 +55,7 @@ def report(bounds: list[dict[str, Any]], values: dict[str, list[float]]) -> list
                 "must": bound["must"],
                 "target": bound.get("target"),
                 "recorded_mean": bound["recorded_mean"],
+                "recorded_spread": bound["recorded_spread"],
                 "margin": bound["must"] / mean if mean else float("inf"),
                 "holds": mean <= bound["must"],
                 "meets_target": bound.get("target") is None or mean <= bound["target"],
@@ -84,7 +85,8 @@ def main() -> int:
     if args.output == "json":
         print(json.dumps(rows, indent=2))
     else:
-        table = Table("metric", "unit", "measured (min to max)", "must", "target", "recorded", "")
+        titles = "unit", "measured (min to max)", "must", "target", "margin", "recorded"
+        table = Table(Column("metric", no_wrap=True), *titles, "")
         for row in rows:
             target = "" if row["target"] is None else f"{row['target']:g}"
             verdict = "ok" if row["meets_target"] else "ok, target missed"
@@ -94,10 +96,11 @@ def main() -> int:
                 f"{row['mean']:.3g} ({row['min']:.3g} to {row['max']:.3g})",
                 f"{row['must']:g}",
                 target,
-                f"{row['recorded_mean']:g}",
+                f"{row['margin']:.2g}",
+                "{:g} ({:g} to {:g})".format(row["recorded_mean"], *row["recorded_spread"]),
                 verdict if row["holds"] else "BROKEN",
             )
-        Console(width=None if sys.stdout.isatty() else 120).print(table)
+        Console(width=None if sys.stdout.isatty() else 150).print(table)
     return 0 if all(row["holds"] for row in rows) else 1
 
 

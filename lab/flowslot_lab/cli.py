@@ -6,6 +6,7 @@ Exit status: 0 ok, 1 a run failed or was not real, 2 bad scenario or usage.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -18,19 +19,24 @@ from types import FrameType
 from typing import Annotated, Literal, NoReturn
 
 import typer
+import yaml
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from flowslot.errors import ConfigError
 from flowslot_lab import scenario as scenarios
-from flowslot_lab.figure import draw
+from flowslot_lab.figure import FORMATS, draw
 from flowslot_lab.net import LabError
+from flowslot_lab.results import LabResult
 from flowslot_lab.runner import POLICIES, Options, RunFailed, measure
 from flowslot_lab.state import ROOT, RunState, clean_dead
 from flowslot_lab.table import print_result
 
 app = typer.Typer(
-    name="lab", help="Several hosts on one machine, with real TCP.", no_args_is_help=True
+    name="lab",
+    help="Several hosts on one machine, with real TCP.",
+    no_args_is_help=True,
+    add_completion=False,
 )
 _FAILURE, _BAD_INPUT = 1, 2
 _TERMINATED = 128 + signal.SIGTERM
@@ -46,13 +52,17 @@ def run(
     repeat: Annotated[int, typer.Option(min=1, help="interleaved repeats (A B C A B C)")] = 1,
     iterations: Annotated[
         int | None,
-        typer.Option(min=1, help="measured per job and repeat [default: 100 over all repeats]"),
+        typer.Option(
+            min=1, max=10**6, help="measured per job and repeat [default: 100 over all repeats]"
+        ),
     ] = None,
     switch: Annotated[
         bool, typer.Option(help="with a flowslot-switch process, or with none at all")
     ] = True,
     figure: Annotated[Path | None, typer.Option(help="write a figure to this file")] = None,
-    seed: Annotated[int | None, typer.Option(help="instead of the scenario's")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=2**32 - 1, help="instead of the scenario's")
+    ] = None,
     change: Annotated[
         list[str] | None,
         typer.Option(
@@ -62,9 +72,11 @@ def run(
     keep_logs: Annotated[
         Path | None, typer.Option(help="keep logs and configuration files in this directory")
     ] = None,
-    output: Annotated[Literal["table", "json"], typer.Option("-o", "--output")] = "table",
+    output: Annotated[Literal["table", "json", "yaml"], typer.Option("-o", "--output")] = "table",
 ) -> None:
     """Run a scenario under each policy and compare."""
+    if figure is not None:
+        _check_figure(figure)
     try:
         loaded = scenarios.load(scenario, change or [])
     except ConfigError as error:
@@ -79,14 +91,14 @@ def run(
         except (LabError, RunFailed) as error:
             bar.stop()
             _die(str(error), _FAILURE)
+    _print(result, output)
     if figure is not None:
-        draw(result, figure)
-    if output == "json":
-        print(json.dumps(result.to_json(), indent=1))
-    else:
-        print_result(result, Console(width=None if sys.stdout.isatty() else 120))
-    if figure is not None:
-        print(f"figure: {figure}", file=sys.stderr if output == "json" else sys.stdout)
+        # After the results, which have taken minutes to measure.
+        try:
+            draw(result, figure)
+        except OSError as error:
+            _die(f"--figure {figure}: {error.strerror or error}", _FAILURE)
+        print(f"figure: {figure}", file=sys.stdout if output == "table" else sys.stderr)
 
 
 @app.command()
@@ -107,7 +119,10 @@ def list_scenarios(
     ),
 ) -> None:
     """List scenarios, and their jobs' physical limits."""
-    for path in sorted(directory.glob("*.toml")):
+    paths = sorted(directory.glob("*.toml"))
+    if not paths:
+        _die(f"{directory}: no scenario files (*.toml) there", _BAD_INPUT)
+    for path in paths:
         try:
             loaded = scenarios.load(path)
         except ConfigError as error:
@@ -115,6 +130,28 @@ def list_scenarios(
         print(f"{path}: {loaded.description}")
         for job in loaded.jobs:
             print(f"  {loaded.explain_ideal(job)}")
+
+
+def _check_figure(path: Path) -> None:
+    """Before anything is measured."""
+    if path.suffix not in FORMATS:
+        _die(f"--figure {path}: must end in one of: {', '.join(FORMATS)}", _BAD_INPUT)
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        _die(f"--figure {path}: must be a file in a directory that can be written to", _BAD_INPUT)
+    if importlib.util.find_spec("matplotlib") is None:
+        _die("--figure: needs matplotlib: pip install 'flowslot[lab]'", _BAD_INPUT)
+
+
+def _print(result: LabResult, output: str) -> None:
+    match output:
+        case "json":
+            print(json.dumps(result.to_json(), indent=1))
+        case "yaml":
+            # By way of JSON, which knows plain types only.
+            plain = json.loads(json.dumps(result.to_json()))
+            print(yaml.safe_dump(plain, sort_keys=False), end="")
+        case _:
+            print_result(result, Console(width=None if sys.stdout.isatty() else 120))
 
 
 def _policies(text: str) -> tuple[str, ...]:
@@ -156,11 +193,17 @@ def _run_state(keep_logs: Path | None) -> Iterator[RunState]:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         if keep_logs is not None:
-            shutil.copytree(
-                state.path, keep_logs, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.sock")
-            )
+            _keep(state.path, keep_logs)
         state.clean()
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _keep(logs: Path, at: Path) -> None:
+    """Copy what the run's processes have written. A full disk must not stop the cleaning."""
+    try:
+        shutil.copytree(logs, at, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.sock"))
+    except OSError as error:  # shutil.Error is one
+        print(f"flowslot lab: --keep-logs {at}: {error}", file=sys.stderr)
 
 
 class _Bar:

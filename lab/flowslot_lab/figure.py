@@ -28,6 +28,9 @@ _POLICY_STYLES: dict[str, dict[str, Any]] = {
 }
 
 
+FORMATS = (".png", ".svg", ".pdf")
+
+
 def draw(result: LabResult, path: Path) -> None:
     """Write the figure (format by the file's ending). Needs matplotlib (extra `lab`)."""
     import matplotlib  # noqa: PLC0415  (an optional package, slow to import)

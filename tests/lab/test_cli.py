@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from flowslot_lab import cli
 from flowslot_lab.cli import app
 
 from .conftest import SCENARIOS, TWO_HOSTS
@@ -19,12 +20,16 @@ def invoke(*args: str) -> tuple[int, str]:
     [
         (TWO_HOSTS.replace('name = "h2"', 'name = "h1"'), "field `hosts[1].name`: host"),
         ("name = ", "not valid TOML"),
-        (TWO_HOSTS.replace("400", "-1"), "field `links.rate_mbps`: must be greater than 0"),
+        (TWO_HOSTS.replace("400", "-1"), "field `links.rate_mbps`: must be greater than or equal"),
+        ("name = " + "[" * 20_000, "not valid TOML: arrays or tables are nested too deeply"),
+        (b"\xaf", "cannot be read: not UTF-8 text"),
     ],
 )
-def test_a_bad_scenario_is_one_line_and_status_2(tmp_path: Path, text: str, problem: str) -> None:
+def test_a_bad_scenario_is_one_line_and_status_2(
+    tmp_path: Path, text: str | bytes, problem: str
+) -> None:
     path = tmp_path / "bad.toml"
-    path.write_text(text)
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
     status, output = invoke("run", str(path))
     assert status == 2
     assert output.startswith(f"flowslot lab: {path}: {problem}")
@@ -36,6 +41,16 @@ def test_a_missing_scenario_is_status_2(tmp_path: Path) -> None:
     assert (status, output) == (
         2, f"flowslot lab: {tmp_path}/none.toml: cannot be read: No such file or directory\n",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "change", ["jobs.bytes=1979-05-27", "jobs.c.x=1", "jobs.x=" + "[" * 20_000]
+)
+def test_a_bad_variant_is_one_line_and_status_2(change: str) -> None:
+    status, output = invoke("run", str(SCENARIOS / "two-equal.toml"), "--set", change)
+    assert status == 2
+    assert output.startswith("flowslot lab: ")
+    assert output.count("\n") == 1
 
 
 def test_an_unknown_policy_is_status_2() -> None:
@@ -57,3 +72,28 @@ def test_list_shows_scenarios_and_their_limits() -> None:
     assert status == 0
     assert "ps-incast.toml: a parameter server" in output
     assert "6.4 MB / (400 Mbit/s x 1448/1514) on h1->s1 = 0.1538 s" in output
+
+
+@pytest.mark.parametrize("figure", ["x.bmp", "missing/x.png", "."])
+def test_a_figure_that_cannot_be_written_is_found_out_first(tmp_path: Path, figure: str) -> None:
+    scenario = str(SCENARIOS / "two-equal.toml")
+    status, output = invoke("run", scenario, "--figure", str(tmp_path / figure))
+    assert status == 2
+    assert output.startswith("flowslot lab: --figure") and output.count("\n") == 1
+
+
+def test_listing_a_directory_without_scenarios_is_status_2(tmp_path: Path) -> None:
+    status, output = invoke("list", str(tmp_path))
+    assert status == 2 and "no scenario files" in output
+
+
+def test_logs_that_cannot_be_kept_do_not_stop_the_cleaning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "ROOT", tmp_path / "runs")
+    monkeypatch.setattr(cli, "clean_dead", list)
+    (tmp_path / "taken").write_text("a file, not a directory")
+    with cli._run_state(tmp_path / "taken") as state:
+        assert state.path.is_dir()
+    assert not state.path.exists()
+    assert "--keep-logs" in capsys.readouterr().err

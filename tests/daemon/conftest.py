@@ -17,6 +17,7 @@ from flowslot_shm.reader import RecordReader
 from flowslot_shm.writer import FlowWriter, Record
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parents[1] / "helpers"))
 
 TOPOLOGY = """
 [[hosts]]

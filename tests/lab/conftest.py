@@ -11,6 +11,9 @@ import pytest
 
 from flowslot_lab.state import NETNS, ROOT, RunState
 
+sys.path.append(str(Path(__file__).parents[1] / "helpers"))
+from leftovers import TOOL, Host
+
 SCENARIOS = Path(__file__).parents[2] / "lab/scenarios"
 TWO_HOSTS = """
 name = "small"
@@ -78,6 +81,14 @@ def state() -> Iterator[RunState]:
     state = RunState.create()
     yield state
     state.clean()
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    """To be asked for before anything is started: `host.left()` says what is left of it."""
+    yield Host()
+    if TOOL is None:
+        pytest.skip("bpftool is missing: BPF programs, maps and links were not compared")
 
 
 @pytest.fixture

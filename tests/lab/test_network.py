@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from leftovers import Host
 
 from flowslot_lab.net import Network, run
 from flowslot_lab.processors import of_the_network
@@ -24,7 +25,9 @@ pytestmark = pytest.mark.root
 Flowslot = Callable[..., subprocess.Popen[str]]
 
 
-def test_network_has_the_asked_rates_and_buffers_and_leaves_nothing(state: RunState) -> None:
+def test_network_has_the_asked_rates_and_buffers_and_leaves_nothing(
+    host: Host, state: RunState
+) -> None:
     net = Network(load(SCENARIOS / "ps-incast.toml"), state)
     began = time.monotonic()
     net.up()
@@ -58,9 +61,10 @@ def test_network_has_the_asked_rates_and_buffers_and_leaves_nothing(state: RunSt
     assert traces(state.id)["namespaces"] == []
     state.clean()
     assert traces(state.id) == NOTHING
+    assert host.left() == {}
 
 
-def test_baseline_run_verifies_bytes_and_measures(state: RunState) -> None:
+def test_baseline_run_verifies_bytes_and_measures(host: Host, state: RunState) -> None:
     scenario = parse(TWO_HOSTS, "small.toml")
     result = measure(scenario, Options(("cubic", "reno"), repeat=2, iterations=5), state, Quiet())
     assert [(r.policy, r.repeat) for r in result.runs] == [
@@ -78,6 +82,7 @@ def test_baseline_run_verifies_bytes_and_measures(state: RunState) -> None:
     assert set(result.alone) == {"a"}
     state.clean()
     assert traces(state.id) == NOTHING
+    assert host.left() == {}
 
 
 def test_jobs_alone_are_measured_once_per_kind(state: RunState) -> None:
@@ -88,7 +93,7 @@ def test_jobs_alone_are_measured_once_per_kind(state: RunState) -> None:
     assert folders == ["01-small-cubic", "02-small-cubic"]
 
 
-def test_a_job_that_dies_fails_the_run(state: RunState) -> None:
+def test_a_job_that_dies_fails_the_run(host: Host, state: RunState) -> None:
     from flowslot_lab.net import LabError
 
     live = LiveRun(parse(TWO_HOSTS, "f"), state, "cubic", 1000, use_switch=False)
@@ -98,6 +103,7 @@ def test_a_job_that_dies_fails_the_run(state: RunState) -> None:
                 live.jobs.workers[0].process.signal(signal.SIGKILL)
     state.clean()
     assert traces(state.id) == NOTHING
+    assert host.left() == {}
 
 
 def begin(flowslot: Flowslot, *options: str) -> tuple[subprocess.Popen[str], str]:
@@ -124,17 +130,18 @@ def begin(flowslot: Flowslot, *options: str) -> tuple[subprocess.Popen[str], str
     ],
 )
 def test_an_interrupted_run_leaves_nothing(
-    flowslot: Flowslot, number: signal.Signals, policy: str, status: int
+    host: Host, flowslot: Flowslot, number: signal.Signals, policy: str, status: int
 ) -> None:
     process, run_id = begin(flowslot, "--policy", policy)
     process.send_signal(number)
     process.communicate(timeout=30)
     assert traces(run_id) == NOTHING
+    assert host.left() == {}
     assert process.returncode == status
 
 
 @pytest.mark.parametrize("policy", ["cubic", "stagger"])
-def test_after_kill_the_next_start_is_clean(flowslot: Flowslot, policy: str) -> None:
+def test_after_kill_the_next_start_is_clean(host: Host, flowslot: Flowslot, policy: str) -> None:
     process, run_id = begin(flowslot, "--policy", policy)
     process.kill()
     process.communicate()
@@ -150,6 +157,7 @@ def test_after_kill_the_next_start_is_clean(flowslot: Flowslot, policy: str) -> 
     other.send_signal(signal.SIGINT)
     other.communicate(timeout=30)
     assert traces(other_id) == NOTHING
+    assert host.left() == {}
 
 
 def test_who_is_started_as_the_lab_dies_does_not_run(
@@ -205,7 +213,7 @@ def test_json_alone_on_standard_output(flowslot: Flowslot, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("switch", ["--switch", "--no-switch"])
-def test_stagger_run_is_real(flowslot: Flowslot, switch: str) -> None:
+def test_stagger_run_is_real(host: Host, flowslot: Flowslot, switch: str) -> None:
     scenario = str(SCENARIOS / "two-equal.toml")
     process = flowslot(
         "lab", "run", scenario, "--policy", "stagger", "--iterations", "5", switch, "-o", "json"
@@ -223,3 +231,4 @@ def test_stagger_run_is_real(flowslot: Flowslot, switch: str) -> None:
     else:
         assert set(evidence["pids"]) == names
         assert evidence["grpc_connections"] == evidence["control_packets"] == 0
+    assert host.left() == {}

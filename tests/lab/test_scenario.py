@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
+from pathlib import Path
+
 import pytest
 
 from flowslot.errors import ConfigError
+from flowslot.topology import parse_topology
+from flowslot_lab.plane import topology_toml
 from flowslot_lab.scenario import Scenario, load, parse
 
 from .conftest import SCENARIOS, TWO_HOSTS
@@ -87,9 +91,15 @@ ERRORS = {
         'field `jobs[0].hosts[1]`: "h1" has a worker already; name each once'
     ),
     edit('"h1", "h2"]', '"h1"]'): "field `jobs[0].hosts`: must name at least 2 hosts for a ring",
-    edit("500_000", "-1"): "field `jobs[0].bytes`: must be greater than 0, got -1",
-    edit("buffer_kb = 128", "buffer_kb = -1"): (
-        "field `links.buffer_kb`: must be greater than 0, got -1"
+    edit('name = "small"', 'name = "Small"'): (
+        'field `name`: must begin with a letter from a to z and hold only a-z, 0-9 and "-", '
+        'got "Small"'
+    ),
+    edit('name = "h2"', 'name = "host-of-many"'): (
+        'field `jobs[0].hosts[1]`: no host is called "h2"; must be one of: h1, host-of-many'
+    ),
+    edit('name = "h2"', 'name = "host-of-many2"'): (
+        'field `hosts[1].name`: must have at most 12 characters, got "host-of-many2"'
     ),
     edit("rate_mbps = 400\n", ""): "field `links.rate_mbps`: is required but missing",
     edit("compute_s", "compute_ms"): (
@@ -137,7 +147,11 @@ def test_variants_change_single_values() -> None:
         ("jobs.c.bytes=1", 'none of `jobs` is called "c"; of: a, b'),
         ("job.bytes=1", "must begin with links., hosts. or jobs., or be one key"),
         ("jobs.bytes", "must be KEY=VALUE"),
-        ("jobs.bytes=-1", "field `jobs[0].bytes`: must be greater than 0, got -1"),
+        ("jobs.bytes=-1", "field `jobs[0].bytes`: must be greater than or equal to 1, got -1"),
+        ("jobs.bytes=1979-05-27", 'field `jobs[0].bytes`: must be a valid integer, got "1979-05-'),
+        ("jobs.bytes=" + "[" * 20_000, "field `jobs[0].bytes`: must be a valid integer, got"),
+        ("jobs.bytes=" + "1" * 5000, "field `jobs[0].bytes`: must be a valid integer, got"),
+        ("links.rate_mbps=inf", "field `links.rate_mbps`: must be a finite number"),
         ("jobs.sokets=1", "field `jobs[0].sokets`: unknown key; did you mean `sockets`?"),
     ],
 )
@@ -145,3 +159,68 @@ def test_a_bad_variant_is_explained(change: str, problem: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(SCENARIOS / "two-equal.toml", [change])
     assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize("change", ["jobs.x=1", "jobs.name=a"])
+def test_a_variant_of_what_is_no_table_is_explained(tmp_path: Path, change: str) -> None:
+    path = tmp_path / "odd.toml"
+    head = TWO_HOSTS[: TWO_HOSTS.index("[links]")]
+    rest = TWO_HOSTS[TWO_HOSTS.index("[links]") : TWO_HOSTS.index("[[jobs]]")]
+    path.write_text(f"{head}jobs = [1, 2]\n{rest}")
+    with pytest.raises(ConfigError) as caught:
+        load(path, [change])
+    assert str(caught.value) == f"{path}: field `jobs[0]`: must be an object, got 1"
+
+
+def test_variants_leave_everything_else_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "odd.toml"
+    path.write_text('description = "\\u0007 \\U0001F600"\n' + TWO_HOSTS, encoding="utf-8")
+    assert load(path, ["seed=1"]) == load(path)
+    path.write_text("description = 1979-05-27\n" + TWO_HOSTS)
+    assert load(path, ["seed=1"]) == load(path)
+
+
+BOUNDS = {
+    "links.rate_mbps": (1, 1e6),
+    "hosts.rate_mbps": (1, 1e6),
+    "links.buffer_kb": (2, 1e6),
+    "hosts.buffer_kb": (2, 1e6),
+    "seed": (0, 2**32 - 1),
+    "iterations": (1, 10**6),
+    "warmup": (0, 10**6),
+    "rtt_us": (0, 1e6),
+    "jobs.bytes": (1, 10**10),
+    "jobs.sockets": (1, 64),
+    "jobs.keys": (1, 65_536),
+    "jobs.slice_kb": (1, 1e6),
+    "jobs.compute_s": (0, 30),
+    "jobs.start_s": (0, 3600),
+    "jobs.jitter": (0, 0.5),
+}
+
+
+@pytest.mark.parametrize(("key", "bounds"), BOUNDS.items(), ids=BOUNDS)
+def test_quantities_have_bounds(key: str, bounds: tuple[float, float]) -> None:
+    least, most = bounds
+    for value, word in ((least - 1, "greater"), (most * 1000, "less"), (1e300, "less")):
+        with pytest.raises(ConfigError) as caught:
+            load(SCENARIOS / "ps-incast.toml", [f"{key}={value}"])
+        field = key.rpartition(".")[2]
+        assert f"{field}`: must be {word} than or equal to " in str(caught.value)
+
+
+@pytest.mark.parametrize(("key", "bounds"), BOUNDS.items(), ids=BOUNDS)
+def test_the_extremes_that_are_accepted_can_be_used(key: str, bounds: tuple[float, float]) -> None:
+    for value in bounds:
+        scenario = load(SCENARIOS / "ps-incast.toml", [f"{key}={value}"])
+        assert len(parse_topology(topology_toml(scenario, True), "topology.toml").links) == 10
+        for job in scenario.jobs:
+            assert 0 < scenario.ideal_s(job) < 1e9
+            assert job.slice_bytes * job.slices * job.sockets >= job.bytes
+
+
+def test_rings_can_be_had_at_their_bounds() -> None:
+    changes = ["jobs.bytes=10000000000", "jobs.slice_kb=1", "jobs.sockets=64"]
+    scenario = load(SCENARIOS / "two-equal.toml", changes)
+    assert scenario.jobs[0].sent_bytes >= 10_000_000_000
+    assert load(SCENARIOS / "two-equal.toml", ["jobs.bytes=1", "jobs.slice_kb=1e6"]).jobs[0].slices

@@ -20,6 +20,13 @@ class ConfigError(FlowslotError):
         super().__init__(f"{where}: {problem}")
 
 
+def why_unreadable(error: OSError | UnicodeDecodeError) -> str:
+    """Why a text file could not be read, in words."""
+    if isinstance(error, UnicodeDecodeError):
+        return "not UTF-8 text"
+    return error.strerror or str(error)
+
+
 class ProtocolError(FlowslotError):
     """A peer broke the negotiation protocol; its stream should be closed."""
 

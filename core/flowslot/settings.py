@@ -6,14 +6,30 @@ import json
 import tomllib
 import typing
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from flowslot.errors import ConfigError
 
 M = TypeVar("M", bound=BaseModel)
+
+
+_SHOWN = 80
+"""So many characters of a wrong value are repeated in the error."""
+
+
+def _printable(text: str) -> str:
+    """No NUL, which no path can hold, and no line break, which an error would be torn by."""
+    if not text.isprintable():
+        raise ValueError(f"must hold printable characters only, got {_shown(text)}")
+    return text
+
+
+PRINTABLE = AfterValidator(_printable)
+Text = Annotated[str, PRINTABLE]
+PathText = Annotated[str, Field(min_length=1, max_length=4095), PRINTABLE]
 
 
 class Settings(BaseModel):
@@ -28,18 +44,46 @@ def parse_toml(text: str, source: str, model: type[M]) -> M:
     Raises ConfigError for the first problem found: syntax (with its line), an unknown key (with
     the key that was probably meant), a missing key, a wrong type or a value out of range.
     """
+    return validate(read_toml(text, source), source, model)
+
+
+def read_toml(text: str, source: str) -> dict[str, Any]:
+    """Parse TOML `text`, whatever it may mean. Raises ConfigError."""
     try:
-        data = tomllib.loads(text)
+        return tomllib.loads(text)
+    except RecursionError:
+        raise _too_deep(source) from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(source, "", f"not valid TOML: {error}") from None
+    except ValueError:
+        raise _too_long(source) from None
+
+
+def validate(data: dict[str, Any], source: str, model: type[M]) -> M:
+    """What was parsed, as `model`. Raises ConfigError, see `parse_toml`."""
     # Validated as JSON: strict about scalars there, yet arrays may become tuples.
-    document = json.dumps(data, default=str)
+    try:
+        document = json.dumps(data, default=str)
+    except RecursionError:
+        raise _too_deep(source) from None
+    except ValueError:  # hexadecimal: only writing it in decimal fails
+        raise _too_long(source) from None
     try:
         return model.model_validate_json(document)
     except ValidationError as error:
         # An unknown key is often the cause of a missing one: report it first.
         details = sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
+        if details[0]["type"] == "json_invalid":  # we wrote it: only its depth can be wrong
+            raise _too_deep(source) from None
         raise ConfigError(source, *_explain(details[0], model)) from None
+
+
+def _too_deep(source: str) -> ConfigError:
+    return ConfigError(source, "", "not valid TOML: arrays or tables are nested too deeply")
+
+
+def _too_long(source: str) -> ConfigError:
+    return ConfigError(source, "", "not valid TOML: an integer has thousands of digits")
 
 
 def _explain(detail: ErrorDetails, model: type[BaseModel]) -> tuple[str, str]:
@@ -57,20 +101,27 @@ def _explain(detail: ErrorDetails, model: type[BaseModel]) -> tuple[str, str]:
     if kind == "value_error":
         return field, str(context["error"])
     message = detail["msg"]
-    for start in ("Input should be ", "Value should have "):
-        if message.startswith(start):
-            verb = "must be " if "be" in start else "must have "
-            message = verb + message.removeprefix(start)
+    for verb in ("be", "have"):  # "Input should be ...", "String should have ..."
+        _, found, rest = message.partition(f" should {verb} ")
+        message = f"must {verb} {rest}" if found else message
     if isinstance(value, list | dict) and "got" not in message:
         return field, message
-    return field, f"{message}, got {json.dumps(value, default=str)}"
+    return field, f"{message}, got {_shown(value)}"
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def format_field(loc: Sequence[int | str]) -> str:
     """`("links", 2, "name")` -> `links[2].name`."""
     text = ""
     for part in loc:
-        text += f"[{part}]" if isinstance(part, int) else f"{'.' if text else ''}{part}"
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            text += ("." if text else "") + (part if part.isprintable() else json.dumps(part))
     return text
 
 

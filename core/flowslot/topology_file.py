@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, FiniteFloat
 
 from flowslot.errors import ConfigError
-from flowslot.settings import Settings
+from flowslot.settings import PRINTABLE, Settings, Text
 
 
 def normal_ip(address: str) -> str:
@@ -31,9 +31,13 @@ def _endpoint(text: str) -> str:
     return text
 
 
-Name = Annotated[str, Field(min_length=1, max_length=64)]
-IpAddress = Annotated[str, AfterValidator(_ip)]
-Endpoint = Annotated[str, AfterValidator(_endpoint)]
+Name = Annotated[str, Field(min_length=1, max_length=64), PRINTABLE]
+IpAddress = Annotated[Text, AfterValidator(_ip)]
+Endpoint = Annotated[Text, AfterValidator(_endpoint)]
+CapacityGbps = Annotated[FiniteFloat, Field(ge=0.001, le=1e6)]
+"""1 Mbit/s to 1 Pbit/s: slow links that are emulated, and large ECMP groups."""
+BufferKb = Annotated[FiniteFloat, Field(ge=1, le=1e8)]
+"""A packet does not fit into less; 100 GB are more than deep-buffered switches have."""
 
 
 class SwitchSettings(Settings):
@@ -65,8 +69,8 @@ class LinkSettings(Settings):
     """A directed link; an ECMP group is one link of summed capacity."""
 
     name: Name
-    capacity_gbps: Annotated[FiniteFloat, Field(gt=0)]
-    buffer_kb: Annotated[FiniteFloat, Field(gt=0)] = 128.0
+    capacity_gbps: CapacityGbps
+    buffer_kb: BufferKb = 128.0
     switch: Name | None = None
 
 

@@ -5,7 +5,6 @@ import dataclasses
 import json
 import subprocess
 import sys
-import tomllib
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +13,7 @@ import typer
 import yaml
 
 from flowslot.errors import ConfigError
+from flowslot.settings import read_toml
 from flowslot.topology import parse_topology
 from flowslotd.config import load, read
 
@@ -35,7 +35,7 @@ try:
     load(file, Overrides())
 except ConfigError as error:
     sys.exit(json.dumps([error.source, error.field, error.problem]))
-print(parse_toml(file.read_text(), str(file), SwitchSettings).model_dump_json())
+print(parse_toml(file.read_text(encoding="utf-8"), str(file), SwitchSettings).model_dump_json())
 """
 
 
@@ -77,16 +77,13 @@ def check_config(
 def _check(file: Path) -> tuple[str, dict[str, Any]]:
     """The kind of a file and its effective settings. Raises ConfigError."""
     text = read(file)
-    try:
-        keys = tomllib.loads(text).keys()
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(str(file), "", f"not valid TOML: {error}") from None
+    keys = read_toml(text, str(file)).keys()
+    if "jobs" in keys:  # first: scenarios have hosts and links too
+        raise ConfigError(str(file), "jobs", "looks like a scenario; `flowslot lab` runs those")
     if keys & {"hosts", "links", "switches"}:
         return "topology", parse_topology(text, str(file)).settings.model_dump(mode="json")
     if "name" in keys and "host" not in keys:
         return "switch", _check_switch(file)
-    if "jobs" in keys:
-        raise ConfigError(str(file), "jobs", "looks like a scenario; `flowslot lab` runs those")
     return "daemon", load(file).settings.model_dump(mode="json")
 
 

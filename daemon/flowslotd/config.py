@@ -7,14 +7,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field, FiniteFloat
 
-from flowslot.errors import ConfigError, FlowslotError
+from flowslot.errors import ConfigError, FlowslotError, why_unreadable
 from flowslot.policy import registry
-from flowslot.settings import Settings, parse_toml
+from flowslot.settings import PRINTABLE, PathText, Settings, parse_toml
 from flowslot.slot import SlotGrid
 from flowslot.topology import Topology, parse_topology
+from flowslot.topology_file import Name
 from flowslot.units import MILLISECOND, Nanos
-
-Name = Annotated[str, Field(min_length=1, max_length=64)]
 
 
 class PacingSettings(Settings):
@@ -27,14 +26,16 @@ class PacingSettings(Settings):
 class StaticSettings(Settings):
     """For policy `static`: how many flows can use each link (by its name)."""
 
-    flows_on_link: dict[Name, Annotated[int, Field(gt=0)]] = Field(default_factory=dict)
+    flows_on_link: dict[Name, Annotated[int, Field(ge=1, le=1_000_000)]] = Field(
+        default_factory=dict
+    )
 
 
 class ArbiterSettings(Settings):
     """The daemon's own arbiter, used when no switch process holds its links."""
 
-    target: Annotated[FiniteFloat, Field(gt=0, le=1)] = 0.96
-    floor_share: Annotated[FiniteFloat, Field(gt=0, le=1)] = 0.125
+    target: Annotated[FiniteFloat, Field(ge=0.01, le=1)] = 0.96
+    floor_share: Annotated[FiniteFloat, Field(ge=0.001, le=1)] = 0.125
 
 
 class DaemonSettings(Settings):
@@ -44,8 +45,8 @@ class DaemonSettings(Settings):
     instance: Name | None = None
     mode: Literal["observe", "enforce"] = "observe"
     policy: Name = "stagger"
-    topology: Name = "topology.toml"
-    runtime_dir: str = Field(default="/run/flowslot", min_length=1, max_length=90)
+    topology: PathText = "topology.toml"
+    runtime_dir: Annotated[str, Field(min_length=1, max_length=90), PRINTABLE] = "/run/flowslot"
     slot_ms: Annotated[FiniteFloat, Field(ge=5, le=1000)] = 60.0
     horizon: Annotated[int, Field(ge=1, le=1000)] = 10
     use_switch: bool = True
@@ -89,9 +90,9 @@ def load(file: Path) -> Config:
     settings = parse_toml(read(file), str(file), DaemonSettings)
     topology_file = file.parent / settings.topology
     try:
-        text = topology_file.read_text()
+        text = topology_file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        problem = f"cannot read {topology_file}: {_reason(error)}"
+        problem = f"cannot read {topology_file}: {why_unreadable(error)}"
         raise ConfigError(str(file), "topology", problem) from None
     topology = parse_topology(text, str(topology_file))
     _check(settings, topology, str(file))
@@ -101,9 +102,9 @@ def load(file: Path) -> Config:
 def read(file: Path) -> str:
     """The text of a file. Raises ConfigError."""
     try:
-        return file.read_text()
+        return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(str(file), "", f"cannot be read: {_reason(error)}") from None
+        raise ConfigError(str(file), "", f"cannot be read: {why_unreadable(error)}") from None
 
 
 def changed(old: Config, new: Config) -> list[str]:
@@ -136,7 +137,3 @@ def _check(settings: DaemonSettings, topology: Topology, source: str) -> None:
         if link not in topology.link_index:
             problem = f'no link is called "{link}" in {settings.topology}'
             raise ConfigError(source, f"static.flows_on_link.{link}", problem)
-
-
-def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error)

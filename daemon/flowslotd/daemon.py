@@ -272,13 +272,17 @@ class Daemon:
     # -- engines ----------------------------------------------------------------------------
 
     def _build(self, config: Config, old: Engine | None = None) -> Engine:
-        return Engine(
-            config,
-            table=self.table,
-            records=self.registration.records.values,
-            on_grants=self._on_grants,
-            pacer=old.pacer if old else None,
-        )
+        """Raises ConfigError, or FlowslotError when the kernel lacks something."""
+        try:
+            return Engine(
+                config,
+                table=self.table,
+                records=self.registration.records.values,
+                on_grants=self._on_grants,
+                pacer=old.pacer if old else None,
+            )
+        except ValueError as error:
+            raise _unusable(config, error) from error
 
     async def _begin(self) -> None:
         engine = self.engine
@@ -332,10 +336,25 @@ class Daemon:
         return {"file": str(config.file), "changed": ", ".join(names)}
 
     async def _replace(self, config: Config) -> None:
+        """Go on with `config`, or with the old one if that cannot be. Raises ConfigError."""
+        old = self.config
         try:
-            engine = self._build(config, self.engine)
+            await self._change_to(config)
+        except ConfigError:
+            raise
         except FlowslotError as error:
             raise ConfigError(str(config.file), "", str(error)) from None
+        try:
+            await self._begin()
+        except Exception as error:
+            self.bug("reload", error)
+            await self._change_to(old)
+            await self._begin()
+            raise _unusable(config, error) from error
+
+    async def _change_to(self, config: Config) -> None:
+        """Put another engine in place. What cannot be built is found out before any change."""
+        engine = self._build(config, self.engine)
         self._paused = True
         try:
             await self._end(keep_pacer=engine.pacer is self.engine.pacer)
@@ -344,9 +363,12 @@ class Daemon:
             self.table.take_gone()  # the old arbiter was told by the end of its engine
             self.config, self.engine = config, engine
             self._paused = False
-        await self._begin()
 
     def _describe(self) -> str:
         settings, engine = self.config.settings, self.engine
         name = f" as {engine.congestion_control}" if engine.congestion_control else ""
         return f"{settings.host}: {settings.mode}, {settings.policy}, pacing {engine.backend}{name}"
+
+
+def _unusable(config: Config, error: Exception) -> ConfigError:
+    return ConfigError(str(config.file), "", f"cannot be used: {error}")

@@ -44,14 +44,14 @@ class Engine:
         )
         enforcing = settings.mode == "enforce" and spec.paces and settings.pacing.backend != "none"
         self.config = config
-        self.pacer = None
-        self.enforcer = None
-        if enforcing:
-            self.pacer = pacer or _open(settings.pacing.backend, config.instance)
-            self.enforcer = Enforcer(self.pacer, settings.pacing.hard)
         self.domain: Domain | None = None
         if enforcing and spec.needs_arbiter:
             self.domain = open_domain(config, spec, options, on_grants)
+        self.pacer = None
+        self.enforcer = None
+        if enforcing:  # last: if a domain cannot be built, no pacer stays open
+            self.pacer = pacer or _open(settings.pacing.backend, config.instance)
+            self.enforcer = Enforcer(self.pacer, settings.pacing.hard)
         self.loop = SlotLoop(
             config.grid,
             table,

@@ -17,41 +17,52 @@ compute_s = 0.125
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, FiniteFloat
+from pydantic import AfterValidator, Field, FiniteFloat
 
-from flowslot.errors import ConfigError
-from flowslot.settings import Settings, parse_toml
+from flowslot.errors import ConfigError, why_unreadable
+from flowslot.settings import PRINTABLE, Settings, Text, read_toml, validate
 from flowslot.units import goodput
 from flowslot_lab import variants
 from flowslot_lab.content import WORD_BYTES
 
-_NAME = r"^[a-z][a-z0-9-]*$"
 MAX_HOSTS = 200  # 10.77.0.250 is the switch's
+MAX_JOBS = 64
 
-HostName = Annotated[str, Field(max_length=12, pattern=_NAME)]  # d-<name> fits an interface name
-JobName = Annotated[str, Field(max_length=31, pattern=_NAME)]
-Positive = Annotated[FiniteFloat, Field(gt=0)]
-NotNegative = Annotated[FiniteFloat, Field(ge=0)]
-Count = Annotated[int, Field(gt=0)]
+
+def _name(text: str) -> str:
+    if not re.fullmatch("[a-z][a-z0-9-]*", text):
+        rule = 'must begin with a letter from a to z and hold only a-z, 0-9 and "-"'
+        raise ValueError(f'{rule}, got "{text}"')
+    return text
+
+
+NAME = AfterValidator(_name)
+HostName = Annotated[str, Field(max_length=12), PRINTABLE, NAME]  # d-<name> fits an interface name
+JobName = Annotated[str, Field(max_length=31), PRINTABLE, NAME]
+# No limits of the lab: beyond these, a number is a mistake, or what it leads to overflows.
+RateMbps = Annotated[FiniteFloat, Field(ge=1, le=1e6)]
+BufferKb = Annotated[FiniteFloat, Field(ge=2, le=1e6)]  # a packet fits into 2 kB
+Iterations = Annotated[int, Field(ge=0, le=1_000_000)]
 
 
 class Links(Settings):
     """What every link between a host and the switch is like, unless the host says otherwise."""
 
-    rate_mbps: Positive
-    buffer_kb: Positive
+    rate_mbps: RateMbps
+    buffer_kb: BufferKb
 
 
 class Host(Settings):
     """A host; None: as in `[links]`."""
 
     name: HostName
-    rate_mbps: Positive | None = None
-    buffer_kb: Positive | None = None
+    rate_mbps: RateMbps | None = None
+    buffer_kb: BufferKb | None = None
 
 
 class Job(Settings):
@@ -59,16 +70,16 @@ class Job(Settings):
 
     name: JobName
     kind: Literal["ring", "ps"]
-    hosts: tuple[str, ...] = Field(min_length=1)
-    server: str | None = None
-    bytes: Count
-    sockets: Annotated[int, Field(gt=0, le=64)] = 1
-    slice_kb: Positive = 50.0
-    keys: Count = 64
+    hosts: tuple[Text, ...] = Field(min_length=1)
+    server: Text | None = None
+    bytes: Annotated[int, Field(ge=1, le=10_000_000_000)]
+    sockets: Annotated[int, Field(ge=1, le=64)] = 1
+    slice_kb: Annotated[FiniteFloat, Field(ge=1, le=1e6)] = 50.0
+    keys: Annotated[int, Field(ge=1, le=65_536)] = 64
     barrier: bool = False
-    compute_s: NotNegative
+    compute_s: Annotated[FiniteFloat, Field(ge=0, le=30)]  # silent for 60 s, it counts as stuck
     jitter: Annotated[FiniteFloat, Field(ge=0, le=0.5)] = 0.02
-    start_s: NotNegative = 0.0
+    start_s: Annotated[FiniteFloat, Field(ge=0, le=3600)] = 0.0
 
     @property
     def workers(self) -> int:
@@ -163,15 +174,15 @@ class Link(Settings):
 class Scenario(Settings):
     """A scenario file."""
 
-    name: Annotated[str, Field(max_length=40, pattern=_NAME)]
+    name: Annotated[str, Field(max_length=40), PRINTABLE, NAME]
     description: str = ""
-    seed: int = 1
-    iterations: Count = 100
-    warmup: Annotated[int, Field(ge=0)] = 5
-    rtt_us: NotNegative = 20.0
+    seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 1
+    iterations: Annotated[Iterations, Field(ge=1)] = 100
+    warmup: Iterations = 5
+    rtt_us: Annotated[FiniteFloat, Field(ge=0, le=1e6)] = 20.0
     links: Links
     hosts: tuple[Host, ...] = Field(min_length=2, max_length=MAX_HOSTS)
-    jobs: tuple[Job, ...] = Field(min_length=1)
+    jobs: tuple[Job, ...] = Field(min_length=1, max_length=MAX_JOBS)
 
     def link_of(self, host: str) -> Link:
         """The link between a host and the switch."""
@@ -236,14 +247,15 @@ def load(path: Path, changes: Iterable[str] = ()) -> Scenario:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise ConfigError(str(path), "", f"cannot be read: {reason}") from None
-    return parse(variants.apply(text, str(path), changes), str(path))
+        raise ConfigError(str(path), "", f"cannot be read: {why_unreadable(error)}") from None
+    return parse(text, str(path), changes)
 
 
-def parse(text: str, source: str) -> Scenario:
+def parse(text: str, source: str, changes: Iterable[str] = ()) -> Scenario:
     """Parse a scenario; ConfigError names the file, the field and what would be right."""
-    scenario = parse_toml(text, source, Scenario)
+    data = read_toml(text, source)
+    variants.apply(data, changes)
+    scenario = validate(data, source, Scenario)
     _Checker(scenario, source).check()
     return scenario
 

@@ -8,8 +8,8 @@ from typing import Annotated
 from pydantic import Field, FiniteFloat
 
 from flowslot.arbiter import LEASE_SLOTS, ArbiterConfig
-from flowslot.errors import ConfigError
-from flowslot.settings import Settings, parse_toml
+from flowslot.errors import ConfigError, why_unreadable
+from flowslot.settings import PathText, Settings, parse_toml
 from flowslot.topology import Link, parse_topology
 from flowslot.topology_file import Endpoint, Name
 from flowslot.units import MILLISECOND, Nanos
@@ -21,8 +21,8 @@ GATHER_NS = Nanos(4 * MILLISECOND)
 class ArbiterSettings(Settings):
     """How the links are given out. Daemons must have the same `slot_ms`."""
 
-    target: Annotated[FiniteFloat, Field(gt=0, le=1)] = 0.96
-    floor_share: Annotated[FiniteFloat, Field(gt=0, le=1)] = 0.125
+    target: Annotated[FiniteFloat, Field(ge=0.01, le=1)] = 0.96
+    floor_share: Annotated[FiniteFloat, Field(ge=0.001, le=1)] = 0.125
     lease_slots: Annotated[int, Field(ge=LEASE_SLOTS, le=100)] = LEASE_SLOTS
     slot_ms: Annotated[FiniteFloat, Field(ge=5, le=1000)] = 60.0
     horizon: Annotated[int, Field(ge=1, le=1000)] = 10
@@ -32,7 +32,7 @@ class SwitchSettings(Settings):
     """`flowslot-switch --config FILE`. `listen`: the address in the topology unless given."""
 
     name: Name
-    topology: Annotated[str, Field(min_length=1)] = "topology.toml"
+    topology: PathText = "topology.toml"
     listen: Endpoint | None = None
     arbiter: ArbiterSettings = ArbiterSettings()
 
@@ -108,7 +108,6 @@ def _settings(file: Path | None, overrides: Overrides, source: str) -> SwitchSet
 
 def _read(file: Path) -> str:
     try:
-        return file.read_text()
+        return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(str(file), "", f"cannot be read: {reason}") from None
+        raise ConfigError(str(file), "", f"cannot be read: {why_unreadable(error)}") from None

@@ -39,9 +39,9 @@ class SwitchProcess:
         self._stop: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> int:
-        """Serve until a signal or a failure; returns the exit status."""
+        """Serve until a signal or a failure; returns the exit status. Raises ConfigError."""
         loop = asyncio.get_running_loop()
-        service = SwitchService(Engine(self._config, self._failed))
+        service = SwitchService(self._build(self._config))
         server = grpc.aio.server(
             maximum_concurrent_rpcs=limits.MAX_RPCS,
             options=[
@@ -71,6 +71,13 @@ class SwitchProcess:
         await server.stop(GRACE_S)
         return status
 
+    def _build(self, config: SwitchConfig) -> Engine:
+        try:
+            return Engine(config, self._failed)
+        except ValueError as error:
+            source = str(self._file or self._overrides.topology)
+            raise ConfigError(source, "", f"cannot be used: {error}") from error
+
     def _ready(self) -> None:
         config = self._config
         text = f"{config.name}: {len(config.links)} links, listening on {config.listen}"
@@ -89,18 +96,22 @@ class SwitchProcess:
         """Take a changed configuration over; a bad one changes nothing."""
         notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
         try:
-            config = load(self._file, self._overrides)
-            for name in ("name", "listen"):
-                if getattr(config, name) != getattr(self._config, name):
-                    raise ConfigError(str(self._file), name, "cannot change while running; restart")
+            self._take_over(load(self._file, self._overrides), service)
+            log.info("reloaded")
         except ConfigError as error:
             log.error("not reloaded, going on as before: %s", error)
-        else:
-            if config != self._config:
-                self._config = config
-                service.replace(Engine(config, self._failed), "the configuration has changed")
-            log.info("reloaded")
-        self._ready()
+        finally:
+            self._ready()
+
+    def _take_over(self, config: SwitchConfig, service: SwitchService) -> None:
+        """Raises ConfigError before anything has changed."""
+        for name in ("name", "listen"):
+            if getattr(config, name) != getattr(self._config, name):
+                raise ConfigError(str(self._file), name, "cannot change while running; restart")
+        if config != self._config:
+            engine = self._build(config)
+            self._config = config
+            service.replace(engine, "the configuration has changed")
 
 
 async def _feed_watchdog() -> None:
@@ -144,13 +155,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     logging.basicConfig(format="flowslot-switch: %(message)s", level=logging.INFO)
     overrides = Overrides(args.name, args.topology, args.listen)
+
+    async def serve(config: SwitchConfig) -> int:
+        return await SwitchProcess(args.config, overrides, config).run()
+
     try:
-        config = load(args.config, overrides)
+        sys.exit(uvloop.run(serve(load(args.config, overrides))))
     except ConfigError as error:
         print(f"flowslot-switch: {error}", file=sys.stderr)
         sys.exit(2)
-
-    async def serve() -> int:
-        return await SwitchProcess(args.config, overrides, config).run()
-
-    sys.exit(uvloop.run(serve()))

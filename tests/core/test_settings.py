@@ -2,8 +2,8 @@
 import pytest
 from pydantic import Field
 
-from flowslot.errors import ConfigError
-from flowslot.settings import Settings, parse_toml
+from flowslot.errors import ConfigError, why_unreadable
+from flowslot.settings import PathText, Settings, parse_toml
 
 
 class Inner(Settings):
@@ -16,6 +16,7 @@ class Outer(Settings):
     slot_ms: int = 60
     inner: Inner | None = None
     items: tuple[Inner, ...] = ()
+    file: PathText = "f"
 
 
 def problem(text: str) -> ConfigError:
@@ -34,7 +35,7 @@ def test_reads_values_and_turns_arrays_into_tuples() -> None:
     ("text", "field", "says"),
     [
         ('titel="t"', "titel", "unknown key; did you mean `title`?"),
-        ('title="t"\nxyz=1', "xyz", "unknown key; known keys: title, slot_ms, inner, items"),
+        ('title="t"\nxyz=1', "xyz", "unknown key; known keys: title, slot_ms, inner, items, file"),
         ("slot_ms=1", "title", "is required but missing"),
         ('title="t"\nslot_ms="60"', "slot_ms", 'must be a valid integer, got "60"'),
         ('title="t"\nslot_ms=true', "slot_ms", "must be a valid integer, got true"),
@@ -53,8 +54,15 @@ def test_reads_values_and_turns_arrays_into_tuples() -> None:
             "items[0].name",
             "unknown key; did you mean `names`?",
         ),
+        ('title="t"\nfile="a\\u0000b"', "file",
+         'must hold printable characters only, got "a\\u0000b"'),
+        ('title="t"\nfile=""', "file", 'must have at least 1 character, got ""'),
+        ('title="t"\n"a\\nb"=1', '"a\\nb"',
+         "unknown key; known keys: title, slot_ms, inner, items, file"),
+        (f'title="t"\nslot_ms="{"9" * 1000}"', "slot_ms",
+         f'must be a valid integer, got "{"9" * 79}...'),
     ],
-)
+)  # fmt: skip
 def test_one_clear_error(text: str, field: str, says: str) -> None:
     error = problem(text)
     assert (error.source, error.field, error.problem) == ("some.toml", field, says)
@@ -65,3 +73,31 @@ def test_syntax_error_names_the_line() -> None:
     error = problem('title="t"\nslot_ms=\n')
     assert error.field == ""
     assert "not valid TOML" in error.problem and "line 2" in error.problem
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("a = " + "[" * 20_000, "nested too deeply"),
+        ("a = " + "[" * 300 + "]" * 300, "nested too deeply"),
+        ("a" + ".a" * 300 + " = 1", "nested too deeply"),
+        ("a" + ".a" * 20_000 + " = 1", "nested too deeply"),
+        ("slot_ms = " + "1" * 5000, "an integer has thousands of digits"),
+        ("slot_ms = 0x" + "f" * 5000, "an integer has thousands of digits"),
+    ],
+    ids=range(6),
+)
+def test_what_the_parsers_cannot_take_is_a_syntax_error_too(value: str, says: str) -> None:
+    error = problem(f'title = "t"\n{value}')
+    assert error.field == ""
+    assert error.problem.startswith("not valid TOML: ")
+    assert says in error.problem
+    assert len(str(error)) < 100
+
+
+def test_why_a_file_cannot_be_read_is_said_in_words() -> None:
+    with pytest.raises(UnicodeDecodeError) as caught:
+        b"\xaf".decode()
+    assert why_unreadable(caught.value) == "not UTF-8 text"
+    assert why_unreadable(OSError(2, "No such file or directory")) == "No such file or directory"
+    assert why_unreadable(OSError("odd")) == "odd"

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
+from flowslot.arbiter import Arbiter, ArbiterConfig
 from flowslot.errors import ConfigError
+from flowslot.policy.stagger import StaggerAllocator
 from flowslot.topology import Topology, parse_topology
-from flowslot.units import goodput, wire_bps
+from flowslot.units import Nanos, goodput, wire_bps
 
 GOOD = """
 [[switches]]
@@ -135,8 +137,23 @@ def test_index(topology: Topology) -> None:
             "capacity_gbps = 0.4",
             "capacity_gbps = -1",
             "links[0].capacity_gbps",
-            "must be greater than 0, got -1",
+            "must be greater than or equal to 0.001, got -1",
         ),
+        *[
+            (
+                "capacity_gbps = 0.4",
+                f"capacity_gbps = {value}",
+                "links[0].capacity_gbps",
+                f"must be {limit}, got {value}",
+            )
+            for value, limit in [
+                ("1e+308", "less than or equal to 1000000"),
+                ("1e-320", "greater than or equal to 0.001"),
+            ]
+        ],
+        ("buffer_kb = 64", "buffer_kb = 1e308", "links[0].buffer_kb", "less than or equal to 1000"),
+        ("buffer_kb = 64", "buffer_kb = 0.9", "links[0].buffer_kb", "greater than or equal to 1,"),
+        ('name = "h2"', 'name = "a\\nb"', "hosts[1].name", "must hold printable characters only"),
         ("capacity_gbps = 0.4", "capacity_gbps = nan", "links[0].capacity_gbps", "finite"),
         (
             "capacity_gbps = 0.4",
@@ -213,3 +230,16 @@ def test_mistakes(old: str, new: str, field: str, says: str) -> None:
     assert caught.value.field == field
     assert says in caught.value.problem
     assert str(caught.value).startswith(f"topology.toml: field `{field}`: ")
+
+
+@pytest.mark.parametrize("gbps", [0.001, 1e6])
+@pytest.mark.parametrize("buffer_kb", [1, 1e8])
+def test_the_extremes_that_are_accepted_can_be_used(gbps: float, buffer_kb: float) -> None:
+    text = GOOD.replace("capacity_gbps = 0.4", f"capacity_gbps = {gbps}").replace(
+        "buffer_kb = 64", f"buffer_kb = {buffer_kb}"
+    )
+    topology = parse_topology(text, "topology.toml")
+    assert topology.links[0].buffer_bytes == buffer_kb * 1000
+    config = ArbiterConfig(target=0.01, horizon=1000)
+    arbiter = Arbiter(topology.capacity(), config, StaggerAllocator(0.001))
+    assert arbiter.load_table(Nanos(0)).shape[1] == 1000

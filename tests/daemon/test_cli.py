@@ -14,6 +14,7 @@ import yaml
 from .conftest import TOPOLOGY
 
 PROGRAMS = Path(sys.executable).parent
+SCENARIOS = Path(__file__).parents[2] / "lab/scenarios"
 
 STATUS = {
     "version": "0.1.0", "pid": 77, "host": "h1", "instance": "h1", "uptime_s": 12.3,
@@ -283,16 +284,28 @@ def test_doctor_reports_what_the_kernel_offers():
         ("d.toml", 'host = "h1"\nmoed = "observe"',
          "field `moed`: unknown key; did you mean `mode`?"),
         ("t.toml", TOPOLOGY.replace("= 0.2", "= -1"),
-         "field `links[3].capacity_gbps`: must be greater than 0, got -1"),
+         "field `links[3].capacity_gbps`: must be greater than or equal to 0.001, got -1"),
+        ("t.toml", TOPOLOGY.replace("= 0.2", "= 1e308"),
+         "field `links[3].capacity_gbps`: must be less than or equal to 1000000, got 1e+308"),
         ("t.toml", TOPOLOGY.replace('name = "h2"', 'name = "h1"'),
          'field `hosts[1].name`: host "h1" is already at `hosts[0].name`; name each once'),
         ("x.toml", "host = [", "not valid TOML: Invalid value (at end of document)"),
-        ("s.toml", '[[jobs]]\nname = "a"',
-         "field `jobs`: looks like a scenario; `flowslot lab` runs those"),
+        ("n.toml", "a = " + "[" * 20_000,
+         "not valid TOML: arrays or tables are nested too deeply"),
+        ("d.toml", 'host = "h1"\ntopology = "a\\u0000b"',
+         'field `topology`: must hold printable characters only, got "a\\u0000b"'),
+        ("s.toml", 'name = "s1"\ntopology = "a\\u0000b"',
+         'field `topology`: must hold printable characters only, got "a\\u0000b"'),
+        ("u.toml", b"host = \"\xaf\"", "cannot be read: not UTF-8 text"),
+        *[
+            (f"{path.name}", path.read_text(),
+             "field `jobs`: looks like a scenario; `flowslot lab` runs those")
+            for path in sorted(SCENARIOS.glob("*.toml"))
+        ],
     ],
 )  # fmt: skip
 def test_check_config_says_what_is_wrong_in_one_line(tmp_path, name, text, error):
-    (tmp_path / name).write_text(text)
+    (tmp_path / name).write_bytes(text.encode() if isinstance(text, str) else text)
     run = flowslot("check-config", tmp_path / name)
     assert (run.returncode, run.stdout) == (2, "")
     assert run.stderr == f"flowslot: {tmp_path / name}: {error}\n"

@@ -287,8 +287,17 @@ def test_defaults_observe_and_change_nothing(write):
         ('host = "h1"\n[pacing]\nhrd = true', "pacing.hrd", "did you mean `hard`?"),
         ('host = "h1"\n[static]\nflows_on_link = {"h1->s9" = 4}',
          "static.flows_on_link.h1->s9", "no link"),
+        ('host = "h1"\n[static]\nflows_on_link = {"h1->s1" = 10000000000000000000}',
+         "static.flows_on_link.h1->s1", "must be less than or equal to 1000000, got 1"),
+        ('host = "h1"\n[arbiter]\ntarget = 1e-320',
+         "arbiter.target", "must be greater than or equal to 0.01, got 1e-320"),
+        ('host = "h1"\n[arbiter]\nfloor_share = 1e-320',
+         "arbiter.floor_share", "must be greater than or equal to 0.001, got 1e-320"),
+        ('host = "h1"\ntopology = "a\\u0000b"', "topology", "must hold printable characters only"),
+        ('host = "h1"\nruntime_dir = "x\\u0000"', "runtime_dir", 'only, got "x\\u0000"'),
         ('host = "h1"\ntopology = "no.toml"', "topology", "No such file or directory"),
         ("host = ", "", "not valid TOML"),
+        ("host = " + "[" * 20_000, "", "nested too deeply"),
     ],
 )  # fmt: skip
 def test_a_bad_configuration_names_file_field_and_what_is_right(write, text, field, problem):
@@ -303,6 +312,16 @@ def test_an_error_in_the_topology_names_that_file(write):
     bad = TOPOLOGY.replace("capacity_gbps = 0.2", "capacity_gbps = -1")
     with pytest.raises(ConfigError, match=r"topology.toml: field `links\[3\].capacity_gbps`"):
         config.load(write('host = "h1"', bad))
+
+
+def test_a_file_that_is_no_text_is_said_to_be_none(write):
+    file = write('host = "h1"')
+    (file.parent / "topology.toml").write_bytes(b"\xaf")
+    with pytest.raises(ConfigError, match=r"`topology`: cannot read .*toml: not UTF-8 text$"):
+        config.load(file)
+    file.write_bytes(b"\xaf")
+    with pytest.raises(ConfigError, match=r"toml: cannot be read: not UTF-8 text$"):
+        config.load(file)
 
 
 def test_a_reload_may_change_what_does_not_need_a_restart(write):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The switch process: configuration, signals, systemd."""
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -11,6 +12,10 @@ from pathlib import Path
 
 import pytest
 from switchproc import LINKS, Peer, Switch, topology, until
+
+from flowslot_switch import main
+from flowslot_switch.config import Overrides, load
+from flowslot_switch.service import SwitchService
 
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -30,13 +35,18 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
         ('name = "s1"\ntopology = "none.toml"', ["none.toml", "cannot be read"]),
         ("name = ", ["switch.toml", "TOML"]),
         ("", ["`name`", "required"]),
+        ("name = " + "[" * 20_000, ["switch.toml", "nested too deeply"]),
+        ('name = "s1"\ntopology = "a\\u0000b"', ["`topology`", "printable", '"a\\u0000b"']),
+        ('name = "s1"\n[arbiter]\ntarget = 1e-320', ["`arbiter.target`", "equal to 0.01"]),
+        ('name = "s1"\n[arbiter]\nfloor_share = 1e-320', ["`arbiter.floor_share`", "0.001"]),
+        (b"\xaf", ["switch.toml", "cannot be read: not UTF-8 text"]),
     ],
 )
 def test_bad_configuration_is_one_clear_line_and_status_2(
-    tmp_path: Path, config: str, parts: list[str]
+    tmp_path: Path, config: str | bytes, parts: list[str]
 ) -> None:
     file = tmp_path / "switch.toml"
-    file.write_text(config)
+    file.write_bytes(config.encode() if isinstance(config, str) else config)
     (tmp_path / "topology.toml").write_text(topology(7400))
     result = run("--config", file)
     assert result.returncode == 2
@@ -44,14 +54,16 @@ def test_bad_configuration_is_one_clear_line_and_status_2(
     assert [part for part in parts if part not in line] == []
 
 
-def test_bad_topology_names_its_own_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("gbps", ["-1", "1e308", "1e-320"])
+def test_bad_topology_names_its_own_file(tmp_path: Path, gbps: str) -> None:
     (tmp_path / "switch.toml").write_text('name = "s1"')
-    text = topology(7400).replace("capacity_gbps = 0.4", "capacity_gbps = -1", 1)
+    text = topology(7400).replace("capacity_gbps = 0.4", f"capacity_gbps = {gbps}", 1)
     (tmp_path / "topology.toml").write_text(text)
     result = run("--config", tmp_path / "switch.toml")
     assert result.returncode == 2
-    assert "topology.toml" in result.stderr
-    assert "`links[0].capacity_gbps`" in result.stderr
+    [line] = result.stderr.splitlines()
+    assert "topology.toml" in line
+    assert "`links[0].capacity_gbps`" in line
 
 
 def test_usage_errors_are_status_2(tmp_path: Path) -> None:
@@ -99,6 +111,63 @@ def test_a_bad_reload_keeps_the_last_good_configuration(switch: Switch) -> None:
         reply = switch.describe()
         assert reply.pid == pid
         assert reply.links[0].reservable == pytest.approx(0.96 * reply.links[0].goodput)
+
+
+def fail_to_build(*_: object) -> None:
+    raise ValueError("no such number")
+
+
+def test_an_engine_that_cannot_be_had_leaves_the_last_good_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "switch.toml"
+    file.write_text('name = "s1"')
+    (tmp_path / "topology.toml").write_text(topology(7400))
+    told: list[str] = []
+    monkeypatch.setattr(main, "notify", lambda *lines: told.append(lines[0]))
+
+    async def reload() -> None:
+        good = load(file, Overrides())
+        process = main.SwitchProcess(file, Overrides(), good)
+        service = SwitchService(process._build(good))
+        engine = service.engine
+        file.write_text('name = "s1"\n[arbiter]\ntarget = 0.5')
+        with monkeypatch.context() as patch:
+            patch.setattr(main, "Engine", fail_to_build)
+            process._reload(service)
+        assert caplog.messages == [
+            f"not reloaded, going on as before: {file}: cannot be used: no such number"
+        ]
+        assert (process._config, service.engine) == (good, engine)
+        assert told == ["RELOADING=1", "READY=1"]
+        process._reload(service)  # is not taken for the one in force
+        assert service.engine.config.settings.target == 0.5
+        service.close()
+
+    asyncio.run(reload())
+
+
+def test_an_engine_that_cannot_be_had_at_start_is_a_configuration_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "switch.toml"
+    file.write_text('name = "s1"')
+    (tmp_path / "topology.toml").write_text(topology(7400))
+    monkeypatch.setattr(main, "Engine", fail_to_build)
+    with pytest.raises(SystemExit) as caught:
+        main.main(["--config", str(file)])
+    assert caught.value.code == 2
+    assert capsys.readouterr().err == (f"flowslot-switch: {file}: cannot be used: no such number\n")
+
+
+def test_a_reload_with_a_bad_topology_changes_nothing(switch: Switch) -> None:
+    before = switch.describe()
+    text = switch.topology.read_text()
+    switch.topology.write_text(text.replace("capacity_gbps = 0.4", "capacity_gbps = 1e308"))
+    switch.signal(signal.SIGHUP)
+    assert "`links[0].capacity_gbps`" in switch.logged("not reloaded")
+    after = switch.describe()
+    assert (after.pid, after.links[0].goodput) == (before.pid, before.links[0].goodput)
 
 
 def test_a_good_reload_asks_all_daemons_for_hello(switch: Switch) -> None:

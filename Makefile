@@ -2,7 +2,7 @@
 # On a fresh Debian 12 machine, as root:
 #   make demo    sets everything up and runs the main job for real
 #   make test    sets everything up and passes the tests
-.PHONY: help setup demo test check lint bpf proto bench lab-clean clean
+.PHONY: help setup install demo test check lint bpf proto bench lab-clean clean
 PY := .venv/bin
 POLICIES := stagger,static,cubic,reno,bbr
 
@@ -11,6 +11,9 @@ help:           ## this list
 
 setup:          ## packages by apt, .venv, compiled loops, BPF programs; quick when nothing changed
 	@scripts/setup.sh
+
+install: setup  ## programs and systemd units into PREFIX (/usr)
+	@scripts/install.sh
 
 demo: setup     ## ps-incast and two-equal for real: tables and figures against cubic, reno, bbr, static
 	@mkdir -p results

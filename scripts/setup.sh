@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Brings a fresh Debian 12 machine to where `make demo` and `make test` run:
 # packages by apt, a virtual environment in .venv with the loops compiled, the BPF object in bpf/.
 # Quick when nothing changed: a stamp holds the checksum of all its inputs.

@@ -22,7 +22,6 @@ DEFAULT_PATH = "/run/flowslot/register.sock"
 PATH_VARIABLE = "FLOWSLOT_SOCKET"
 MAX_SLOTS = 4096
 JOB_BYTES = 32  # with the closing NUL
-CC_BYTES = 16  # TCP_CA_NAME_MAX
 REASON_BYTES = 232
 
 

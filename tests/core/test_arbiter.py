@@ -235,7 +235,6 @@ def test_recovery_raises_nothing_for_a_lease() -> None:
     arbiter = Arbiter([100.0, 100.0], config, want)
     arbiter.hello(at(1000), Hello("h1", 1, (Held(7, 1, 60.0),)))
     arbiter.hello(at(1000), Hello("h2", 2))
-    assert arbiter.waits_for_demands()
     assert arbiter.commitments().tolist() == [60.0, 60.0], "its path is not known yet"
     arbiter.demand(at(1001), 1, [Demand(7, 1, "a", (0,), 100)])
     arbiter.demand(at(1001), 2, [Demand(8, 1, "b", (1,), 100)])

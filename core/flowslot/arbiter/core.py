@@ -237,10 +237,6 @@ class Arbiter:
         """What may be sent on each link by flows that hold grants, float64[L]."""
         return self._flows.commitments()
 
-    def waits_for_demands(self) -> bool:
-        """Some flow is only known from Hello, so that what it holds counts on every link."""
-        return bool(self._flows.unplaced().any())
-
     def load_table(self, now: Nanos) -> Floats:
         """Load in the next K slots, explicit schedules and commitments, float64[L, K].
 

@@ -253,12 +253,8 @@ class FlowTable:
             goal=self.goal[:n],
         )
 
-    def unplaced(self) -> Bools:
-        """Rows whose path is not known, bool[n]. Not to be modified."""
-        return self._missing()[0]
-
     def _missing(self) -> tuple[Bools, bool]:
-        """`unplaced`, and whether there are any."""
+        """Rows whose path is not known, bool[n], and whether there are any."""
         if self._unplaced[0] != self.version:
             missing: Bools = self.paths[: self.n, 0] == self.n_links
             self._unplaced = self.version, missing, bool(missing.any())

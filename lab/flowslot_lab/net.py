@@ -142,6 +142,10 @@ class Network:
                 f"link set {NIC} gso_max_segs {segments} addrgenmode none up\n"
                 f"link set ctl0 addrgenmode none up\n",
             )
+            if self.scenario.rto_min_ms is not None:
+                net = f"10.78.0.0/16 dev {NIC} scope link src {data_ip(i)}"
+                rto_min = f"rto_min {self.scenario.rto_min_ms}ms"
+                run(["ip", "-n", space, "route", "replace", *net.split(), *rto_min.split()])
             self._tune(space, [NIC], "tso on gso on gro off")
             queue = f"pfifo limit {_NIC_QUEUE_PACKETS}"
             rate = self.scenario.link_of(name).rate_mbps

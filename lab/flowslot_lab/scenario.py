@@ -180,6 +180,8 @@ class Scenario(Settings):
     iterations: Annotated[Iterations, Field(ge=1)] = 100
     warmup: Iterations = 5
     rtt_us: Annotated[FiniteFloat, Field(ge=0, le=1e6)] = 20.0
+    rto_min_ms: Annotated[int, Field(ge=1, le=1000)] | None = None
+    """Least retransmission timeout between hosts; the kernel's (200 ms) unless given."""
     links: Links
     hosts: tuple[Host, ...] = Field(min_length=2, max_length=MAX_HOSTS)
     jobs: tuple[Job, ...] = Field(min_length=1, max_length=MAX_JOBS)

@@ -56,12 +56,22 @@ def test_network_has_the_asked_rates_and_buffers_and_leaves_nothing(
         f"{a}->{b}" for i in range(1, 6) for a, b in ((f"h{i}", "s1"), ("s1", f"h{i}"))
     }
     assert counters.retransmits == counters.control_packets == 0
+    assert "rto_min" not in run(["ip", "-n", net.hosts["h1"], "route"])
     net.down()
     net.down()
     assert traces(state.id)["namespaces"] == []
     state.clean()
     assert traces(state.id) == NOTHING
     assert host.left() == {}
+
+
+def test_a_least_retransmission_timeout_is_that_of_all_hosts(state: RunState) -> None:
+    net = Network(load(SCENARIOS / "two-equal.toml", ["rto_min_ms=20"]), state)
+    net.up()
+    for space in net.hosts.values():
+        (route,) = run(["ip", "-n", space, "route", "show", "10.78.0.0/16"]).splitlines()
+        assert "rto_min lock 20ms" in route
+    net.down()
 
 
 def test_baseline_run_verifies_bytes_and_measures(host: Host, state: RunState) -> None:

@@ -189,6 +189,7 @@ BOUNDS = {
     "iterations": (1, 10**6),
     "warmup": (0, 10**6),
     "rtt_us": (0, 1e6),
+    "rto_min_ms": (1, 1000),
     "jobs.bytes": (1, 10**10),
     "jobs.sockets": (1, 64),
     "jobs.keys": (1, 65_536),

@@ -24,6 +24,7 @@ K = 10
 @pytest.fixture
 def stub(shared_switch: Switch) -> Iterator[EmulatedSwitchStub]:
     with shared_switch.channel() as channel:
+        grpc.channel_ready_future(channel).result(timeout=60)  # a machine may stand still
         stub = EmulatedSwitchStub(channel)
         yield stub
         for flow in range(8):

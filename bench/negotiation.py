@@ -98,6 +98,7 @@ class Client:
         )
         self.domain.on_grants = self._on_grants
         self.latency_ns: list[int] = []
+        self.unanswered = 0
         self._pattern = pattern
         self._moment = own_moment(host, SLOT_NS)
         self._asked: dict[int, int] = {}
@@ -147,7 +148,10 @@ class Client:
         now = time.monotonic_ns()
         for i, bundle in self._bundles.items():
             if bundle.job == job:
-                self._asked.pop(i, None)
+                asked = self._asked.pop(i, None)
+                if asked is not None:  # not granted in all its phase: it took at least so long
+                    self.unanswered += 1
+                    self.latency_ns += [now - asked] * bundle.flows
                 if active and not self.domain.grant(i).rate > 0:
                     self._asked[i] = now
         self._say([job])
@@ -187,7 +191,7 @@ async def client(args: argparse.Namespace) -> None:
         {
             "latency_ns": one.latency_ns,
             "round_trip": stats.round_trip.summary(),
-            "unanswered": len(one._asked),
+            "unanswered": one.unanswered + len(one._asked),
             "cpu_s": sum(after[:2]) - sum(before[:2]),
             "messages": stats.messages_in + stats.messages_out,
             "expired": stats.expired,

@@ -12,6 +12,7 @@ namespaces share, so delays in queues and transitions between rates count as err
 import argparse
 import contextlib
 import json
+import math
 import os
 import random
 import socket
@@ -286,7 +287,9 @@ def main() -> None:
     options = parser.parse_args()
     result = measure(options.backend, runs=options.runs, pauses=options.pauses, seed=options.seed)
     if options.output == "json":
-        print(json.dumps({"backend": options.backend, **result}, indent=2))
+        # JSON has no infinity: null where a flow never resumed.
+        plain = {key: value if math.isfinite(value) else None for key, value in result.items()}
+        print(json.dumps({"backend": options.backend, **plain}, indent=2))
         return
     for key, value in result.items():
         print(f"{key:26} {value:8.2f}")

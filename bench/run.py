@@ -9,6 +9,7 @@ much a change may cost before this fails. Exit status 1 when a bound is broken.
 import argparse
 import importlib
 import json
+import math
 import statistics
 import sys
 import tomllib
@@ -83,7 +84,8 @@ def main() -> int:
         file=sys.stderr,
     )
     if args.output == "json":
-        print(json.dumps(rows, indent=2))
+        # JSON has no infinity: null where something was never reached.
+        print(json.dumps([{k: None if v == math.inf else v for k, v in r.items()} for r in rows]))
     else:
         titles = "unit", "measured (min to max)", "must", "target", "margin", "recorded"
         table = Table(Column("metric", no_wrap=True), *titles, "")

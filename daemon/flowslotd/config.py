@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The daemon's configuration file, and what it refers to."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, FiniteFloat
+from pydantic import AfterValidator, Field, FiniteFloat
 
 from flowslot.errors import ConfigError, FlowslotError, why_unreadable
 from flowslot.policy import registry
-from flowslot.settings import PRINTABLE, PathText, Settings, parse_toml
+from flowslot.settings import PathText, Settings, parse_toml
 from flowslot.slot import SlotGrid
 from flowslot.topology import Topology, parse_topology
 from flowslot.topology_file import Name
@@ -38,6 +39,16 @@ class ArbiterSettings(Settings):
     floor_share: Annotated[FiniteFloat, Field(ge=0.001, le=1)] = 0.125
 
 
+def _socket_folder(text: str) -> str:
+    if len(os.fsencode(text)) > _MAX_FOLDER:
+        raise ValueError(f"must have at most {_MAX_FOLDER} bytes: paths of sockets are short")
+    return text
+
+
+_MAX_FOLDER = 90
+SocketFolder = Annotated[PathText, AfterValidator(_socket_folder)]
+
+
 class DaemonSettings(Settings):
     """`flowslotd --config FILE`."""
 
@@ -46,7 +57,7 @@ class DaemonSettings(Settings):
     mode: Literal["observe", "enforce"] = "observe"
     policy: Name = "stagger"
     topology: PathText = "topology.toml"
-    runtime_dir: Annotated[str, Field(min_length=1, max_length=90), PRINTABLE] = "/run/flowslot"
+    runtime_dir: SocketFolder = "/run/flowslot"
     slot_ms: Annotated[FiniteFloat, Field(ge=5, le=1000)] = 60.0
     horizon: Annotated[int, Field(ge=1, le=1000)] = 10
     use_switch: bool = True
@@ -95,7 +106,7 @@ def load(file: Path) -> Config:
         problem = f"cannot read {topology_file}: {why_unreadable(error)}"
         raise ConfigError(str(file), "topology", problem) from None
     topology = parse_topology(text, str(topology_file))
-    _check(settings, topology, str(file))
+    _check(settings, topology, file, topology_file)
     return Config(file, topology_file, settings, topology)
 
 
@@ -122,7 +133,21 @@ def changed(old: Config, new: Config) -> list[str]:
     return names
 
 
-def _check(settings: DaemonSettings, topology: Topology, source: str) -> None:
+def switch_of(topology: Topology, source: str) -> str | None:
+    """The switch process that holds links, if any. Raises ConfigError if they are several."""
+    names = list(dict.fromkeys(link.switch for link in topology.links if link.switch))
+    if len(names) > 1:
+        raise ConfigError(
+            source,
+            "links",
+            f"are held by {len(names)} switch processes ({', '.join(names[:4])}); "
+            "a contention domain must be held by exactly one, so name the same switch everywhere",
+        )
+    return names[0] if names else None
+
+
+def _check(settings: DaemonSettings, topology: Topology, file: Path, topology_file: Path) -> None:
+    source = str(file)
     if settings.host not in topology.hosts:
         known = ", ".join(list(topology.hosts)[:8])
         problem = (
@@ -130,10 +155,12 @@ def _check(settings: DaemonSettings, topology: Topology, source: str) -> None:
         )
         raise ConfigError(source, "host", problem)
     try:
-        registry.get(settings.policy)
+        spec = registry.get(settings.policy)
     except FlowslotError as error:
         raise ConfigError(source, "policy", str(error)) from None
     for link in settings.static.flows_on_link:
         if link not in topology.link_index:
             problem = f'no link is called "{link}" in {settings.topology}'
             raise ConfigError(source, f"static.flows_on_link.{link}", problem)
+    if settings.use_switch and settings.mode == "enforce" and spec.needs_arbiter:
+        switch_of(topology, str(topology_file))

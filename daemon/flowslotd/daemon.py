@@ -73,6 +73,7 @@ class Daemon:
         self._muted: asyncio.TimerHandle | None = None
         self._logged_ns: dict[str, Nanos] = {}
         self._reloading: asyncio.Task[None] | None = None
+        self._hung_up = False
         self._reload_lock = asyncio.Lock()
         self._paused = False
         """Between two engines: nothing may be decided."""
@@ -281,7 +282,7 @@ class Daemon:
                 on_grants=self._on_grants,
                 pacer=old.pacer if old else None,
             )
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             raise _unusable(config, error) from error
 
     async def _begin(self) -> None:
@@ -303,16 +304,19 @@ class Daemon:
 
     def _hang_up(self) -> None:
         """SIGHUP."""
+        self._hung_up = True
         if self._reloading is None or self._reloading.done():
             self._reloading = self._loop.create_task(self._reload_quietly())
 
     async def _reload_quietly(self) -> None:
-        try:
-            await self.reload()
-        except FlowslotError as error:
-            _log.error("not reloaded: %s", error)
-        except Exception as error:
-            self.bug("reload", error)
+        while self._hung_up:  # also while a reload was under way, which may have read too early
+            self._hung_up = False
+            try:
+                await self.reload()
+            except FlowslotError as error:
+                _log.error("not reloaded: %s", error)
+            except Exception as error:
+                self.bug("reload", error)
 
     async def reload(self) -> Json:
         """Read the configuration again; a bad one changes nothing. Raises ConfigError."""
@@ -358,6 +362,8 @@ class Daemon:
         self._paused = True
         try:
             await self._end(keep_pacer=engine.pacer is self.engine.pacer)
+        except Exception as error:  # of what is done with: nothing to go back to
+            self.bug("reload", error)
         finally:
             self.table.remap(config.topology, config.settings.host)
             self.table.take_gone()  # the old arbiter was told by the end of its engine

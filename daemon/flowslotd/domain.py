@@ -16,10 +16,9 @@ from flowslot.grantbook import Granted
 from flowslot.messages import Demand, Done
 from flowslot.policy.base import Floats
 from flowslot.policy.registry import PolicyOptions, PolicySpec
-from flowslot.topology import Topology
 from flowslot.units import Nanos
 from flowslotd.clock import monotonic, wall
-from flowslotd.config import Config
+from flowslotd.config import Config, switch_of
 from flowslotd.domain_base import Domain, DomainStats, OnGrants
 from flowslotd.domain_local import LocalDomain
 from flowslotd.metrics import Summary
@@ -60,7 +59,7 @@ def open_domain(
             stats=stats,
         )
 
-    switch = _switch_of(topology, str(config.topology_file)) if config.settings.use_switch else None
+    switch = switch_of(topology, str(config.topology_file)) if config.settings.use_switch else None
     if switch is None:
         return make_local(on_grants)
     # Only now: a daemon without switch processes never loads gRPC.
@@ -75,19 +74,6 @@ def open_domain(
         stats=stats,
     )
     return FailoverDomain(remote, make_local, on_grants, stats)
-
-
-def _switch_of(topology: Topology, source: str) -> str | None:
-    """Name of the switch process that holds links, if any."""
-    names = list(dict.fromkeys(link.switch for link in topology.links if link.switch))
-    if len(names) > 1:
-        raise ConfigError(
-            source,
-            "links",
-            f"are held by {len(names)} switch processes ({', '.join(names[:4])}); "
-            "a contention domain must be held by exactly one, so name the same switch everywhere",
-        )
-    return names[0] if names else None
 
 
 class FailoverDomain:

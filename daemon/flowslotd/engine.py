@@ -80,11 +80,13 @@ class Engine:
 
     async def stop(self, keep_pacer: bool = False) -> None:
         """Let all flows go, and leave the arbiter."""
-        self.loop.release()
-        if self.domain is not None:
-            await self.domain.close()
-        if self.pacer is not None and not keep_pacer:
-            self.pacer.close()
+        try:
+            self.loop.release()
+            if self.domain is not None:
+                await self.domain.close()
+        finally:
+            if self.pacer is not None and not keep_pacer:
+                self.pacer.close()
 
 
 def _open(backend: str, instance: str) -> Pacer:

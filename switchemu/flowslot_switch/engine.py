@@ -78,7 +78,8 @@ class Engine:
         self._decided_at = 0
         self._alarm: asyncio.Handle | None = None
         self._loop = asyncio.get_running_loop()
-        self._step()
+        self._closed: Exception | None = None
+        self._decide()
 
     def now(self) -> Nanos:
         """The arbiter's clock."""
@@ -93,8 +94,11 @@ class Engine:
     def join(self, stream: Listener, opening: Opening) -> tuple[int, ...]:
         """A stream has said Hello; returns what its link indices mean here.
 
-        Raises ProtocolError when it cannot be accepted, SessionEnded when its session is over.
+        Raises ProtocolError when it cannot be accepted, SessionEnded when its session is over, and
+        what the engine was closed with once it is.
         """
+        if self._closed is not None:
+            raise self._closed
         config = self.arbiter.config
         if opening.lease_ns > config.lease_ns:
             raise ProtocolError(
@@ -149,6 +153,7 @@ class Engine:
         if self._alarm:
             self._alarm.cancel()
         self._due = self._now_due = True
+        self._closed = error
         for stream in list(self._streams.values()):
             stream.end(error)
 

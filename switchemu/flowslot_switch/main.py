@@ -105,13 +105,26 @@ class SwitchProcess:
 
     def _take_over(self, config: SwitchConfig, service: SwitchService) -> None:
         """Raises ConfigError before anything has changed."""
-        for name in ("name", "listen"):
-            if getattr(config, name) != getattr(self._config, name):
-                raise ConfigError(str(self._file), name, "cannot change while running; restart")
+        old, new = _fixed(self._config), _fixed(config)
+        for field in old:
+            if new[field] != old[field]:
+                problem = f"is {old[field]} and cannot change while running; restart"
+                raise ConfigError(str(self._file or "command line"), field, problem)
         if config != self._config:
             engine = self._build(config)
             self._config = config
             service.replace(engine, "the configuration has changed")
+
+
+def _fixed(config: SwitchConfig) -> dict[str, object]:
+    """What only a restart changes. Grants of long leases would outlive a short recovery."""
+    arbiter = config.settings
+    return {
+        "name": config.name,
+        "listen": config.listen,
+        "arbiter.slot_ms": arbiter.slot_ms,
+        "arbiter.lease_slots": arbiter.lease_slots,
+    }
 
 
 async def _feed_watchdog() -> None:

@@ -27,6 +27,24 @@ def fail_to_build(*_, **__):
     raise ValueError("no such number")
 
 
+async def begin(daemon, told):
+    running = asyncio.create_task(daemon.run())
+    while "READY=1" not in told:
+        assert not running.done(), running.exception()
+        await asyncio.sleep(0.005)
+    told.clear()
+    return running
+
+
+async def end(daemon, running):
+    slots = daemon.metrics.slots
+    while daemon.metrics.slots < slots + 3:  # it goes on
+        assert not running.done()
+        await asyncio.sleep(0.005)
+    daemon._stop.set()
+    await asyncio.wait_for(running, 10)
+
+
 async def fail_to_start(engine):
     if engine.config.settings.policy == "static":
         raise ValueError("no such number")
@@ -40,10 +58,7 @@ def test_an_engine_that_cannot_be_had_leaves_the_last_good_one(write, tmp_path, 
     monkeypatch.setattr(daemon._notifier, "_send", lambda *lines: told.append(lines[0]))
 
     async def reload():
-        running = asyncio.create_task(daemon.run())
-        while "READY=1" not in told:
-            await asyncio.sleep(0.005)
-        told.clear()
+        running = await begin(daemon, told)
         engine = daemon.engine
         file = write(f'{text}\npolicy = "static"')
         with monkeypatch.context() as patch:
@@ -61,13 +76,64 @@ def test_an_engine_that_cannot_be_had_leaves_the_last_good_one(write, tmp_path, 
         assert [word.partition("=")[0] for word in told if "WATCHDOG" not in word] == [
             "RELOADING", "READY",
         ]  # fmt: skip
-        slots = daemon.metrics.slots
-        while daemon.metrics.slots < slots + 3:  # it goes on
-            assert not running.done()
-            await asyncio.sleep(0.005)
         assert (await daemon.reload())["changed"] == "policy"
-        daemon._stop.set()
-        await asyncio.wait_for(running, 10)
+        await end(daemon, running)
+
+    asyncio.run(reload())
+
+
+def test_an_engine_that_does_not_end_well_is_replaced_all_the_same(write, tmp_path, monkeypatch):
+    text = f'host = "h1"\nslot_ms = 5\nruntime_dir = "{tmp_path}"'
+    daemon = Daemon(config.load(write(text)))
+    told, started = [], []
+    monkeypatch.setattr(daemon._notifier, "_send", lambda *lines: told.append(lines[0]))
+    start, stop = Engine.start, Engine.stop
+
+    async def note(engine):
+        started.append(engine)
+        await start(engine)
+
+    async def fail_to_stop(engine, keep_pacer=False):
+        await stop(engine, keep_pacer)
+        raise RuntimeError("a bug")
+
+    async def reload():
+        running = await begin(daemon, told)
+        write(f'{text}\npolicy = "static"')
+        with monkeypatch.context() as patch:
+            patch.setattr(Engine, "start", note)
+            patch.setattr(Engine, "stop", fail_to_stop)
+            assert (await daemon.reload())["changed"] == "policy"
+        assert daemon.config.settings.policy == "static"
+        assert started == [daemon.engine]
+        assert daemon.metrics.errors == {"reload": 1}
+        await end(daemon, running)
+
+    asyncio.run(reload())
+
+
+def test_a_second_signal_during_a_reload_is_not_lost(write, tmp_path, monkeypatch):
+    text = f'host = "h1"\nslot_ms = 5\nruntime_dir = "{tmp_path}"'
+    daemon = Daemon(config.load(write(text)))
+    told = []
+    monkeypatch.setattr(daemon._notifier, "_send", lambda *lines: told.append(lines[0]))
+    stop = Engine.stop
+
+    async def slow_stop(engine, keep_pacer=False):
+        if daemon.config.settings.policy == "stagger":
+            write(f'{text}\npolicy = "fair"')
+            daemon._hang_up()
+        await stop(engine, keep_pacer)
+
+    async def reload():
+        running = await begin(daemon, told)
+        write(f'{text}\npolicy = "static"')
+        with monkeypatch.context() as patch:
+            patch.setattr(Engine, "stop", slow_stop)
+            daemon._hang_up()
+            await asyncio.wait_for(daemon._reloading, 10)
+        assert daemon.config.settings.policy == "fair"
+        await end(daemon, running)
 
     asyncio.run(reload())
 

@@ -14,7 +14,7 @@ from flowslot.arbiter import Arbiter
 from flowslot.messages import Demand, Grant, Hello
 from flowslot_proto.convert import FromDaemon, Opening
 from flowslot_switch.config import Overrides, load
-from flowslot_switch.engine import REST_S, SPACING_S, Engine
+from flowslot_switch.engine import SPACING_S, Engine
 from flowslot_switch.stream import Closing
 
 
@@ -83,7 +83,7 @@ def test_there_is_time_for_other_things_between_two_decisions(run: Any) -> None:
         engine._step()
         armed: list[float] = []
         engine._arm = armed.append  # type: ignore[method-assign]
-        engine._decided_at = engine.now() + int(REST_S * 1e9)  # as if it were only now
+        engine._decided_at = engine.now() + 10**12  # as if it were only now, however slow we are
         engine.take(daemon, begun(7))
         engine.take(daemon, begun(8))
         assert armed == [SPACING_S]
@@ -114,5 +114,7 @@ def test_an_engine_that_is_closed_decides_nothing_any_more(run: Any) -> None:
         await asyncio.sleep(0.02)
         assert (engine.steps, daemon.grants) == (steps, [])
         assert len(daemon.ended) == 1
+        with pytest.raises(Closing):
+            engine.join(daemon, begun(9))  # its stream was opened before
 
     run(test)

@@ -142,6 +142,12 @@ def test_an_engine_that_cannot_be_had_leaves_the_last_good_one(
         assert told == ["RELOADING=1", "READY=1"]
         process._reload(service)  # is not taken for the one in force
         assert service.engine.config.settings.target == 0.5
+        file.write_text('name = "s1"\n[arbiter]\nslot_ms = 20')
+        process._reload(service)
+        assert caplog.messages[-1] == (
+            f"not reloaded, going on as before: {file}: field `arbiter.slot_ms`: is 60.0 and "
+            "cannot change while running; restart"
+        )
         service.close()
 
     asyncio.run(reload())
@@ -176,7 +182,7 @@ def test_a_good_reload_asks_all_daemons_for_hello(switch: Switch) -> None:
         peer = Peer(channel, 1)
         peer.hello()
         peer.fence()
-        switch.configure("[arbiter]\ntarget = 0.5\n")
+        switch.config.write_text(f"{switch.config.read_text()}target = 0.5\n")
         switch.signal(signal.SIGHUP)
         code, details = peer.status()
     assert code.name == "UNAVAILABLE"

@@ -16,7 +16,8 @@ BACKENDS = ("auto", "bpf", "socket", "none")
 def make_pacer(backend: str, instance: str) -> Pacer:
     """An opened pacer. `auto`: BPF where it loads, else sockets, else none.
 
-    Raises PacingError when the chosen back end does not work here, ValueError for another name.
+    Raises PacingError or OSError when the chosen back end does not work here, ValueError when
+    there is none of that name.
     """
     if backend not in BACKENDS:
         raise ValueError(f"pacing back end must be one of {', '.join(BACKENDS)}, got {backend!r}")
@@ -29,10 +30,16 @@ def make_pacer(backend: str, instance: str) -> Pacer:
     *others, last = candidates[backend]
     for pacer in others:
         try:
-            pacer.open()
-        except PacingError as error:
+            return _opened(pacer)
+        except (PacingError, OSError) as error:
             log.warning("pacing by %s does not work here: %s", pacer.name, error)
-        else:
-            return pacer
-    last.open()
-    return last
+    return _opened(last)
+
+
+def _opened(pacer: Pacer) -> Pacer:
+    try:
+        pacer.open()
+    except BaseException:
+        pacer.close()
+        raise
+    return pacer

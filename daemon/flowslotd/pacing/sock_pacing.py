@@ -78,7 +78,9 @@ class SocketPacer:
         if self._table is not None:
             self._table.close()
             self._table = None
+        if self._memory >= 0:
             os.close(self._memory)
+            self._memory = -1
         self._freed = 0
 
     # -- rates --------------------------------------------------------------------------------

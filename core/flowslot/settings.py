@@ -20,14 +20,20 @@ _SHOWN = 80
 """So many characters of a wrong value are repeated in the error."""
 
 
-def _printable(text: str) -> str:
-    """No NUL, which no path can hold, and no line break, which an error would be torn by."""
+def shortened(text: str) -> str:
+    """As much of a text as an error repeats."""
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def printable(text: str) -> str:
+    """The text, if it holds no NUL, which no path can hold, and no line break, which an error would
+    be torn by. Raises ValueError."""
     if not text.isprintable():
         raise ValueError(f"must hold printable characters only, got {_shown(text)}")
     return text
 
 
-PRINTABLE = AfterValidator(_printable)
+PRINTABLE = AfterValidator(printable)
 Text = Annotated[str, PRINTABLE]
 PathText = Annotated[str, Field(min_length=1, max_length=4095), PRINTABLE]
 
@@ -110,8 +116,7 @@ def _explain(detail: ErrorDetails, model: type[BaseModel]) -> tuple[str, str]:
 
 
 def _shown(value: object) -> str:
-    text = json.dumps(value, default=str)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return shortened(json.dumps(value, default=str))
 
 
 def format_field(loc: Sequence[int | str]) -> str:

@@ -2,12 +2,13 @@
 """The topology file: its model, and the checks that go beyond one field."""
 
 import ipaddress
+import re
 from typing import Annotated
 
 from pydantic import AfterValidator, Field, FiniteFloat
 
 from flowslot.errors import ConfigError
-from flowslot.settings import PRINTABLE, Settings, Text
+from flowslot.settings import PRINTABLE, Settings, Text, shortened
 
 
 def normal_ip(address: str) -> str:
@@ -21,13 +22,15 @@ def _ip(text: str) -> str:
     try:
         return normal_ip(text)
     except ValueError:
-        raise ValueError(f'must be an IP address such as "10.78.0.1", got "{text}"') from None
+        problem = f'must be an IP address such as "10.78.0.1", got "{shortened(text)}"'
+        raise ValueError(problem) from None
 
 
 def _endpoint(text: str) -> str:
-    host, colon, port = text.rpartition(":")
-    if not (colon and host and port.isdecimal() and 0 < int(port) < 65536):
-        raise ValueError(f'must be "host:port" with a port from 1 to 65535, got "{text}"')
+    host, _, port = text.rpartition(":")
+    if not (host and re.fullmatch("[0-9]{1,5}", port) and 0 < int(port) < 65536):
+        problem = f'must be "host:port" with a port from 1 to 65535, got "{shortened(text)}"'
+        raise ValueError(problem)
     return text
 
 

@@ -40,6 +40,7 @@ app = typer.Typer(
 )
 _FAILURE, _BAD_INPUT = 1, 2
 _TERMINATED = 128 + signal.SIGTERM
+_ENDING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
 
 @app.command()
@@ -77,6 +78,8 @@ def run(
     """Run a scenario under each policy and compare."""
     if figure is not None:
         _check_figure(figure)
+    if keep_logs is not None and not _can_be_made(keep_logs):
+        _die(f"--keep-logs {keep_logs}: must be a directory that can be written to", _BAD_INPUT)
     try:
         loaded = scenarios.load(scenario, change or [])
     except ConfigError as error:
@@ -136,10 +139,16 @@ def _check_figure(path: Path) -> None:
     """Before anything is measured."""
     if path.suffix not in FORMATS:
         _die(f"--figure {path}: must end in one of: {', '.join(FORMATS)}", _BAD_INPUT)
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
+    if path.is_dir() or not _can_be_made(path.parent):
         _die(f"--figure {path}: must be a file in a directory that can be written to", _BAD_INPUT)
     if importlib.util.find_spec("matplotlib") is None:
         _die("--figure: needs matplotlib: pip install 'flowslot[lab]'", _BAD_INPUT)
+
+
+def _can_be_made(directory: Path) -> bool:
+    """It is there, or can be made, and can be written to."""
+    existing = next(path for path in (directory, *directory.parents) if path.exists())
+    return existing.is_dir() and os.access(existing, os.W_OK)
 
 
 def _print(result: LabResult, output: str) -> None:
@@ -181,6 +190,7 @@ def _run_state(keep_logs: Path | None) -> Iterator[RunState]:
     def terminate(_number: int, _frame: FrameType | None) -> None:
         raise SystemExit(_TERMINATED)
 
+    before = {number: signal.getsignal(number) for number in _ENDING}
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, terminate)
     for item in clean_dead():
@@ -190,12 +200,13 @@ def _run_state(keep_logs: Path | None) -> Iterator[RunState]:
         yield state
     finally:
         # A second Ctrl-C must not stop the cleaning.
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in _ENDING:
             signal.signal(number, signal.SIG_IGN)
         if keep_logs is not None:
             _keep(state.path, keep_logs)
         state.clean()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _keep(logs: Path, at: Path) -> None:

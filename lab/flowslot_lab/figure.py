@@ -53,7 +53,8 @@ def draw(result: LabResult, path: Path) -> None:
         panel.sharey(axes[0])
     axes[len(shown) - 1].set_xlabel("time (s)")
     _distribution(axes[-1], result)
-    figure.suptitle(f"{result.scenario.name}: {result.scenario.description}", x=0.01, ha="left")
+    title = f"{result.scenario.name}: {result.scenario.description}"
+    figure.suptitle(title, x=0.01, ha="left", parse_math=False)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)

@@ -18,7 +18,8 @@ from flowslot_lab.scenario import Job, Scenario
 from flowslot_lab.state import RunState
 
 _READY_S = 30.0
-_STALL_S = 60.0
+_STALL_S, _STALL_IDEALS = 60.0, 4.0
+"""So long, and so many times what all jobs need one after the other, nobody may be silent."""
 _FIRST_PORT = 20000
 
 
@@ -55,6 +56,8 @@ class JobSet:
         self._iterations = iterations
         self._selector = selectors.DefaultSelector()
         self._heard_s = 0.0
+        one_by_one = sum(scenario.ideal_s(job) for job in scenario.jobs)
+        self._patience_s = _STALL_S + _STALL_IDEALS * one_by_one
         self.workers: list[_Worker] = []
 
     def start(self) -> None:
@@ -101,14 +104,14 @@ class JobSet:
             assert worker.process.popen.stdin is not None
             worker.process.popen.stdin.write(f"{at_ns}\n".encode())
             worker.process.popen.stdin.flush()
-        self._heard_s = time.monotonic()
+        self._heard_s = time.monotonic() + max(job.start_s for job in self._scenario.jobs)
 
     def follow(self, timeout_s: float = 0.2) -> bool:
         """Hear the processes for a while; True when all reports are here. Raises LabError."""
         self._hear(timeout_s)
-        if time.monotonic() > self._heard_s + _STALL_S:
+        if time.monotonic() > self._heard_s + self._patience_s:
             slow = min(self.workers, key=lambda w: w.iterations)
-            raise LabError(f"job {slow.job.name} made no progress for {_STALL_S:g} s")
+            raise LabError(f"job {slow.job.name} made no progress for {self._patience_s:.0f} s")
         return all(worker.report is not None for worker in self.workers)
 
     def iterations_done(self) -> int:
@@ -151,7 +154,7 @@ class JobSet:
                 continue
             *lines, worker.buffer = (worker.buffer + data).split(b"\n")
             for line in lines:
-                self._heard_s = time.monotonic()
+                self._heard_s = max(self._heard_s, time.monotonic())
                 self._event(worker, json.loads(line))
 
     def _ended(self, worker: _Worker) -> None:

@@ -35,10 +35,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from flowslot_lab.processors import Ticks, of_the_network, read_ticks
-from flowslot_lab.scenario import Scenario, down, up
+from flowslot_lab.scenario import SWITCH, Scenario, down, up
 from flowslot_lab.state import RunState, remove_netns
 
-SWITCH = "s1"
 SWITCH_CONTROL_IP = "10.77.0.250"
 NIC = "eth0"
 _MTU_BYTES = 1514

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from flowslot_lab.net import (
-    SWITCH,
     SWITCH_CONTROL_IP,
     LabError,
     Network,
@@ -22,7 +21,7 @@ from flowslot_lab.net import (
 )
 from flowslot_lab.procs import Process, start, stop, venv_program
 from flowslot_lab.results import Evidence
-from flowslot_lab.scenario import Scenario, down, up
+from flowslot_lab.scenario import SWITCH, Scenario, down, up
 from flowslot_lab.state import RunState
 
 _READY_S = 20.0

@@ -25,11 +25,12 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, FiniteFloat
 
 from flowslot.errors import ConfigError, why_unreadable
-from flowslot.settings import PRINTABLE, Settings, Text, read_toml, validate
+from flowslot.settings import PRINTABLE, Settings, Text, read_toml, shortened, validate
 from flowslot.units import goodput
 from flowslot_lab import variants
 from flowslot_lab.content import WORD_BYTES
 
+SWITCH = "s1"
 MAX_HOSTS = 200  # 10.77.0.250 is the switch's
 MAX_JOBS = 64
 
@@ -37,7 +38,7 @@ MAX_JOBS = 64
 def _name(text: str) -> str:
     if not re.fullmatch("[a-z][a-z0-9-]*", text):
         rule = 'must begin with a letter from a to z and hold only a-z, 0-9 and "-"'
-        raise ValueError(f'{rule}, got "{text}"')
+        raise ValueError(f'{rule}, got "{shortened(text)}"')
     return text
 
 
@@ -77,7 +78,7 @@ class Job(Settings):
     slice_kb: Annotated[FiniteFloat, Field(ge=1, le=1e6)] = 50.0
     keys: Annotated[int, Field(ge=1, le=65_536)] = 64
     barrier: bool = False
-    compute_s: Annotated[FiniteFloat, Field(ge=0, le=30)]  # silent for 60 s, it counts as stuck
+    compute_s: Annotated[FiniteFloat, Field(ge=0, le=30)]
     jitter: Annotated[FiniteFloat, Field(ge=0, le=0.5)] = 0.02
     start_s: Annotated[FiniteFloat, Field(ge=0, le=3600)] = 0.0
 
@@ -151,12 +152,12 @@ class Job(Settings):
 
 def up(host: str) -> str:
     """Name of the directed link from a host to the switch."""
-    return f"{host}->s1"
+    return f"{host}->{SWITCH}"
 
 
 def down(host: str) -> str:
     """Name of the directed link from the switch to a host."""
-    return f"s1->{host}"
+    return f"{SWITCH}->{host}"
 
 
 class Link(Settings):
@@ -175,7 +176,7 @@ class Scenario(Settings):
     """A scenario file."""
 
     name: Annotated[str, Field(max_length=40), PRINTABLE, NAME]
-    description: str = ""
+    description: Text = ""
     seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 1
     iterations: Annotated[Iterations, Field(ge=1)] = 100
     warmup: Iterations = 5
@@ -197,7 +198,7 @@ class Scenario(Settings):
     def capacity_bps(self, link: str) -> float:
         """Wire rate of a directed link."""
         src, _, dst = link.partition("->")
-        return self.link_of(dst if src == "s1" else src).capacity_bps
+        return self.link_of(dst if src == SWITCH else src).capacity_bps
 
     def index(self, host: str) -> int:
         """Position of a host in the file: its addresses follow from it."""
@@ -272,6 +273,9 @@ class _Checker:
     def check(self) -> None:
         hosts = [host.name for host in self._scenario.hosts]
         self._unique("host", hosts, "hosts")
+        if SWITCH in hosts:
+            at = f"hosts[{hosts.index(SWITCH)}].name"
+            self._fail(at, f'"{SWITCH}" is the name of the switch; give the host another one')
         self._unique("job", [job.name for job in self._scenario.jobs], "jobs")
         for i, job in enumerate(self._scenario.jobs):
             self._check_job(job, f"jobs[{i}]", hosts)
@@ -307,7 +311,7 @@ class _Checker:
     def _known(self, host: str, hosts: list[str], field: str) -> None:
         if host not in hosts:
             listed = ", ".join(hosts[:8]) + (", ..." if len(hosts) > 8 else "")
-            self._fail(field, f'no host is called "{host}"; must be one of: {listed}')
+            self._fail(field, f'no host is called "{shortened(host)}"; must be one of: {listed}')
 
     def _fail(self, field: str, problem: str) -> None:
         raise ConfigError(self._source, field, problem)

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from flowslot.errors import ConfigError
+from flowslot.settings import printable, shortened
 
 
 def apply(data: dict[str, Any], changes: Iterable[str]) -> None:
@@ -17,16 +18,25 @@ def apply(data: dict[str, Any], changes: Iterable[str]) -> None:
     `jobs.NAME.key`. Raises ConfigError; whether the result is a valid scenario is not checked.
     """
     for change in changes:
-        path, equals, value = change.partition("=")
-        if not (path and equals):
-            raise ConfigError("--set", change, "must be KEY=VALUE")
-        *where, key = path.strip().split(".")
-        for table in _tables(data, where, change):
-            table[key] = _value(value)
+        try:
+            _make(data, printable(change))
+        except ValueError as error:
+            shown = shortened(change) if change.isprintable() else ""
+            raise ConfigError("--set", shown, str(error)) from None
 
 
-def _tables(data: dict[str, Any], where: list[str], change: str) -> list[dict[str, Any]]:
-    """The tables that a change is for."""
+def _make(data: dict[str, Any], change: str) -> None:
+    """One change. Raises ValueError."""
+    path, equals, value = change.partition("=")
+    if not (path and equals):
+        raise ValueError("must be KEY=VALUE")
+    *where, key = path.strip().split(".")
+    for table in _tables(data, where):
+        table[key] = _value(value)
+
+
+def _tables(data: dict[str, Any], where: list[str]) -> list[dict[str, Any]]:
+    """The tables that a change is for. Raises ValueError."""
     if not where:
         return [data]
     section = data.get(where[0])
@@ -35,14 +45,15 @@ def _tables(data: dict[str, Any], where: list[str], change: str) -> list[dict[st
     if isinstance(section, list) and len(where) <= 2:
         # What is no table is wrong already: whoever checks the result will say so.
         tables = [table for table in section if isinstance(table, dict)]
-        names = [str(table.get("name")) for table in tables]
         if len(where) == 1:
             return tables
-        if where[1] in names:
-            return [tables[names.index(where[1])]]
-        problem = f'none of `{where[0]}` is called "{where[1]}"; of: {", ".join(names) or "(none)"}'
-        raise ConfigError("--set", change, problem)
-    raise ConfigError("--set", change, "must begin with links., hosts. or jobs., or be one key")
+        found = [table for table in tables if table.get("name") == where[1]]
+        if found:
+            return found[:1]
+        names = [name for table in tables if isinstance(name := table.get("name"), str)]
+        known = shortened(", ".join(names)) or "(none)"
+        raise ValueError(f'none of `{where[0]}` is called "{shortened(where[1])}"; of: {known}')
+    raise ValueError("must begin with links., hosts. or jobs., or be one key")
 
 
 def _value(text: str) -> object:

@@ -215,6 +215,18 @@ def test_index(topology: Topology) -> None:
             'must be "host:port" with a port from 1 to 65535, got "10.77.0.1"',
         ),
         (
+            'daemon = "10.77.0.1:7401"',
+            f'daemon = "10.77.0.1:{"7" * 5000}"',
+            "hosts[0].daemon",
+            'with a port from 1 to 65535, got "10.77.0.1:777',
+        ),
+        (
+            'daemon = "10.77.0.1:7401"',
+            'daemon = "10.77.0.1:\u0661"',
+            "hosts[0].daemon",
+            "with a port from 1 to 65535, got",
+        ),
+        (
             "[[routes]]",
             '[[switches]]\nname="s1"\naddress="a:1"\n[[routes]]',
             "switches[1].name",

@@ -295,6 +295,7 @@ def test_defaults_observe_and_change_nothing(write):
          "arbiter.floor_share", "must be greater than or equal to 0.001, got 1e-320"),
         ('host = "h1"\ntopology = "a\\u0000b"', "topology", "must hold printable characters only"),
         ('host = "h1"\nruntime_dir = "x\\u0000"', "runtime_dir", 'only, got "x\\u0000"'),
+        (f'host = "h1"\nruntime_dir = "/tmp/{"é" * 60}"', "runtime_dir", "at most 90 bytes"),
         ('host = "h1"\ntopology = "no.toml"', "topology", "No such file or directory"),
         ("host = ", "", "not valid TOML"),
         ("host = " + "[" * 20_000, "", "nested too deeply"),
@@ -312,6 +313,26 @@ def test_an_error_in_the_topology_names_that_file(write):
     bad = TOPOLOGY.replace("capacity_gbps = 0.2", "capacity_gbps = -1")
     with pytest.raises(ConfigError, match=r"topology.toml: field `links\[3\].capacity_gbps`"):
         config.load(write('host = "h1"', bad))
+
+
+def test_what_the_daemon_would_refuse_is_found_when_the_file_is_checked(write):
+    two = TOPOLOGY + "".join(
+        f'''
+[[switches]]
+name = "{name}"
+address = "127.0.0.1:7402"
+[[links]]
+name = "of {name}"
+capacity_gbps = 1
+switch = "{name}"
+'''
+        for name in ("s1", "s2")
+    )
+    enforce = 'host = "h1"\nmode = "enforce"'
+    with pytest.raises(ConfigError, match=r"topology.toml: field `links`: are held by 2 switch"):
+        config.load(write(enforce, two))
+    for text in ('host = "h1"', f"{enforce}\nuse_switch = false", f'{enforce}\npolicy = "static"'):
+        config.load(write(text, two))
 
 
 def test_a_file_that_is_no_text_is_said_to_be_none(write):

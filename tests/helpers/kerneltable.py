@@ -63,7 +63,10 @@ class KernelTable:
 def shared(daemon: int, name: str, dtype: np.dtype) -> np.ndarray:
     """The memory of a map of this daemon."""
     for entry in Path(f"/proc/{daemon}/fdinfo").iterdir():
-        number = re.search(r"^map_id:\s*(\d+)$", entry.read_text(), re.MULTILINE)
+        text = ""
+        with contextlib.suppress(FileNotFoundError):  # closed since it was listed
+            text = entry.read_text()
+        number = re.search(r"^map_id:\s*(\d+)$", text, re.MULTILINE)
         if number and map_name(number[1]) == name:
             with duplicate(daemon, int(entry.name)) as fd:
                 size = layout.SLOTS * dtype.itemsize

@@ -26,6 +26,7 @@ class Host:
     def __init__(self) -> None:
         self._before = look()
         self._bpf = bpf()
+        self._before_us = set(processes())
 
     def left(self) -> dict[str, list[str]]:
         """By kind, what differs from the beginning: empty when nothing is left."""
@@ -37,11 +38,14 @@ class Host:
         return {kind: things for kind, things in left.items() if things}
 
     def _left_bpf(self) -> list[str]:
-        """New programs, maps and links that stay, and that no other living process has."""
+        """New programs, maps and links that stay. What programs that are not ours have is theirs,
+        and what processes have that ran before."""
         left = bpf() - self._bpf
         end = time.monotonic() + PATIENCE_S
         while left and time.monotonic() < end:
-            left -= {thing for thing in left if thing[:2] in held_by_others()}
+            others = {p for p, ours in processes().items() if p in self._before_us or not ours}
+            theirs = held_by(others - {os.getpid()})
+            left -= {thing for thing in left if thing[:2] in theirs}
             time.sleep(0.1)
             left &= bpf()
         return sorted(" ".join(thing) for thing in left)
@@ -90,14 +94,21 @@ def listed(kind: str) -> list[dict[str, object]]:
     raise AssertionError(f"bpftool does not show: {shown.stdout!r} {shown.stderr!r}")
 
 
-def held_by_others() -> set[tuple[str, str]]:
-    """(kind, number) of what living processes other than this one have open."""
-    found = set()
-    for folder in Path("/proc").glob("[0-9]*/fdinfo"):
-        if folder.parent.name == str(os.getpid()):
-            continue
+def processes() -> dict[int, bool]:
+    """All that live; whether they are ours, by their command line."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            for entry in folder.iterdir():
+            found[int(path.parent.name)] = b"flowslot" in path.read_bytes()
+    return found
+
+
+def held_by(pids: set[int]) -> set[tuple[str, str]]:
+    """(kind, number) of what these processes have open."""
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for entry in Path(f"/proc/{pid}/fdinfo").iterdir():
                 text = entry.read_text()
                 found.update(re.findall(r"^(prog|map|link)_id:\s*(\d+)$", text, re.MULTILINE))
     return found

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import signal
 from pathlib import Path
 
 import pytest
@@ -74,12 +75,26 @@ def test_list_shows_scenarios_and_their_limits() -> None:
     assert "6.4 MB / (400 Mbit/s x 1448/1514) on h1->s1 = 0.1538 s" in output
 
 
-@pytest.mark.parametrize("figure", ["x.bmp", "missing/x.png", "."])
+@pytest.mark.parametrize("figure", ["x.bmp", "file/x.png", "file/missing/x.png", "folder.png"])
 def test_a_figure_that_cannot_be_written_is_found_out_first(tmp_path: Path, figure: str) -> None:
     scenario = str(SCENARIOS / "two-equal.toml")
+    (tmp_path / "file").touch()
+    (tmp_path / "folder.png").mkdir()
     status, output = invoke("run", scenario, "--figure", str(tmp_path / figure))
     assert status == 2
     assert output.startswith("flowslot lab: --figure") and output.count("\n") == 1
+
+
+def test_a_figure_may_go_where_a_directory_has_to_be_made(tmp_path: Path) -> None:
+    cli._check_figure(tmp_path / "results/today/x.png")
+
+
+def test_logs_that_cannot_be_kept_are_found_out_first(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    scenario = str(SCENARIOS / "two-equal.toml")
+    status, output = invoke("run", scenario, "--keep-logs", str(tmp_path / "file"))
+    assert status == 2
+    assert output.startswith("flowslot lab: --keep-logs") and output.count("\n") == 1
 
 
 def test_listing_a_directory_without_scenarios_is_status_2(tmp_path: Path) -> None:
@@ -93,7 +108,10 @@ def test_logs_that_cannot_be_kept_do_not_stop_the_cleaning(
     monkeypatch.setattr(cli, "ROOT", tmp_path / "runs")
     monkeypatch.setattr(cli, "clean_dead", list)
     (tmp_path / "taken").write_text("a file, not a directory")
+    ending = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+    before = [signal.getsignal(number) for number in ending]
     with cli._run_state(tmp_path / "taken") as state:
         assert state.path.is_dir()
     assert not state.path.exists()
     assert "--keep-logs" in capsys.readouterr().err
+    assert [signal.getsignal(number) for number in ending] == before

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 from leftovers import Host
 
 from flowslot_lab.net import Network, run
@@ -222,15 +223,17 @@ def test_json_alone_on_standard_output(flowslot: Flowslot, tmp_path: Path) -> No
     assert (tmp_path / "logs/01-small-cubic/job-a-0.json").exists()
 
 
-@pytest.mark.parametrize("switch", ["--switch", "--no-switch"])
-def test_stagger_run_is_real(host: Host, flowslot: Flowslot, switch: str) -> None:
+@pytest.mark.parametrize(("switch", "output"), [("--switch", "json"), ("--no-switch", "yaml")])
+def test_stagger_run_is_real(host: Host, flowslot: Flowslot, switch: str, output: str) -> None:
     scenario = str(SCENARIOS / "two-equal.toml")
     process = flowslot(
-        "lab", "run", scenario, "--policy", "stagger", "--iterations", "5", switch, "-o", "json"
+        "lab", "run", scenario, "--policy", "stagger", "--iterations", "5", switch, "-o", output
     )
     out, err = process.communicate(timeout=90)
     assert process.returncode == 0, err
-    evidence = json.loads(out)["runs"][0]["evidence"]
+    result = json.loads(out) if output == "json" else yaml.safe_load(out)
+    assert out.startswith("{" if output == "json" else "scenario: two-equal\n")
+    evidence = result["runs"][0]["evidence"]
     assert evidence["reservations"]["granted"] > 0
     assert evidence["rate_writes"] > 0
     assert evidence["bytes_verified"] == 10 * 4 * 5_000_000

@@ -101,6 +101,12 @@ ERRORS = {
     edit('name = "h2"', 'name = "host-of-many2"'): (
         'field `hosts[1].name`: must have at most 12 characters, got "host-of-many2"'
     ),
+    edit('"h1"', '"s1"'): (
+        'field `hosts[0].name`: "s1" is the name of the switch; give the host another one'
+    ),
+    edit("warmup = 1", 'description = "a\\nb"'): (
+        'field `description`: must hold printable characters only, got "a\\nb"'
+    ),
     edit("rate_mbps = 400\n", ""): "field `links.rate_mbps`: is required but missing",
     edit("compute_s", "compute_ms"): (
         "field `jobs[0].compute_ms`: unknown key; did you mean `compute_s`?"
@@ -152,6 +158,10 @@ def test_variants_change_single_values() -> None:
         ("jobs.bytes=" + "[" * 20_000, "field `jobs[0].bytes`: must be a valid integer, got"),
         ("jobs.bytes=" + "1" * 5000, "field `jobs[0].bytes`: must be a valid integer, got"),
         ("links.rate_mbps=inf", "field `links.rate_mbps`: must be a finite number"),
+        ("jobs.x\ny.bytes=1", '--set: must hold printable characters only, got "jobs.x\\ny'),
+        ("jobs.bytes=\udcff", "--set: must hold printable characters only"),
+        ("x" * 5000 + ".y=1", "must begin with links., hosts. or jobs., or be one key"),
+        ("jobs." + "x" * 5000 + ".y=1", '..."; of: a, b'),
         ("jobs.sokets=1", "field `jobs[0].sokets`: unknown key; did you mean `sockets`?"),
     ],
 )
@@ -159,6 +169,16 @@ def test_a_bad_variant_is_explained(change: str, problem: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(SCENARIOS / "two-equal.toml", [change])
     assert problem in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("name", ["x = 0x" + "f" * 5000, ".".join("a" * 2000) + " = 1"])
+def test_a_variant_of_what_has_a_strange_name_is_explained(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "odd.toml"
+    path.write_text(edit('name = "a"', f"name.{name}"))
+    for changes in ([], ["jobs.bytes=1"], ["jobs.a.bytes=1"]):
+        with pytest.raises(ConfigError):
+            load(path, changes)
 
 
 @pytest.mark.parametrize("change", ["jobs.x=1", "jobs.name=a"])
@@ -174,7 +194,7 @@ def test_a_variant_of_what_is_no_table_is_explained(tmp_path: Path, change: str)
 
 def test_variants_leave_everything_else_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "odd.toml"
-    path.write_text('description = "\\u0007 \\U0001F600"\n' + TWO_HOSTS, encoding="utf-8")
+    path.write_text('description = "\\" \\U0001F600"\n' + TWO_HOSTS, encoding="utf-8")
     assert load(path, ["seed=1"]) == load(path)
     path.write_text("description = 1979-05-27\n" + TWO_HOSTS)
     assert load(path, ["seed=1"]) == load(path)

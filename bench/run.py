@@ -85,7 +85,8 @@ def main() -> int:
     )
     if args.output == "json":
         # JSON has no infinity: null where something was never reached.
-        print(json.dumps([{k: None if v == math.inf else v for k, v in r.items()} for r in rows]))
+        plain = [{k: None if v == math.inf else v for k, v in row.items()} for row in rows]
+        print(json.dumps(plain, indent=2))
     else:
         titles = "unit", "measured (min to max)", "must", "target", "margin", "recorded"
         table = Table(Column("metric", no_wrap=True), *titles, "")

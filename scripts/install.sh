@@ -2,20 +2,32 @@
 # SPDX-License-Identifier: Apache-2.0
 # Installs what `make setup` has built: programs in $PREFIX/bin, everything else in
 # $PREFIX/lib/flowslot, the systemd units in $PREFIX/lib/systemd/system. Existing configuration is
-# not touched. What was installed before is replaced only once all that replaces it is there.
+# not touched. If anything fails, what was installed before is still there, or is there again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 prefix=$(realpath -m "${PREFIX:-/usr}")
 home=$prefix/lib/flowslot
 python=$(readlink -f .venv/bin/python)
+case $prefix in *[!A-Za-z0-9/._+-]*)
+  echo "PREFIX: must hold letters, digits and /._+- only, for systemd and scripts, got $prefix" >&2
+  exit 2 ;;
+esac
 
 fetched=$(mktemp -d)
-trap 'rm -rf "$fetched"' EXIT
+finish() {
+  rm -rf "$fetched"
+  if [ -d "$home.old" ]; then rm -rf "$home"; mv "$home.old" "$home"; fi
+}
+trap finish EXIT
 "$python" -m venv "$fetched/venv"
 "$fetched/venv/bin/python" -m pip wheel --quiet --disable-pip-version-check -w "$fetched/wheels" .
+for unit in systemd/*.service; do
+  sed "s#/usr/bin/flowslot#$prefix/bin/flowslot#" "$unit" > "$fetched/${unit##*/}"
+done
 
-rm -rf "$home"
-mkdir -p "$home" "$prefix/bin" "$prefix/lib/systemd/system"
+mkdir -p "$prefix/lib/systemd/system" "$prefix/bin"
+if [ -d "$home" ]; then mv -T "$home" "$home.old"; fi
+mkdir "$home"
 "$python" -m venv "$home/venv"
 "$home/venv/bin/python" -m pip install --quiet --disable-pip-version-check \
   --no-index --find-links "$fetched/wheels" flowslot
@@ -24,7 +36,6 @@ install -m 644 bpf/flowslot.bpf.o "$pacing"
 for program in flowslot flowslotd flowslot-switch; do
   ln -sfn "$home/venv/bin/$program" "$prefix/bin/$program"
 done
-for unit in systemd/*.service; do
-  sed "s#/usr/bin/flowslot#$prefix/bin/flowslot#" "$unit" > "$prefix/lib/systemd/system/${unit##*/}"
-done
+install -m 644 "$fetched"/*.service "$prefix/lib/systemd/system"
+rm -rf "$home.old"
 echo "installed: $prefix/bin/flowslot, flowslotd, flowslot-switch; units in $prefix/lib/systemd/system"

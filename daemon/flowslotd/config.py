@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field, FiniteFloat
 
 from flowslot.errors import ConfigError, FlowslotError, why_unreadable
 from flowslot.policy import registry
+from flowslot.policy.registry import PolicySpec
 from flowslot.settings import PathText, Settings, parse_toml
 from flowslot.slot import SlotGrid
 from flowslot.topology import Topology, parse_topology
@@ -64,6 +65,10 @@ class DaemonSettings(Settings):
     pacing: PacingSettings = PacingSettings()
     static: StaticSettings = StaticSettings()
     arbiter: ArbiterSettings = ArbiterSettings()
+
+    def enforces(self, spec: PolicySpec) -> bool:
+        """Whether flows of this host are paced, under this policy."""
+        return self.mode == "enforce" and spec.paces and self.pacing.backend != "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,5 +167,5 @@ def _check(settings: DaemonSettings, topology: Topology, file: Path, topology_fi
         if link not in topology.link_index:
             problem = f'no link is called "{link}" in {settings.topology}'
             raise ConfigError(source, f"static.flows_on_link.{link}", problem)
-    if settings.use_switch and settings.mode == "enforce" and spec.needs_arbiter:
+    if settings.use_switch and settings.enforces(spec) and spec.needs_arbiter:
         switch_of(topology, str(topology_file))

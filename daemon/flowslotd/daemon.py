@@ -282,7 +282,7 @@ class Daemon:
                 on_grants=self._on_grants,
                 pacer=old.pacer if old else None,
             )
-        except (ValueError, OSError) as error:
+        except ValueError as error:
             raise _unusable(config, error) from error
 
     async def _begin(self) -> None:

@@ -164,9 +164,9 @@ class FailoverDomain:
 
     async def close(self) -> None:
         """See Domain."""
-        await self._remote.close()
         if self._local is not None:
             self._local.stop()
+        await self._remote.close()
 
     def _to_local(self, now: Nanos) -> None:
         """The lease has ended: what the switch granted is void, whoever may use it now."""

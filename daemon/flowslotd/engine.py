@@ -42,7 +42,7 @@ class Engine:
                 for name, flows in settings.static.flows_on_link.items()
             },
         )
-        enforcing = settings.mode == "enforce" and spec.paces and settings.pacing.backend != "none"
+        enforcing = settings.enforces(spec)
         self.config = config
         self.domain: Domain | None = None
         if enforcing and spec.needs_arbiter:
@@ -82,15 +82,17 @@ class Engine:
         """Let all flows go, and leave the arbiter."""
         try:
             self.loop.release()
-            if self.domain is not None:
-                await self.domain.close()
-        finally:
-            if self.pacer is not None and not keep_pacer:
-                self.pacer.close()
+        finally:  # an arbiter that goes on would give to its successor's flows
+            try:
+                if self.domain is not None:
+                    await self.domain.close()
+            finally:
+                if self.pacer is not None and not keep_pacer:
+                    self.pacer.close()
 
 
 def _open(backend: str, instance: str) -> Pacer:
     try:
         return make_pacer(backend, instance)
-    except PacingError as error:
+    except (PacingError, OSError) as error:
         raise FlowslotError(f"pacing.backend {backend}: {error}; see `flowslot doctor`") from None

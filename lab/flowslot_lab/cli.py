@@ -139,16 +139,20 @@ def _check_figure(path: Path) -> None:
     """Before anything is measured."""
     if path.suffix not in FORMATS:
         _die(f"--figure {path}: must end in one of: {', '.join(FORMATS)}", _BAD_INPUT)
-    if path.is_dir() or not _can_be_made(path.parent):
+    if not _can_be_made(path.parent, path):
         _die(f"--figure {path}: must be a file in a directory that can be written to", _BAD_INPUT)
     if importlib.util.find_spec("matplotlib") is None:
         _die("--figure: needs matplotlib: pip install 'flowslot[lab]'", _BAD_INPUT)
 
 
-def _can_be_made(directory: Path) -> bool:
-    """It is there, or can be made, and can be written to."""
-    existing = next(path for path in (directory, *directory.parents) if path.exists())
-    return existing.is_dir() and os.access(existing, os.W_OK)
+def _can_be_made(directory: Path, file: Path | None = None) -> bool:
+    """It is there, or can be made, and can be written to; and so can `file`, which is in it."""
+    try:
+        existing = next(path for path in (directory, *directory.parents) if path.exists())
+        free = file is None or not file.is_dir()
+        return free and existing.is_dir() and os.access(existing, os.W_OK)
+    except OSError:  # a name that is too long, a folder that may not be looked into
+        return False
 
 
 def _print(result: LabResult, output: str) -> None:

@@ -19,7 +19,7 @@ from flowslot_lab.state import RunState
 
 _READY_S = 30.0
 _STALL_S, _STALL_IDEALS = 60.0, 4.0
-"""So long, and so many times what all jobs need one after the other, nobody may be silent."""
+"""So long, and so many times what all jobs need one after the other, a job may be silent."""
 _FIRST_PORT = 20000
 
 
@@ -32,6 +32,7 @@ class _Worker:
     buffer: bytes = b""
     iterations: int = 0
     report: Report | None = None
+    heard_s: float = 0.0
 
 
 class JobSet:
@@ -55,7 +56,6 @@ class JobSet:
         self._register = register
         self._iterations = iterations
         self._selector = selectors.DefaultSelector()
-        self._heard_s = 0.0
         one_by_one = sum(scenario.ideal_s(job) for job in scenario.jobs)
         self._patience_s = _STALL_S + _STALL_IDEALS * one_by_one
         self.workers: list[_Worker] = []
@@ -104,14 +104,18 @@ class JobSet:
             assert worker.process.popen.stdin is not None
             worker.process.popen.stdin.write(f"{at_ns}\n".encode())
             worker.process.popen.stdin.flush()
-        self._heard_s = time.monotonic() + max(job.start_s for job in self._scenario.jobs)
+        for worker in self.workers:
+            worker.heard_s = at_ns / 1e9 + worker.job.start_s
 
     def follow(self, timeout_s: float = 0.2) -> bool:
         """Hear the processes for a while; True when all reports are here. Raises LabError."""
         self._hear(timeout_s)
-        if time.monotonic() > self._heard_s + self._patience_s:
-            slow = min(self.workers, key=lambda w: w.iterations)
-            raise LabError(f"job {slow.job.name} made no progress for {self._patience_s:.0f} s")
+        silent_since = time.monotonic() - self._patience_s
+        for job in self._scenario.jobs:
+            mine = [worker for worker in self.workers if worker.job is job]
+            busy = any(worker.report is None for worker in mine)
+            if busy and all(worker.heard_s < silent_since for worker in mine):
+                raise LabError(f"job {job.name} made no progress for {self._patience_s:.0f} s")
         return all(worker.report is not None for worker in self.workers)
 
     def iterations_done(self) -> int:
@@ -154,7 +158,7 @@ class JobSet:
                 continue
             *lines, worker.buffer = (worker.buffer + data).split(b"\n")
             for line in lines:
-                self._heard_s = max(self._heard_s, time.monotonic())
+                worker.heard_s = max(worker.heard_s, time.monotonic())
                 self._event(worker, json.loads(line))
 
     def _ended(self, worker: _Worker) -> None:

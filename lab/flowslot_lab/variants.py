@@ -51,7 +51,7 @@ def _tables(data: dict[str, Any], where: list[str]) -> list[dict[str, Any]]:
         if found:
             return found[:1]
         names = [name for table in tables if isinstance(name := table.get("name"), str)]
-        known = shortened(", ".join(names)) or "(none)"
+        known = shortened(", ".join(filter(str.isprintable, names))) or "(none)"
         raise ValueError(f'none of `{where[0]}` is called "{shortened(where[1])}"; of: {known}')
     raise ValueError("must begin with links., hosts. or jobs., or be one key")
 

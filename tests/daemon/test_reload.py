@@ -9,6 +9,8 @@ from flowslot.errors import ConfigError
 from flowslotd import config
 from flowslotd.daemon import Daemon
 from flowslotd.engine import Engine
+from flowslotd.pacing.null import NullPacer
+from flowslotd.slotloop import SlotLoop
 
 from .conftest import TOPOLOGY
 
@@ -83,18 +85,18 @@ def test_an_engine_that_cannot_be_had_leaves_the_last_good_one(write, tmp_path, 
 
 
 def test_an_engine_that_does_not_end_well_is_replaced_all_the_same(write, tmp_path, monkeypatch):
-    text = f'host = "h1"\nslot_ms = 5\nruntime_dir = "{tmp_path}"'
+    monkeypatch.setattr("flowslotd.engine.make_pacer", lambda *_: NullPacer())
+    text = f'host = "h1"\nmode = "enforce"\nslot_ms = 5\nruntime_dir = "{tmp_path}"'
     daemon = Daemon(config.load(write(text)))
     told, started = [], []
     monkeypatch.setattr(daemon._notifier, "_send", lambda *lines: told.append(lines[0]))
-    start, stop = Engine.start, Engine.stop
+    start = Engine.start
 
     async def note(engine):
         started.append(engine)
         await start(engine)
 
-    async def fail_to_stop(engine, keep_pacer=False):
-        await stop(engine, keep_pacer)
+    def fail_to_release(loop):
         raise RuntimeError("a bug")
 
     async def reload():
@@ -102,10 +104,13 @@ def test_an_engine_that_does_not_end_well_is_replaced_all_the_same(write, tmp_pa
         write(f'{text}\npolicy = "static"')
         with monkeypatch.context() as patch:
             patch.setattr(Engine, "start", note)
-            patch.setattr(Engine, "stop", fail_to_stop)
+            patch.setattr(SlotLoop, "release", fail_to_release)
+            arbiter = daemon.engine.domain
+            assert not arbiter._alarm.cancelled()
             assert (await daemon.reload())["changed"] == "policy"
         assert daemon.config.settings.policy == "static"
         assert started == [daemon.engine]
+        assert arbiter._alarm.cancelled(), "it would grant rates to flows that are not its own"
         assert daemon.metrics.errors == {"reload": 1}
         await end(daemon, running)
 

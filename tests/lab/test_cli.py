@@ -75,7 +75,9 @@ def test_list_shows_scenarios_and_their_limits() -> None:
     assert "6.4 MB / (400 Mbit/s x 1448/1514) on h1->s1 = 0.1538 s" in output
 
 
-@pytest.mark.parametrize("figure", ["x.bmp", "file/x.png", "file/missing/x.png", "folder.png"])
+@pytest.mark.parametrize(
+    "figure", ["x.bmp", "file/x.png", "file/missing/x.png", "folder.png", "x" * 300 + ".png"]
+)
 def test_a_figure_that_cannot_be_written_is_found_out_first(tmp_path: Path, figure: str) -> None:
     scenario = str(SCENARIOS / "two-equal.toml")
     (tmp_path / "file").touch()
@@ -89,10 +91,11 @@ def test_a_figure_may_go_where_a_directory_has_to_be_made(tmp_path: Path) -> Non
     cli._check_figure(tmp_path / "results/today/x.png")
 
 
-def test_logs_that_cannot_be_kept_are_found_out_first(tmp_path: Path) -> None:
+@pytest.mark.parametrize("logs", ["file", "file/logs", "x" * 300])
+def test_logs_that_cannot_be_kept_are_found_out_first(tmp_path: Path, logs: str) -> None:
     (tmp_path / "file").touch()
     scenario = str(SCENARIOS / "two-equal.toml")
-    status, output = invoke("run", scenario, "--keep-logs", str(tmp_path / "file"))
+    status, output = invoke("run", scenario, "--keep-logs", str(tmp_path / logs))
     assert status == 2
     assert output.startswith("flowslot lab: --keep-logs") and output.count("\n") == 1
 

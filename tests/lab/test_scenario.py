@@ -172,6 +172,14 @@ def test_a_bad_variant_is_explained(change: str, problem: str) -> None:
     assert len(str(caught.value)) < 400
 
 
+def test_a_variant_names_no_job_that_would_tear_the_error(tmp_path: Path) -> None:
+    path = tmp_path / "odd.toml"
+    path.write_text(edit('name = "a"', 'name = "a\\nb"'))
+    with pytest.raises(ConfigError) as caught:
+        load(path, ["jobs.x.bytes=1"])
+    assert str(caught.value).isprintable()
+
+
 @pytest.mark.parametrize("name", ["x = 0x" + "f" * 5000, ".".join("a" * 2000) + " = 1"])
 def test_a_variant_of_what_has_a_strange_name_is_explained(tmp_path: Path, name: str) -> None:
     path = tmp_path / "odd.toml"

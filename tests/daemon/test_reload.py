@@ -29,6 +29,13 @@ def fail_to_build(*_, **__):
     raise ValueError("no such number")
 
 
+def listened_to(monkeypatch, file):
+    """A daemon, and what it tells systemd."""
+    daemon, told = Daemon(config.load(file)), []
+    monkeypatch.setattr(daemon._notifier, "_send", lambda *lines: told.append(lines[0]))
+    return daemon, told
+
+
 async def begin(daemon, told):
     running = asyncio.create_task(daemon.run())
     while "READY=1" not in told:
@@ -55,9 +62,8 @@ async def fail_to_start(engine):
 @pytest.mark.parametrize("at", ["build", "start"])
 def test_an_engine_that_cannot_be_had_leaves_the_last_good_one(write, tmp_path, monkeypatch, at):
     text = f'host = "h1"\nslot_ms = 5\nruntime_dir = "{tmp_path}"'
-    daemon = Daemon(config.load(write(text)))
-    good, told = daemon.config, []
-    monkeypatch.setattr(daemon._notifier, "_send", lambda *lines: told.append(lines[0]))
+    daemon, told = listened_to(monkeypatch, write(text))
+    good = daemon.config
 
     async def reload():
         running = await begin(daemon, told)
@@ -87,10 +93,8 @@ def test_an_engine_that_cannot_be_had_leaves_the_last_good_one(write, tmp_path, 
 def test_an_engine_that_does_not_end_well_is_replaced_all_the_same(write, tmp_path, monkeypatch):
     monkeypatch.setattr("flowslotd.engine.make_pacer", lambda *_: NullPacer())
     text = f'host = "h1"\nmode = "enforce"\nslot_ms = 5\nruntime_dir = "{tmp_path}"'
-    daemon = Daemon(config.load(write(text)))
-    told, started = [], []
-    monkeypatch.setattr(daemon._notifier, "_send", lambda *lines: told.append(lines[0]))
-    start = Engine.start
+    daemon, told = listened_to(monkeypatch, write(text))
+    started, start = [], Engine.start
 
     async def note(engine):
         started.append(engine)
@@ -119,9 +123,7 @@ def test_an_engine_that_does_not_end_well_is_replaced_all_the_same(write, tmp_pa
 
 def test_a_second_signal_during_a_reload_is_not_lost(write, tmp_path, monkeypatch):
     text = f'host = "h1"\nslot_ms = 5\nruntime_dir = "{tmp_path}"'
-    daemon = Daemon(config.load(write(text)))
-    told = []
-    monkeypatch.setattr(daemon._notifier, "_send", lambda *lines: told.append(lines[0]))
+    daemon, told = listened_to(monkeypatch, write(text))
     stop = Engine.stop
 
     async def slow_stop(engine, keep_pacer=False):

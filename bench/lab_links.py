@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 from flowslot_lab.net import NIC, TIMER_SLACK_US, Network, carried, data_ip, run
 from flowslot_lab.processors import awake
-from flowslot_lab.scenario import load
 from flowslot_lab.state import RunState, clean_dead
+from flowslot_scenario.scenario import load
 
 SCENARIO = Path(__file__).parents[1] / "lab" / "scenarios" / "ps-incast.toml"
 SLACKS_US = (160.0, 320.0, TIMER_SLACK_US, 1000.0)

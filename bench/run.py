@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from flowslot_lab.processors import read_ticks
-from flowslot_lab.table import STOLEN
+from flowslot_scenario.table import STOLEN
 
 BOUNDS = Path(__file__).with_name("bounds.toml")
 

@@ -13,7 +13,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from setuptools import Distribution, Extension
 from setuptools.command.build_ext import build_ext
 
-ROOMS = "core", "shm", "proto", "daemon", "switchemu", "lab"
+ROOMS = "core", "shm", "proto", "scenario", "daemon", "switchemu", "sim", "lab"
 # Indices stay checked: what goes through here comes from other processes.
 DIRECTIVES = {"language_level": 3, "annotation_typing": False, "wraparound": False}
 

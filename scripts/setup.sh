@@ -19,7 +19,7 @@ packages=(
 
 stamp=.venv/.setup-stamp
 sources=$(ls bpf/*.c bpf/*.h | grep -v vmlinux.h) # that one is made from the running kernel
-loops=$(ls scripts/hatch_build.py; find core shm daemon switchemu lab -name 'loops.p*' | sort)
+loops=$(ls scripts/hatch_build.py; find core shm daemon switchemu sim lab -name 'loops.p*' | sort)
 want=$(cat pyproject.toml scripts/setup.sh $loops $sources bpf/Makefile /proc/version | sha256sum)
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ] && ls bpf/*.bpf.o >/dev/null 2>&1; then
   exit 0

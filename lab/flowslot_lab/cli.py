@@ -24,13 +24,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from flowslot.errors import ConfigError
-from flowslot_lab import scenario as scenarios
 from flowslot_lab.figure import FORMATS, draw
 from flowslot_lab.net import LabError
-from flowslot_lab.results import LabResult
 from flowslot_lab.runner import POLICIES, Options, RunFailed, measure
 from flowslot_lab.state import ROOT, RunState, clean_dead
-from flowslot_lab.table import print_result
+from flowslot_scenario import scenario as scenarios
+from flowslot_scenario.results import Results
+from flowslot_scenario.table import print_result
 
 app = typer.Typer(
     name="lab",
@@ -155,7 +155,7 @@ def _can_be_made(directory: Path, file: Path | None = None) -> bool:
         return False
 
 
-def _print(result: LabResult, output: str) -> None:
+def _print(result: Results, output: str) -> None:
     match output:
         case "json":
             print(json.dumps(result.to_json(), indent=1))

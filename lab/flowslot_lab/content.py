@@ -15,9 +15,10 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
+from flowslot_scenario.scenario import WORD_BYTES
+
 Word = np.uint16
-"""As small as gradients often are: keys of odd sizes stripe evenly over the sockets."""
-WORD_BYTES = 2
+assert np.dtype(Word).itemsize == WORD_BYTES
 Words = npt.NDArray[np.uint16]
 
 

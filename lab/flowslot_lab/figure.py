@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowslot_lab.results import BASELINES, Floats, JobRun, LabResult, Run, best_baseline
-from flowslot_lab.scenario import Job, down
+from flowslot_scenario.results import BASELINES, Floats, JobRun, Results, Run, best_baseline
+from flowslot_scenario.scenario import Job, down
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,7 +31,7 @@ _POLICY_STYLES: dict[str, dict[str, Any]] = {
 FORMATS = (".png", ".svg", ".pdf")
 
 
-def draw(result: LabResult, path: Path) -> None:
+def draw(result: Results, path: Path) -> None:
     """Write the figure (format by the file's ending). Needs matplotlib (extra `lab`)."""
     import matplotlib  # noqa: PLC0415  (an optional package, slow to import)
 
@@ -61,7 +61,7 @@ def draw(result: LabResult, path: Path) -> None:
     plt.close(figure)
 
 
-def _chosen(result: LabResult) -> tuple[str | None, str | None]:
+def _chosen(result: Results) -> tuple[str | None, str | None]:
     """Ours (the last paced policy that ran), and the baseline with the best mean."""
     policies = result.policies()
     best = best_baseline(result.summaries(), "slowdown_mean")
@@ -69,7 +69,7 @@ def _chosen(result: LabResult) -> tuple[str | None, str | None]:
     return ours, best[0] if best else None
 
 
-def _busiest_link(result: LabResult) -> str:
+def _busiest_link(result: Results) -> str:
     """The link towards a host on which all jobs together need most time per second."""
     scenario = result.scenario
     load: dict[str, float] = {}
@@ -80,11 +80,11 @@ def _busiest_link(result: LabResult) -> str:
     return max((down(host.name) for host in scenario.hosts), key=lambda link: load.get(link, 0.0))
 
 
-def _mean_s(result: LabResult, policy: str) -> float:
+def _mean_s(result: Results, policy: str) -> float:
     return max(float(result.times(policy, job.name).mean()) for job in result.scenario.jobs)
 
 
-def _bandwidth(panel: Axes, result: LabResult, policy: str, link: str, window: float) -> None:
+def _bandwidth(panel: Axes, result: Results, policy: str, link: str, window: float) -> None:
     run = next(run for run in result.runs if run.policy == policy)
     start = _settled_s(run)
     scale = 8 * 1514 / 1448 / 1e6
@@ -124,7 +124,7 @@ def received_rate(job: JobRun, link: str, start_s: float, window_s: float) -> Fl
     return total / _BIN_S
 
 
-def _distribution(panel: Axes, result: LabResult) -> None:
+def _distribution(panel: Axes, result: Results) -> None:
     for policy in result.policies():
         slow = np.sort(
             np.concatenate(
@@ -145,7 +145,7 @@ def _distribution(panel: Axes, result: LabResult) -> None:
     _plain(panel)
 
 
-def _jobs(result: LabResult) -> tuple[Job, ...]:
+def _jobs(result: Results) -> tuple[Job, ...]:
     return result.scenario.jobs
 
 

@@ -14,6 +14,10 @@ import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import numpy as np
+
+from flowslot_scenario.results import Floats
+
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
@@ -73,3 +77,14 @@ class Report:
     verified_bytes: int = 0
     cpu_s: float = 0.0
     trace: list[tuple[int, int]] = field(default_factory=list)
+
+
+def iteration_times(reports: list[Report], warmup: int) -> Floats:
+    """Iteration times (s) of a job after `warmup` iterations.
+
+    An iteration of the job ends when its last worker has ended it; the first one begins at the
+    start line. `reports`: of the job's workers (a server, which has no ends, is passed over).
+    """
+    ends = np.array([r.ends for r in reports if r.ends], dtype=np.int64).max(axis=0)
+    boundaries = np.concatenate(([reports[0].started], ends))
+    return np.asarray(np.diff(boundaries)[warmup:] / 1e9, dtype=np.float64)

@@ -35,8 +35,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from flowslot_lab.processors import Ticks, of_the_network, read_ticks
-from flowslot_lab.scenario import SWITCH, Scenario, down, up
 from flowslot_lab.state import RunState, remove_netns
+from flowslot_scenario.scenario import SWITCH, Scenario, down, up
 
 SWITCH_CONTROL_IP = "10.77.0.250"
 NIC = "eth0"

@@ -20,9 +20,9 @@ from flowslot_lab.net import (
     run,
 )
 from flowslot_lab.procs import Process, start, stop, venv_program
-from flowslot_lab.results import Evidence
-from flowslot_lab.scenario import SWITCH, Scenario, down, up
 from flowslot_lab.state import RunState
+from flowslot_scenario.results import Evidence
+from flowslot_scenario.scenario import SWITCH, Scenario, down, up
 
 _READY_S = 20.0
 _GRACE_S = 3.0

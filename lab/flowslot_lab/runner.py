@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from flowslot_lab.jobset import JobSet
+from flowslot_lab.jobspec import iteration_times
 from flowslot_lab.net import Counters, Network
 from flowslot_lab.plane import ControlPlane
 from flowslot_lab.processors import awake
 from flowslot_lab.procs import Process
-from flowslot_lab.results import BASELINES, Evidence, JobRun, LabResult, Run, iteration_times
-from flowslot_lab.scenario import Job, Scenario
 from flowslot_lab.state import RunState
+from flowslot_scenario.results import BASELINES, Evidence, JobRun, Results, Run
+from flowslot_scenario.scenario import Job, Scenario
 
 DAEMON_POLICIES = ("static", "fair", "stagger")
 POLICIES = (*BASELINES, *DAEMON_POLICIES)
@@ -210,7 +211,7 @@ def expected_bytes(scenario: Scenario, iterations: int) -> int:
     return per_iteration * iterations
 
 
-def measure(scenario: Scenario, options: Options, state: RunState, watch: Watch) -> LabResult:
+def measure(scenario: Scenario, options: Options, state: RunState, watch: Watch) -> Results:
     """All runs of all policies, interleaved, and each distinct job alone."""
     iterations = options.measured(scenario)
     runs = []
@@ -219,12 +220,12 @@ def measure(scenario: Scenario, options: Options, state: RunState, watch: Watch)
             for policy in options.policies:
                 with LiveRun(scenario, state, policy, iterations, options.use_switch) as live:
                     runs.append(live.run(repeat, watch))
-        result = LabResult(scenario, runs, {})
+        result = Results(scenario, runs, {})
         result.alone = alone(result, options, state, watch)
     return result
 
 
-def alone(result: LabResult, options: Options, state: RunState, watch: Watch) -> dict[str, float]:
+def alone(result: Results, options: Options, state: RunState, watch: Watch) -> dict[str, float]:
     """Mean iteration time (s) of each job alone under the best baseline, by name.
 
     The only job of a scenario was alone already; for the others, short runs with each baseline

@@ -13,27 +13,9 @@ from flowslot_lab.state import NETNS, ROOT, RunState
 
 sys.path.append(str(Path(__file__).parents[1] / "helpers"))
 from leftovers import TOOL, Host
+from scenariofiles import SCENARIOS, TWO_HOSTS
 
-SCENARIOS = Path(__file__).parents[2] / "lab/scenarios"
-TWO_HOSTS = """
-name = "small"
-warmup = 1
-[links]
-rate_mbps = 400
-buffer_kb = 128
-[[hosts]]
-name = "h1"
-[[hosts]]
-name = "h2"
-[[jobs]]
-name = "a"
-kind = "ring"
-hosts = ["h1", "h2"]
-bytes = 500_000
-sockets = 2
-slice_kb = 25
-compute_s = 0.01
-"""
+__all__ = ["SCENARIOS", "TOOL", "TWO_HOSTS"]
 
 
 class Quiet:

@@ -8,7 +8,7 @@ import pytest
 
 from flowslot_lab.jobset import JobSet, _Worker
 from flowslot_lab.net import LabError
-from flowslot_lab.scenario import load
+from flowslot_scenario.scenario import load
 
 from .conftest import SCENARIOS
 

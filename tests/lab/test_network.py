@@ -17,8 +17,8 @@ from flowslot_lab.net import Network, run
 from flowslot_lab.processors import of_the_network
 from flowslot_lab.procs import start, stop
 from flowslot_lab.runner import LiveRun, Options, measure
-from flowslot_lab.scenario import load, parse
 from flowslot_lab.state import ROOT, RunState, clean_dead, start_time
+from flowslot_scenario.scenario import load, parse
 
 from .conftest import NOTHING, SCENARIOS, TWO_HOSTS, Quiet, traces
 

@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 
 from flowslot_lab import processors
-from flowslot_lab.results import Evidence, LabResult, Run
-from flowslot_lab.scenario import load
-from flowslot_lab.table import _warn_of_busy_processors, _warn_of_stolen_time
+from flowslot_scenario.results import Evidence, Results, Run
+from flowslot_scenario.scenario import load
+from flowslot_scenario.table import _warn_of_busy_processors, _warn_of_stolen_time
 
 SCENARIO = Path(__file__).parents[2] / "lab" / "scenarios" / "two-equal.toml"
 
@@ -53,7 +53,7 @@ def test_a_network_that_was_too_slow_is_mentioned(share: float, warned: bool) ->
         Run("cubic", 1, Evidence(network_busy=0.4), [], 0, {}),
     ]
     text = io.StringIO()
-    _warn_of_busy_processors(LabResult(load(SCENARIO), runs, {}), Console(file=text, width=200))
+    _warn_of_busy_processors(Results(load(SCENARIO), runs, {}), Console(file=text, width=200))
     assert ("stagger 93%" in text.getvalue()) is warned
     assert "cubic" not in text.getvalue()
 
@@ -64,5 +64,5 @@ def test_stolen_time_is_mentioned(share: float, warned: bool) -> None:
     assert evidence.to_json()["stolen"] == share
     runs = [Run("stagger", 1, evidence, [], 0, {}), Run("stagger", 2, Evidence(), [], 0, {})]
     text = io.StringIO()
-    _warn_of_stolen_time(LabResult(load(SCENARIO), runs, {}), Console(file=text, width=200))
+    _warn_of_stolen_time(Results(load(SCENARIO), runs, {}), Console(file=text, width=200))
     assert ("stagger 6% in the worst run" in text.getvalue()) is warned

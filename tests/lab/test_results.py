@@ -4,20 +4,19 @@ import pytest
 from rich.console import Console
 
 from flowslot_lab.figure import draw, received_rate
-from flowslot_lab.jobspec import Report
-from flowslot_lab.results import (
+from flowslot_lab.jobspec import Report, iteration_times
+from flowslot_lab.runner import LiveRun, RunFailed, expected_bytes
+from flowslot_lab.state import RunState
+from flowslot_scenario.results import (
     Evidence,
     JobRun,
-    LabResult,
+    Results,
     Run,
     best_baseline,
-    iteration_times,
     summarise,
 )
-from flowslot_lab.runner import LiveRun, RunFailed, expected_bytes
-from flowslot_lab.scenario import Scenario, load
-from flowslot_lab.state import RunState
-from flowslot_lab.table import print_result
+from flowslot_scenario.scenario import Scenario, load
+from flowslot_scenario.table import print_result
 
 from .conftest import SCENARIOS
 
@@ -69,7 +68,7 @@ def test_best_baseline_is_per_metric(scenario: Scenario) -> None:
         make_run(scenario, "bbr", 1, [[1.4, 1.4], [1.4, 1.4]]),
         make_run(scenario, "stagger", 1, [[1.0, 1.0], [1.0, 1.0]]),
     ]
-    summaries = LabResult(scenario, runs, {}).summaries()
+    summaries = Results(scenario, runs, {}).summaries()
     assert best_baseline(summaries, "slowdown_mean") == ("cubic", pytest.approx(1.3))
     assert best_baseline(summaries, "slowdown_p99") == ("bbr", pytest.approx(1.4))
     assert best_baseline(summaries[2:], "slowdown_mean") is None
@@ -77,7 +76,7 @@ def test_best_baseline_is_per_metric(scenario: Scenario) -> None:
 
 def test_json_has_the_documented_keys(scenario: Scenario) -> None:
     run = make_run(scenario, "stagger", 1, [[1.0, 1.5], [1.5, 1.5]])
-    document = LabResult(scenario, [run], {"a": 0.25}).to_json()
+    document = Results(scenario, [run], {"a": 0.25}).to_json()
     assert document["scenario"] == "two-equal"
     row = document["runs"][0]
     assert (row["policy"], row["repeat"], row["retransmits"]) == ("stagger", 1, 7)
@@ -142,7 +141,7 @@ def test_table_and_figure(scenario: Scenario, tmp_path, capsys) -> None:
         make_run(scenario, policy, 1, [[1.0, slow], [1.0, slow]])
         for policy, slow in (("stagger", 1.1), ("cubic", 1.5), ("bbr", 1.6))
     ]
-    result = LabResult(scenario, runs, {"a": 0.24, "b": 0.24})
+    result = Results(scenario, runs, {"a": 0.24, "b": 0.24})
     print_result(result, Console(width=120))
     text = capsys.readouterr().out
     assert "1.250 cubic" in text

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statistics of lab runs, and their JSON form.
+"""Statistics of runs, in the lab or in the simulator, and their JSON form.
 
 Slowdown = measured iteration time / `ideal_s`. All statistics are over iterations after the
 warm-up; the summary pools the slowdowns of all repeats and jobs of a policy.
@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flowslot_lab.jobspec import Report
-from flowslot_lab.scenario import Job, Scenario
+from flowslot_scenario.scenario import Job, Scenario
 
 BASELINES = ("cubic", "reno", "bbr")
 Floats = npt.NDArray[np.float64]
@@ -111,7 +110,7 @@ class Run:
     utilisation: dict[str, float]
 
     def to_json(self, scenario: Scenario, alone: dict[str, float]) -> dict[str, Any]:
-        """As in the JSON of a lab run."""
+        """As in the JSON of the results."""
         return {
             "policy": self.policy,
             "repeat": self.repeat,
@@ -145,23 +144,12 @@ class Summary:
     iterations: int
 
     def to_json(self) -> dict[str, Any]:
-        """As in the JSON of a lab run; `worst_job` is the mean slowdown of the worst job."""
+        """As in the JSON of the results; `worst_job` is the mean slowdown of the worst job."""
         return {
             name: round(value, 4) if isinstance(value, float) else value
             for name in self.__slots__
             for value in (getattr(self, name),)
         }
-
-
-def iteration_times(reports: list[Report], warmup: int) -> Floats:
-    """Iteration times (s) of a job after `warmup` iterations.
-
-    An iteration of the job ends when its last worker has ended it; the first one begins at the
-    start line. `reports`: of the job's workers (a server, which has no ends, is passed over).
-    """
-    ends = np.array([r.ends for r in reports if r.ends], dtype=np.int64).max(axis=0)
-    boundaries = np.concatenate(([reports[0].started], ends))
-    return np.asarray(np.diff(boundaries)[warmup:] / 1e9, dtype=np.float64)
 
 
 def summarise(policy: str, runs: list[Run]) -> Summary:
@@ -201,8 +189,8 @@ class JobRow:
 
 
 @dataclass(slots=True)
-class LabResult:
-    """Everything that a `lab run` measured."""
+class Results:
+    """Everything that `lab run` measured, or `sim run` worked out."""
 
     scenario: Scenario
     runs: list[Run]

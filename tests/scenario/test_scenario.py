@@ -2,13 +2,12 @@
 from pathlib import Path
 
 import pytest
+from scenariofiles import SCENARIOS, TWO_HOSTS
 
 from flowslot.errors import ConfigError
 from flowslot.topology import parse_topology
 from flowslot_lab.plane import topology_toml
-from flowslot_lab.scenario import Scenario, load, parse
-
-from .conftest import SCENARIOS, TWO_HOSTS
+from flowslot_scenario.scenario import Scenario, load, parse
 
 
 @pytest.fixture(params=["two-equal", "three-equal", "ps-incast"])

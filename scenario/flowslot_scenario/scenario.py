@@ -27,10 +27,11 @@ from pydantic import AfterValidator, Field, FiniteFloat
 from flowslot.errors import ConfigError, why_unreadable
 from flowslot.settings import PRINTABLE, Settings, Text, read_toml, shortened, validate
 from flowslot.units import goodput
-from flowslot_lab import variants
-from flowslot_lab.content import WORD_BYTES
+from flowslot_scenario import variants
 
 SWITCH = "s1"
+WORD_BYTES = 2
+"""Jobs send 16-bit numbers, as small as gradients often are: keys of odd sizes stripe evenly."""
 MAX_HOSTS = 200  # 10.77.0.250 is the switch's
 MAX_JOBS = 64
 

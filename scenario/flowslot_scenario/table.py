@@ -6,7 +6,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from flowslot_lab.results import LabResult, Summary, best_baseline
+from flowslot_scenario.results import Results, Summary, best_baseline
 
 BUSY = 0.8
 """The network's processors are idle while jobs compute: busier than this, they were too slow."""
@@ -14,7 +14,7 @@ STOLEN = 0.01
 """A machine that stood still for more of the time decides how long the slowest iterations take."""
 
 
-def print_result(result: LabResult, console: Console) -> None:
+def print_result(result: Results, console: Console) -> None:
     """Summary by policy, each job's iteration times, and what Ideal means."""
     scenario = result.scenario
     summaries = result.summaries()
@@ -35,7 +35,7 @@ def print_result(result: LabResult, console: Console) -> None:
             )
 
 
-def _warn_of_busy_processors(result: LabResult, console: Console) -> None:
+def _warn_of_busy_processors(result: Results, console: Console) -> None:
     """Where processors are the bottleneck, the links are not."""
     slow = _above(BUSY, [(run.policy, run.evidence.network_busy) for run in result.runs])
     if slow:
@@ -46,7 +46,7 @@ def _warn_of_busy_processors(result: LabResult, console: Console) -> None:
         )
 
 
-def _warn_of_stolen_time(result: LabResult, console: Console) -> None:
+def _warn_of_stolen_time(result: Results, console: Console) -> None:
     """Where the hypervisor took the machine away, the slowest iterations are of its making."""
     stolen = _above(STOLEN, [(run.policy, run.evidence.stolen) for run in result.runs])
     if stolen:
@@ -65,7 +65,7 @@ def _above(bound: float, shares: list[tuple[str, float]]) -> str:
     return ", ".join(f"{policy} {share:.0%}" for policy, share in worst.items() if share > bound)
 
 
-def _summary_table(result: LabResult, summaries: list[Summary]) -> Table:
+def _summary_table(result: Results, summaries: list[Summary]) -> Table:
     scenario = result.scenario
     repeats = max(run.repeat for run in result.runs)
     count = summaries[0].iterations
@@ -94,7 +94,7 @@ def _summary_table(result: LabResult, summaries: list[Summary]) -> Table:
     return table
 
 
-def _job_table(result: LabResult) -> Table:
+def _job_table(result: Results) -> Table:
     table = Table(title="iteration times, s (repeats pooled)", title_justify="left")
     table.add_column("policy")
     table.add_column("job")

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the lab and the simulator share: scenario files, statistics and tables of results."""

@@ -37,7 +37,7 @@ class ArbiterSettings(Settings):
     """The daemon's own arbiter, used when no switch process holds its links."""
 
     target: Annotated[FiniteFloat, Field(ge=0.01, le=1)] = 0.96
-    floor_share: Annotated[FiniteFloat, Field(ge=0.001, le=1)] = 0.125
+    floor_share: Annotated[FiniteFloat, Field(ge=0.001, le=1)] = 0.25
 
 
 def _socket_folder(text: str) -> str:

@@ -12,17 +12,15 @@ import resource
 import socket
 import sys
 import time
-import zlib
 from dataclasses import asdict
 from pathlib import Path
-
-import numpy as np
 
 from flowslot_lab.collectives import Collective, MakeFlow, PsServer, PsWorker, Ring
 from flowslot_lab.connect import Links, establish
 from flowslot_lab.content import CorruptionError
 from flowslot_lab.jobspec import JobSpec, Report
 from flowslot_lab.wire import Flow, Loop, PeerGone
+from flowslot_scenario import scenario
 from flowslot_shm.client import JobClient
 from flowslot_shm.layout import Role
 
@@ -37,9 +35,7 @@ def say(event: str, **values: object) -> None:
 
 def compute_ns(spec: JobSpec, iteration: int) -> int:
     """Length of the computation phase: the same on every worker of the job."""
-    seed = [spec.seed, zlib.crc32(spec.job.encode()), iteration]
-    factor = 1.0 + spec.jitter * float(np.random.default_rng(seed).standard_normal())
-    return round(spec.compute_s * max(0.0, factor) * 1e9)
+    return scenario.compute_ns(spec.seed, spec.job, spec.compute_s, spec.jitter, iteration)
 
 
 def flow_maker(spec: JobSpec) -> MakeFlow:

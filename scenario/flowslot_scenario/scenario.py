@@ -18,10 +18,12 @@ compute_s = 0.125
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
+import numpy as np
 from pydantic import AfterValidator, Field, FiniteFloat
 
 from flowslot.errors import ConfigError, why_unreadable
@@ -145,10 +147,21 @@ class Job(Settings):
             add(self.server, self.sockets * self.workers)
         return flows
 
+    def compute_ns(self, seed: int, iteration: int) -> int:
+        """Length of a computation phase: the same on every worker, and whoever asks."""
+        return compute_ns(seed, self.name, self.compute_s, self.jitter, iteration)
+
     def same_as(self, other: Job) -> bool:
         """Whether the two differ in nothing but name and start."""
         plain = {"name": "x", "start_s": 0.0}
         return self.model_copy(update=plain) == other.model_copy(update=plain)
+
+
+def compute_ns(seed: int, job: str, compute_s: float, jitter: float, iteration: int) -> int:
+    """Length of the computation phase in an iteration of a job: normal, seeded, at least 0."""
+    generator = np.random.default_rng([seed, zlib.crc32(job.encode()), iteration])
+    factor = 1.0 + jitter * float(generator.standard_normal())
+    return round(compute_s * max(0.0, factor) * 1e9)
 
 
 def up(host: str) -> str:

@@ -22,7 +22,7 @@ class ArbiterSettings(Settings):
     """How the links are given out. Daemons must have the same `slot_ms`."""
 
     target: Annotated[FiniteFloat, Field(ge=0.01, le=1)] = 0.96
-    floor_share: Annotated[FiniteFloat, Field(ge=0.001, le=1)] = 0.125
+    floor_share: Annotated[FiniteFloat, Field(ge=0.001, le=1)] = 0.25
     lease_slots: Annotated[int, Field(ge=LEASE_SLOTS, le=100)] = LEASE_SLOTS
     slot_ms: Annotated[FiniteFloat, Field(ge=5, le=1000)] = 60.0
     horizon: Annotated[int, Field(ge=1, le=1000)] = 10

@@ -37,6 +37,7 @@ def state(*flows: dict[str, Any], capacity: tuple[float, ...] = (100.0,)) -> All
     return AllocationState(
         paths=paths,
         capacity=np.array([*capacity, np.inf]),
+        goodput=np.array([*capacity, np.inf]),
         job=np.array([names.index(f["job"]) for f in flows]),
         job_names=names,
         flow=np.arange(n, dtype=np.uint64),
@@ -52,7 +53,7 @@ def state(*flows: dict[str, Any], capacity: tuple[float, ...] = (100.0,)) -> All
 
 
 def stagger(*flows: dict[str, Any], capacity: tuple[float, ...] = (100.0,)) -> list[float]:
-    rates = StaggerAllocator().allocate(state(*flows, capacity=capacity), NOW)
+    rates = StaggerAllocator(1 / 8).allocate(state(*flows, capacity=capacity), NOW)
     return [round(rate, 6) for rate in rates.tolist()]
 
 

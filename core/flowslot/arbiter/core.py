@@ -44,6 +44,7 @@ class Arbiter:
         """Sessions whose lease ended."""
         self._allocator = allocator
         self._limit: Floats = config.target * goodput
+        self._goodput = np.append(goodput, np.inf)
         self._table = LoadTable(len(goodput), config.horizon, self._limit)
         self._flows = FlowTable(len(goodput))
         self._issuer = Issuer(self._flows, goodput, config)
@@ -300,7 +301,7 @@ class Arbiter:
         """Set every flow's goal; `limit`: float64[L]."""
         # A goal that fits but for a rounding error would wait for room for ever.
         capacity = np.maximum(limit, 0.0) * (1 - 1e-8)
-        state = self._flows.state(now, capacity)
+        state = self._flows.state(now, capacity, self._goodput)
         target = self._allocator.allocate(state, now)
         self._next_change = self._allocator.next_change(state, now)
         if self._flows.called_until:

@@ -229,8 +229,11 @@ class FlowTable:
         at, cap = np.array(rows, dtype=np.intp), np.array([d.cap for d in demands])
         loops.report(now, self.table, at, np.array(said, dtype=np.int64), cap, self._phases)
 
-    def state(self, now: Nanos, capacity: Floats) -> AllocationState:
-        """What an allocator sees; `capacity` float64[L]. Copies where it could be modified."""
+    def state(self, now: Nanos, capacity: Floats, goodput: Floats) -> AllocationState:
+        """What an allocator sees. Copies where it could be modified.
+
+        `capacity`: what may be given out, float64[L]; `goodput`: float64[L + 1], last inf.
+        """
         n = self.n
         paths, seen = self.paths[:n], np.empty((6, n))
         bounded = np.empty(self.n_links + 1)
@@ -240,6 +243,7 @@ class FlowTable:
         return AllocationState(
             paths=paths,
             capacity=bounded,
+            goodput=goodput,
             job=self.job[:n],
             job_names=self.job_names,
             flow=self.flow[:n],

@@ -33,6 +33,7 @@ class AllocationState:
 
     paths: Paths  # int32[F, H], padded with L
     capacity: Floats  # [L + 1]: what may be given out; last inf
+    goodput: Floats  # [L + 1]: what the links carry; last inf
     job: Ints  # [F]: index into job_names
     job_names: Sequence[str]
     flow: NDArray[np.uint64]  # [F]: identifier, for ties

@@ -152,8 +152,8 @@ cdef class Sharing:
     @cython.locals(i=Py_ssize_t, job=Py_ssize_t, whole=double)
     cpdef void time_whole(self)
 
-    @cython.locals(i=Py_ssize_t, job=Py_ssize_t, link=Py_ssize_t, total=double)
-    cpdef void lay_floors(self, double part)
+    @cython.locals(i=Py_ssize_t, job=Py_ssize_t, link=Py_ssize_t, total=double, part=double)
+    cpdef void lay_floors(self, const double[::1] parts)
 
     @cython.locals(
         i=Py_ssize_t, k=Py_ssize_t, job=Py_ssize_t, link=Py_ssize_t, fit=cython.bint

@@ -431,13 +431,15 @@ class Sharing:
 
     # --- who gets what
 
-    def lay_floors(self, part: float) -> None:
-        """Set this part of all active flows' max-min fair rates aside: `sums`, as `hold`."""
+    def lay_floors(self, parts: Floats) -> None:
+        """Set a part of all active flows' max-min fair rates aside: `sums`, as `hold`. `parts`,
+        float64[J]: which, by job."""
         for i in range(len(self.flows)):
             self.most[i] = self.flows[i].cap if self.flows[i].role == _active else 0.0
         max_min(self.paths, self.left, self.most, self.rates)
         self.clear(self.sums)
         for i in range(len(self.flows)):
+            part = parts[self.flows[i].job]
             add(self.paths, i, part * self.rates[i], self.sums, self.flows[i].job)
         for link in range(len(self.left) - 1):
             total = 0.0

@@ -16,7 +16,7 @@ from flowslot.policy.static import StaticPolicy
 class PolicyOptions:
     """Settings of all policies; each takes what it knows."""
 
-    floor_share: float = 1 / 8
+    floor_share: float = 1 / 4
     partial: bool = False
     """The allocator decides about some of the links only, and others about others."""
     flows_on_link: Mapping[int, int] = field(default_factory=dict)

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The default policy: jobs take turns on shared links, shortest bottleneck first, with ageing.
 
-Per allocation: floors, so that everybody makes progress; then gangs, job by job in order of
-`G / (1 + 4 wait / period)`, where G is the time the job's bottleneck needs for what is left; then
-max-min top-up. What is still unused stands ready for flows that are computing now, so that they
-start at full rate without a negotiation. A job whose present rates are good enough keeps them:
-progress reports are noisy, and every change costs messages and a round trip. For the same reason
-a job that shares no link with another one has the same rates in all its phases: each flow gets
-what its bytes per iteration are of the bottleneck's.
+Per allocation: floors, so that everybody makes progress, and nobody less than without us (a job
+that is behind its virtual self, see virtual.py, has its fair share as its floor); then gangs, job
+by job in order of `G / (1 + 4 wait / period)`, where G is the time the job's bottleneck needs for
+what is left; then max-min top-up. What is still unused stands ready for flows that are computing
+now, so that they start at full rate without a negotiation. A job whose present rates are good
+enough keeps them: progress reports are noisy, and every change costs messages and a round trip. For
+the same reason a job that shares no link with another one has the same rates in all its phases:
+each flow gets what its bytes per iteration are of the bottleneck's.
 """
 
 import math
@@ -21,6 +22,7 @@ from flowslot.decision import Decision, Pace
 from flowslot.policy import loops
 from flowslot.policy.base import AllocationState, Bools, Floats, Rows, View
 from flowslot.policy.loops import ACTIVE, COMING, IDLE, OVERDUE_NS, SOON_NS
+from flowslot.policy.virtual import VirtualFair
 from flowslot.schedule import constant
 from flowslot.units import SECOND, Nanos
 
@@ -33,17 +35,19 @@ SIZE_CLASS = 4.0
 
 
 class StaggerAllocator:
-    """See the module. `floor_share`: part of a flow's max-min fair rate that is always its own.
+    """See the module. `floor_share`: part of its max-min fair rate that is always a flow's own,
+    as long as its job is not late.
 
     `partial`: other arbiters, unheard, decide about other links of the same jobs. Two that put
     the same two jobs in different order make each wait for the other, all the time; so the order
     hangs on what they all see alike: size classes of whole iterations, then names.
     """
 
-    def __init__(self, floor_share: float = 1 / 8, *, partial: bool = False) -> None:
+    def __init__(self, floor_share: float = 1 / 4, *, partial: bool = False) -> None:
         if not 0.0 < floor_share <= 1.0:
             raise ValueError("floor_share must be greater than 0 and at most 1")
         self._floor_share = floor_share
+        self._fair = VirtualFair()
         self._partial = partial
         self._settled = False
         self._standing: Bools | None = None
@@ -54,7 +58,9 @@ class StaggerAllocator:
         shape = len(state.remaining), len(state.job_names), len(state.capacity) - 1
         if self._sharing.shape != shape:
             self._sharing = loops.Sharing(*shape)
-        allocation = _Allocation(state, self._sharing, self._floor_share, self._partial)
+        # Who is later than it would be without us gets what it would have without us.
+        floors = np.where(self._fair.look(state, now), 1.0, self._floor_share)
+        allocation = _Allocation(state, self._sharing, floors, self._partial)
         self._settled = allocation.settled
         self._standing = self._sharing.rows["solo"].copy()
         if not self._settled:
@@ -90,11 +96,11 @@ class _Allocation:
     """One run of the allocator over one state, in `sharing`."""
 
     def __init__(
-        self, state: AllocationState, sharing: loops.Sharing, floor_share: float, partial: bool
+        self, state: AllocationState, sharing: loops.Sharing, floors: Floats, partial: bool
     ) -> None:
         self._sharing = sharing
         self._names = state.job_names
-        self._floor_share = floor_share
+        self._floors = floors
         _fill_in(sharing.rows, state)
         sharing.begin(state.paths, state.capacity)
         # No job shares a link: who is active or due changes nothing.
@@ -113,7 +119,7 @@ class _Allocation:
         sharing.keep()
         order = self._turns()
         # Floors, so that everybody makes progress; then what is left, gang by gang.
-        sharing.lay_floors(self._floor_share)
+        sharing.lay_floors(self._floors)
         sharing.serve(order)
         sharing.top_up(order)
         # Standing grants: flows of active jobs that are still to come, then who is due first.

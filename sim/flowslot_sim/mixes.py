@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mixes of jobs on one link, and on a network of two tiers: worlds from a name and a seed.
+
+Iteration times and volumes are those that the design of the default policy was tried with: sizes
+of well-known models, on links where the jobs fit in well, hardly, or not at all.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from flowslot.units import SECOND, Nanos
+from flowslot_scenario.scenario import compute_ns
+from flowslot_sim.network import FlowSpec
+from flowslot_sim.world import SimJob, World
+
+MODEL_MB = {"vgg19": 549, "vgg16": 528, "resnet50": 98, "gpt2": 1200, "bert": 450}
+JITTER = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """Jobs on one link of `gbps`: (model, iteration time alone in ms); `factor`: of the volumes."""
+
+    gbps: float
+    factor: float
+    jobs: tuple[tuple[str, float], ...]
+
+
+MIXES = {
+    "A": Mix(50, 1.5, (("vgg19", 329), ("vgg16", 329))),
+    "B": Mix(50, 1.5, (("vgg19", 329), ("vgg16", 329), ("resnet50", 164.5))),
+    "C": Mix(25, 1.0, (("vgg19", 600), ("bert", 430), ("resnet50", 170))),
+    "D": Mix(10, 1.0, (("gpt2", 2400), ("vgg19", 1300), ("resnet50", 400))),
+    "E": Mix(25, 1.0, (("vgg19", 1200), ("vgg16", 1300), ("bert", 1000), ("resnet50", 300))),
+    "F": Mix(25, 1.0, (("vgg19", 300), ("bert", 240))),
+    "G": Mix(10, 1.0, (("vgg16", 512), ("resnet50", 141))),
+    "H": Mix(
+        25,
+        1.0,
+        (
+            ("vgg19", 600),
+            ("vgg16", 500),
+            ("bert", 430),
+            ("resnet50", 170),
+            ("gpt2", 1000),
+            ("vgg16", 700),
+        ),
+    ),
+}
+LOADS = {"lo": (0.03, 0.08), "mid": (0.05, 0.14), "hi": (0.08, 0.20)}
+"""Each job's communication, as a part of its iteration alone on the two tiers."""
+RACKS, SERVERS, GPUS, TIER_JOBS = 4, 5, 8, 30
+NIC_GBPS, UPLINK_GBPS = 10.0, 20.0
+
+
+def rate(gbps: float) -> float:
+    """Bytes/s."""
+    return gbps * 1e9 / 8
+
+
+def on_one_link(name: str, seed: int) -> World:
+    """A mix; jobs start at random within an iteration."""
+    mix = MIXES[name]
+    jobs = []
+    for k, (model, period_ms) in enumerate(mix.jobs):
+        flow = FlowSpec(f"h{k}", (0,), MODEL_MB[model] * 1e6 * mix.factor)
+        ideal_s = period_ms / 1e3
+        compute_s = ideal_s - flow.total / rate(mix.gbps)
+        jobs.append(_job(f"{model}-{k}", (flow,), (compute_s, ideal_s), seed))
+    hosts = tuple(f"h{k}" for k in range(len(jobs)))
+    return World(("link",), (rate(mix.gbps),), hosts, tuple(jobs))
+
+
+def _job(name: str, flows: tuple[FlowSpec, ...], times: tuple[float, float], seed: int) -> SimJob:
+    """`times`: of the computation, and of an iteration alone, s. Starts within the first one."""
+    compute_s, ideal_s = times
+    draw = np.random.default_rng([seed, zlib.crc32(name.encode())])
+    start = Nanos(int(draw.uniform(0, ideal_s) * SECOND))
+    return SimJob(name, flows, partial(_compute_ns, seed, name, compute_s), start, ideal_s)
+
+
+def _compute_ns(seed: int, name: str, compute_s: float, iteration: int) -> int:
+    return compute_ns(seed, name, compute_s, JITTER, iteration)
+
+
+class _Tiers:
+    """Servers in racks; each has a link up and one down, and so has each rack."""
+
+    def __init__(self) -> None:
+        self.links: list[str] = []
+        self.capacity: list[float] = []
+        self.hosts = tuple(f"h{i}" for i in range(RACKS * SERVERS))
+        for host in range(len(self.hosts)):
+            rack = host // SERVERS
+            self._add(f"h{host}->r{rack}", f"r{rack}->h{host}", NIC_GBPS)
+        for rack in range(RACKS):
+            self._add(f"r{rack}->core", f"core->r{rack}", UPLINK_GBPS)
+        self._index = {link: i for i, link in enumerate(self.links)}
+
+    def _add(self, up: str, down: str, gbps: float) -> None:
+        self.links += [up, down]
+        self.capacity += [rate(gbps)] * 2
+
+    def path(self, src: int, dst: int) -> tuple[int, ...]:
+        """Links between two hosts."""
+        a, b = src // SERVERS, dst // SERVERS
+        middle = [f"r{a}->core", f"core->r{b}"] if a != b else []
+        return tuple(self._index[x] for x in (f"h{src}->r{a}", *middle, f"r{b}->h{dst}"))
+
+    def alone_s(self, flows: tuple[FlowSpec, ...]) -> float:
+        """Seconds that the busiest link needs."""
+        load = np.zeros(len(self.links))
+        for flow in flows:
+            load[list(flow.links)] += flow.total
+        return float((load / np.array(self.capacity)).max())
+
+
+def on_two_tiers(load: str, seed: int) -> World:
+    """Half of the jobs are rings of 2 to 4 servers, half have 2 parameter servers and 2 workers."""
+    tiers, low_high = _Tiers(), LOADS[load]
+    draw = np.random.default_rng([seed, 1000])
+    free = np.full(len(tiers.hosts), GPUS)
+    jobs = []
+    for k in range(TIER_JOBS):
+        model = list(MODEL_MB)[draw.integers(len(MODEL_MB))]
+        ring = k % 2 == 0
+        size = int(draw.integers(2, 5)) if ring else 4
+        places = draw.choice(np.flatnonzero(free > 0), size, replace=False).tolist()
+        free[places] -= 1
+        volume = MODEL_MB[model] * 1e6
+        flows = tuple(_ring(tiers, places, volume) if ring else _servers(tiers, places, volume))
+        alone_s = tiers.alone_s(flows)
+        ideal_s = alone_s / float(draw.uniform(*low_high))
+        kind = "ring" if ring else "ps"
+        times = ideal_s - alone_s, ideal_s
+        jobs.append(_job(f"{kind}-{model}-{k}", flows, times, seed))
+    return World(tuple(tiers.links), tuple(tiers.capacity), tiers.hosts, tuple(jobs))
+
+
+def _ring(tiers: _Tiers, places: list[int], volume: float) -> list[FlowSpec]:
+    n = len(places)
+    return [
+        FlowSpec(
+            f"h{place}",
+            tiers.path(place, places[(rank + 1) % n]),
+            total=2 * (n - 1) / n * volume,
+            own=volume / n,
+            head=volume / n,
+            preds=((rank - 1) % n,),
+        )
+        for rank, place in enumerate(places)
+    ]
+
+
+def _servers(tiers: _Tiers, places: list[int], volume: float) -> list[FlowSpec]:
+    """Of every server: what it sends on is what all workers have pushed to it."""
+    servers, workers = places[:2], places[2:]
+    pushes = [
+        FlowSpec(f"h{worker}", tiers.path(worker, server), volume / 2)
+        for server in servers
+        for worker in workers
+    ]
+    pulls = [
+        FlowSpec(
+            f"h{server}",
+            tiers.path(server, worker),
+            volume / 2,
+            preds=tuple(range(s * len(workers), (s + 1) * len(workers))),
+        )
+        for s, server in enumerate(servers)
+        for worker in workers
+    ]
+    return pushes + pulls
+
+
+WORLDS: dict[str, Callable[[int], World]] = {
+    **{f"mix-{name.lower()}": partial(on_one_link, name) for name in MIXES},
+    **{f"two-tier-{load}": partial(on_two_tiers, load) for load in LOADS},
+}

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fluid network: flows with rates that change only at events, over links with capacities."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flowslot.units import SECOND, Nanos
+from flowslot_sim import loops
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class FlowSpec:
+    """One flow: a socket of a job, which sends so many payload bytes in each iteration.
+
+    `host`: who sends. `links`: indices. `preds`: flows of which it forwards what they bring: unless
+    one has ended, it has sent at most `own` bytes, or those of the other and `head` more (less than
+    0: fewer; -inf: none before they have ended).
+    """
+
+    host: str
+    links: tuple[int, ...]
+    total: float
+    own: float = 0.0
+    head: float = 0.0
+    preds: tuple[int, ...] = ()
+
+
+class Network:
+    """F flows over L links; see `FLOW` in loops.py for the columns of `rows`.
+
+    Writers of `reserved` and `ceiling` set `stale`; `share` then finds the rates anew.
+    """
+
+    def __init__(self, flows: Sequence[FlowSpec], capacity: Sequence[float]) -> None:
+        """`capacity`: goodput of each link, payload bytes/s. `preds` are indices of `flows`."""
+        longest = max((len(flow.links) for flow in flows), default=1)
+        self.paths = np.full((len(flows), longest), len(capacity), np.int32)
+        for i, flow in enumerate(flows):
+            self.paths[i, : len(flow.links)] = flow.links
+        self.capacity: Floats = np.append(np.array(capacity, np.float64), np.inf)
+        self.rows = np.zeros(len(flows), loops.FLOW)
+        self.rows["total"] = [flow.total for flow in flows]
+        self.rows["own"] = [flow.own for flow in flows]
+        self.rows["head"] = [flow.head for flow in flows]
+        self.rows["ceiling"] = math.inf
+        self.carried = np.zeros(len(capacity) + 1)
+        """Bytes that each link has carried."""
+        self.stale = False
+        counts = [len(flow.preds) for flow in flows]
+        self._first = np.concatenate(([0], np.cumsum(counts))).astype(np.intp)
+        self._preds = np.array([p for flow in flows for p in flow.preds], np.intp)
+        self._table = loops.table(self.rows)
+        self._work = np.zeros((3, max(len(flows), len(capacity) + 1)))
+        self._at = np.zeros(len(flows), np.intp)
+
+    def begin(self, at: Iterable[int]) -> None:
+        """These flows begin an iteration."""
+        at = np.fromiter(at, np.intp)
+        self.rows["sent"][at] = 0.0
+        self.rows["ended"][at] = False
+        self.rows["active"][at] = True
+        self.stale = True
+
+    def pace(self, at: NDArray[np.intp], reserved: Floats, ceiling: Floats) -> None:
+        """From now on these flows have these rates in force."""
+        self.rows["reserved"][at] = reserved
+        self.rows["ceiling"][at] = ceiling
+        self.stale = True
+
+    def share(self) -> None:
+        """Find all rates anew if anything has changed."""
+        if self.stale:
+            loops.share(
+                self._table, self.paths, self.capacity, self._first, self._preds, self._work
+            )
+            self.stale = False
+
+    def next_event(self) -> int:
+        """In how many ns something happens by itself; 2**62: nothing does."""
+        seconds = loops.until_next(self._table, self._first, self._preds)
+        if seconds > 1e9:
+            return 1 << 62
+        # Never early: a byte that is left would be an event of its own.
+        return max(math.ceil(seconds * SECOND), 1)
+
+    def advance(self, elapsed: Nanos) -> list[int]:
+        """So much time passes, in which nothing happens before its end; returns who ends then."""
+        n = loops.advance(
+            self._table,
+            elapsed / SECOND,
+            self._first,
+            self._preds,
+            self.paths,
+            self.carried,
+            self._at,
+        )
+        ended: list[int] = self._at[:n].tolist()
+        return ended

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run: jobs compute and communicate over the fluid network, under some control plane."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from flowslot.units import SECOND, Nanos
+from flowslot_sim.events import Events
+from flowslot_sim.network import Network
+from flowslot_sim.world import SimJob, World, offsets
+
+
+class Control(Protocol):
+    """Who decides about rates: writes them with `Network.pace`, whenever it likes."""
+
+    def start(self) -> None:
+        """The run begins."""
+        ...
+
+    def began(self, now: Nanos, job: int, flows: Sequence[int]) -> None:
+        """These flows of a job have begun an iteration."""
+        ...
+
+    def ended(self, now: Nanos, flows: Sequence[int]) -> None:
+        """These flows have sent everything."""
+        ...
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a job has done. Times in ns: `began`, of each iteration (its computation first), and
+    `ends`."""
+
+    began: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    left: int = 0
+    """Flows that still send in this iteration."""
+
+
+class Stalled(Exception):
+    """Nothing can ever happen any more, although jobs have bytes to send."""
+
+
+class Simulation:
+    """`world` under the control plane that `make` returns for it."""
+
+    def __init__(self, world: World, make: Callable[[Simulation], Control]) -> None:
+        self.world = world
+        self.events = Events()
+        first = offsets(world.jobs)
+        self.flows = [
+            replace(flow, preds=tuple(p + first[j] for p in flow.preds))
+            for j, job in enumerate(world.jobs)
+            for flow in job.flows
+        ]
+        self.rows_of = [range(first[j], first[j + 1]) for j in range(len(world.jobs))]
+        self.job_of = [j for j, job in enumerate(world.jobs) for _ in job.flows]
+        self.network = Network(self.flows, world.capacity)
+        self.progress = [Progress() for _ in world.jobs]
+        self.control = make(self)
+
+    @property
+    def now(self) -> Nanos:
+        """Time since the run began, ns."""
+        return self.events.now
+
+    def iterations(self) -> int:
+        """Iterations done by the job that has done fewest."""
+        return min(len(progress.ends) for progress in self.progress)
+
+    def run(self, until_ns: int = 1 << 62, iterations: int = 1 << 62) -> None:
+        """Until a time, or until every job has done so many iterations; then jobs stop in mid-air.
+
+        Raises Stalled.
+        """
+        if not self.now and not self.progress[0].began:
+            self.control.start()
+            for j, job in enumerate(self.world.jobs):
+                self.events.at(job.start_ns, self._starter(j, job))
+        # After each event something may have ended, so the check costs more than it seems.
+        while self.now < until_ns and self.iterations() < iterations:
+            self._step(until_ns)
+
+    def _step(self, until_ns: int) -> None:
+        """On to the next moment at which anything happens."""
+        network, events, now = self.network, self.events, self.events.now
+        network.share()
+        by_itself, due = now + network.next_event(), events.next_at()
+        if min(by_itself, due) >= 1 << 62:
+            raise Stalled(f"at {now / SECOND:.3f} s nothing is left to happen")
+        then = Nanos(min(by_itself, due, until_ns))
+        ended = network.advance(Nanos(then - now))
+        network.stale |= then == by_itself
+        events.now = then
+        if ended:
+            self._end(then, ended)
+        events.run_until(then)
+
+    def _starter(self, j: int, job: SimJob) -> Callable[[Nanos], None]:
+        return lambda now: self._compute(now, j, job)
+
+    def _compute(self, now: Nanos, j: int, job: SimJob) -> None:
+        """An iteration of job j begins."""
+        progress = self.progress[j]
+        progress.began.append(now)
+        length = job.compute_ns(len(progress.ends))
+        self.events.at(now + length, lambda then: self._communicate(then, j))
+
+    def _communicate(self, now: Nanos, j: int) -> None:
+        rows = self.rows_of[j]
+        self.progress[j].left = len(rows)
+        self.network.begin(rows)
+        self.control.began(now, j, rows)
+
+    def _end(self, now: Nanos, ended: list[int]) -> None:
+        self.control.ended(now, ended)
+        for row in ended:
+            j = self.job_of[row]
+            progress, job = self.progress[j], self.world.jobs[j]
+            progress.left -= 1
+            if not progress.left:
+                self.events.after(job.latency_ns, self._finisher(j, job))
+
+    def _finisher(self, j: int, job: SimJob) -> Callable[[Nanos], None]:
+        def finish(now: Nanos) -> None:
+            self.progress[j].ends.append(now)
+            self._compute(now, j, job)
+
+        return finish

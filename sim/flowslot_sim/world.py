@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is simulated: links, and jobs with their flows. Made from a scenario file, or by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from flowslot.units import SECOND, Nanos, goodput
+from flowslot_scenario.scenario import Job, Scenario, down, up
+from flowslot_sim.network import FlowSpec
+
+
+@dataclass(frozen=True, slots=True)
+class SimJob:
+    """A training job: computes, then all of its flows send, again and again.
+
+    `flows`: their `preds` are places in this tuple. `compute_ns`: length of the computation phase
+    of an iteration, by its number. `latency_ns`: from the last byte of an iteration to its end.
+    `ideal_s`: iteration time alone on the network. `host`s of flows are names.
+    """
+
+    name: str
+    flows: tuple[FlowSpec, ...]
+    compute_ns: Callable[[int], int]
+    start_ns: Nanos
+    ideal_s: float
+    latency_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """`capacity`: goodput of each link, payload bytes/s. `hosts`: every one that has a daemon.
+    `switch_of`: which switch process holds each link."""
+
+    links: tuple[str, ...]
+    capacity: tuple[float, ...]
+    hosts: tuple[str, ...]
+    jobs: tuple[SimJob, ...]
+    switch_of: tuple[str, ...] = ()
+
+    def egress(self, host: str) -> tuple[int, ...]:
+        """The links by which the host's flows leave it."""
+        first = {f.links[0]: None for job in self.jobs for f in job.flows if f.host == host}
+        return tuple(first)
+
+
+def from_scenario(scenario: Scenario, seed: int | None = None) -> World:
+    """A scenario's network and jobs. `seed`: of computation times, instead of the scenario's."""
+    seed = scenario.seed if seed is None else seed
+    links = tuple(name for h in scenario.hosts for name in (up(h.name), down(h.name)))
+    index = {link: i for i, link in enumerate(links)}
+    capacity = tuple(goodput(scenario.capacity_bps(link)) for link in links)
+
+    def path(src: str, dst: str) -> tuple[int, ...]:
+        return index[up(src)], index[down(dst)]
+
+    jobs = tuple(_job(scenario, job, path, seed) for job in scenario.jobs)
+    hosts = tuple(host.name for host in scenario.hosts)
+    return World(links, capacity, hosts, jobs)
+
+
+Path = Callable[[str, str], tuple[int, ...]]
+
+
+def _job(scenario: Scenario, job: Job, path: Path, seed: int) -> SimJob:
+    flows = ring(job, path) if job.kind == "ring" else server(job, path)
+    rounds = 2 * (job.workers - 1) if job.kind == "ring" else 0
+    return SimJob(
+        name=job.name,
+        flows=tuple(flows),
+        compute_ns=lambda iteration: job.compute_ns(seed, iteration),
+        start_ns=Nanos(round(job.start_s * SECOND)),
+        ideal_s=scenario.ideal_s(job),
+        latency_ns=round(rounds * scenario.rtt_us * 1000),
+    )
+
+
+def ring(job: Job, path: Path) -> list[FlowSpec]:
+    """Each rank has its own chunk; of the others it forwards slice by slice what the rank before
+    it has sent."""
+    chunk = job.slice_bytes * job.slices
+    flows = []
+    for rank, host in enumerate(job.hosts):
+        links = path(host, job.hosts[(rank + 1) % job.workers])
+        for channel in range(job.sockets):
+            before = (rank - 1) % job.workers * job.sockets + channel
+            flows.append(
+                FlowSpec(
+                    host,
+                    links,
+                    total=2 * (job.workers - 1) * chunk,
+                    own=chunk,
+                    head=chunk - job.slice_bytes,
+                    preds=(before,),
+                )
+            )
+    return flows
+
+
+def server(job: Job, path: Path) -> list[FlowSpec]:
+    """Every worker pushes; the sums of a key go back when all have pushed it (with a barrier: when
+    all have pushed everything)."""
+    assert job.server is not None
+    total = float(job.slice_bytes * job.slices)
+    pushes = [
+        FlowSpec(host, path(host, job.server), total)
+        for host in job.hosts
+        for _ in range(job.sockets)
+    ]
+    behind = -float("inf") if job.barrier else -float(job.slice_bytes)
+    every = tuple(range(len(pushes)))
+    pulls = [
+        FlowSpec(job.server, path(job.server, host), total, head=behind, preds=every)
+        for host in job.hosts
+        for _ in range(job.sockets)
+    ]
+    return pushes + pulls
+
+
+def offsets(jobs: Sequence[SimJob]) -> list[int]:
+    """Number of each job's first flow, when all jobs' flows are numbered one after the other."""
+    first = [0]
+    for job in jobs:
+        first.append(first[-1] + len(job.flows))
+    return first

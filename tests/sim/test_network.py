@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fluid network against what can be worked out by hand. Bytes, bytes/s and seconds."""
+
+import math
+
+import pytest
+
+from flowslot_sim.network import FlowSpec
+from flowslot_sim.planes import Free
+from flowslot_sim.simulation import Simulation, Stalled
+from flowslot_sim.world import SimJob, World
+
+MB = 1e6
+
+
+def world(*jobs: SimJob, capacity: tuple[float, ...] = (100 * MB,)) -> World:
+    links = tuple(f"l{i}" for i in range(len(capacity)))
+    return World(links, capacity, ("h1",), jobs)
+
+
+def job(*flows: FlowSpec, compute_s: float = 1.0, start_s: float = 0.0, name: str = "a") -> SimJob:
+    compute = round(compute_s * 1e9)
+    return SimJob(name, flows, lambda _: compute, round(start_s * 1e9), 1.0)  # type: ignore[arg-type]
+
+
+def flow(total: float, *links: int, **more: object) -> FlowSpec:
+    return FlowSpec("h1", links or (0,), total, **more)  # type: ignore[arg-type]
+
+
+def times(sim: Simulation, j: int = 0) -> list[float]:
+    progress = sim.progress[j]
+    return [(e - b) / 1e9 for b, e in zip(progress.began, progress.ends, strict=False)]
+
+
+def run(made: World, seconds: float = 30.0) -> Simulation:
+    sim = Simulation(made, lambda _: Free())
+    sim.run(until_ns=round(seconds * 1e9))
+    return sim
+
+
+def test_a_flow_alone_takes_its_bytes_over_the_capacity() -> None:
+    assert times(run(world(job(flow(50 * MB))))) == pytest.approx([1.5] * 20)
+
+
+def test_two_flows_share_until_the_shorter_one_has_ended() -> None:
+    # 50 MB/s each: the shorter one ends after 0.4 s; then 80 MB are left at full rate.
+    sim = run(world(job(flow(20 * MB), flow(100 * MB))), 3)
+    assert times(sim)[0] == pytest.approx(1 + 0.4 + 0.8)
+
+
+def test_the_slowest_link_of_a_path_decides_and_leaves_the_rest_to_others() -> None:
+    long = job(flow(30 * MB, 0, 1), compute_s=0, name="long")
+    short = job(flow(70 * MB, 0), compute_s=0, name="short")
+    sim = run(world(long, short, capacity=(100 * MB, 30 * MB)), 1.0)
+    assert times(sim, 0) == pytest.approx([1.0]) and times(sim, 1) == pytest.approx([1.0])
+
+
+def test_a_follower_forwards_what_comes_and_no_more() -> None:
+    """It has links for its own, but its predecessor's is slow."""
+    slow, fast = flow(30 * MB, 0), flow(30 * MB, 1, preds=(0,), own=6 * MB, head=6 * MB)
+    sim = run(world(job(slow, fast), capacity=(10 * MB, 100 * MB)), 4.0)
+    # 6 MB of its own at once; then at the other one's rate; the last 6 when that has ended.
+    assert times(sim)[0] == pytest.approx(1 + 3.0, abs=1e-3)
+    assert sim.network.carried[:2] == pytest.approx([30 * MB, 30 * MB], rel=1e-6)
+
+
+def test_a_follower_that_comes_last_ends_last() -> None:
+    push, pull = flow(30 * MB, 0), flow(30 * MB, 1, preds=(0,), head=-10 * MB)
+    sim = run(world(job(push, pull), capacity=(10 * MB, 10 * MB)), 6.0)
+    assert times(sim)[0] == pytest.approx(1 + 3.0 + 1.0)
+
+
+def test_a_barrier_lets_nothing_through_before_all_have_ended() -> None:
+    pushes = flow(10 * MB, 0), flow(30 * MB, 0)
+    pull = flow(40 * MB, 1, preds=(0, 1), head=-math.inf)
+    sim = run(world(job(*pushes, pull), capacity=(10 * MB, 10 * MB)), 10.0)
+    assert times(sim)[0] == pytest.approx(1 + 4.0 + 4.0)
+
+
+def test_the_slowest_of_several_predecessors_decides() -> None:
+    slow, quick = flow(10 * MB, 0), flow(10 * MB, 1)
+    last = flow(10 * MB, 2, preds=(0, 1), head=-1 * MB)
+    sim = run(world(job(slow, quick, last), capacity=(5 * MB, 50 * MB, 50 * MB)), 4.0)
+    assert times(sim)[0] == pytest.approx(1 + 2.0 + 0.02)
+
+
+def test_a_ring_of_equal_links_goes_round_at_full_rate() -> None:
+    n, chunk = 4, 5 * MB
+    flows = [
+        flow(2 * (n - 1) * chunk, r, preds=((r - 1) % n,), own=chunk, head=chunk) for r in range(n)
+    ]
+    sim = run(world(job(*flows), capacity=(10 * MB,) * n), 5.0)
+    assert times(sim)[0] == pytest.approx(1 + 3.0)
+
+
+def test_a_ring_goes_round_at_the_rate_of_its_slowest_link() -> None:
+    n, chunk = 3, 5 * MB
+    flows = [
+        flow(2 * (n - 1) * chunk, r, preds=((r - 1) % n,), own=chunk, head=chunk) for r in range(n)
+    ]
+    sim = run(world(job(*flows), capacity=(10 * MB, 2 * MB, 10 * MB)), 15.0)
+    assert times(sim)[0] == pytest.approx(1 + 10.0, rel=0.01)
+
+
+def test_flows_that_wait_for_each_other_for_ever_are_reported() -> None:
+    first, second = (flow(MB, preds=(other,), head=-1000.0) for other in (1, 0))
+    sim = Simulation(world(job(first, second)), lambda _: Free())
+    with pytest.raises(Stalled, match=r"at 1\.000 s"):
+        sim.run(until_ns=10**10)

@@ -29,6 +29,11 @@ class Granted(NamedTuple):
     share: float = 0.0
 
 
+def nothing_said(flow: int) -> Granted:
+    """No arbiter has a say about this flow (yet)."""
+    return Granted(flow, math.nan, math.nan)
+
+
 @dataclass(slots=True)
 class Changes:
     """What a batch of grants changes. Apply `lowered` first, then `raised`, then send `acks`."""

@@ -8,6 +8,7 @@ after Done starts with a higher one.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -123,3 +124,36 @@ class Refusal:
     flow: int
     inc: int
     reason: str
+
+
+# --- what travels together
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A Hello with what only the wire needs: names of links by index, and the daemon's lease."""
+
+    hello: Hello
+    links: tuple[str, ...]
+    lease_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class FromDaemon:
+    """What a daemon says at once, beside a Hello; taken in this order."""
+
+    session: int
+    dones: Sequence[Done] = ()
+    demands: Sequence[Demand] = ()
+    acks: Sequence[Ack] = ()
+    heartbeat: Heartbeat | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FromArbiter:
+    """What an arbiter says at once to one daemon; taken in this order."""
+
+    session: int
+    grants: Sequence[Grant] = ()
+    refusals: Sequence[Refusal] = ()
+    echo: HeartbeatEcho | None = None

@@ -13,101 +13,16 @@ from itertools import chain, count
 import numpy as np
 from numpy.typing import NDArray
 
+from flowslot.bundle import Bundle
 from flowslot.grantbook import Granted
 from flowslot.messages import Demand, Done
-from flowslot.units import MILLISECOND, SECOND, Nanos
+from flowslot.units import MILLISECOND, Nanos
 from flowslotd import loops
 from flowslotd.flowinfo import Rows
 from flowslotd.flowtable import FlowTable
 
-RESEND_SHARE, SMALL_SHARE = 0.2, 0.02
-"""A demand is sent again when what remains differs by this share of the iteration's bytes from
-what the arbiter can work out itself (what was sent, minus rate x time); by the smaller one if a
-message is sent anyway."""
-RELEARN_SHARE = 0.10
-"""The same for the period and bytes that were announced for an idle bundle."""
-SAME_PHASE_NS = 10 * MILLISECOND
-"""A phase that began later than the one that was told of by more than this is another one."""
 _Key = tuple[str, tuple[int, ...]]
 """Job and path."""
-
-
-@dataclass(slots=True)
-class Told:
-    """What the arbiter was last told of a bundle, and when."""
-
-    at: Nanos
-    active: bool
-    onset: int
-    remaining: float
-    period: int
-    expected: float
-
-
-@dataclass(slots=True, eq=False)
-class Bundle:
-    """One reservation. Bytes are sums over its flows; times are monotonic ns, 0 unknown."""
-
-    id: int
-    job: str
-    links: tuple[int, ...]
-    inc: int
-    active: bool = False
-    remaining: float = 0.0
-    target: float = 0.0
-    expected: float = 0.0
-    onset: int = 0
-    """When the first of its active flows began."""
-    due: int = loops.NEVER
-    """When the first of its flows is expected to begin again."""
-    period: int = 0
-    told: Told | None = None
-    rate: float = np.nan
-    ceiling: float = np.nan
-    share: float = 0.0
-    standing: bool = False
-    granted: bool = False
-    """Since it was last shared out."""
-    flows: int = 0
-
-    def demand(self, now: Nanos) -> Demand:
-        """The bundle's state as an arbiter wants it; it counts as told."""
-        active, told = self.active, self.told
-        if told is not None and active and self._is_another_phase(told):
-            self.inc += 1
-        self.told = Told(now, active, self.onset, self.remaining, self.period, self.expected)
-        return Demand(
-            flow=self.id,
-            inc=self.inc,
-            job=self.job,
-            links=self.links,
-            remaining=max(int(self.remaining), 1) if active else 0,
-            wait_ns=max(now - self.onset, 0) if active else 0,
-            period_ns=self.period,
-            next_in_ns=0 if active or self.due == loops.NEVER else max(self.due - now, 0),
-            next_bytes=int(self.expected),
-        )
-
-    def has_news(self, now: Nanos, small: bool) -> bool:
-        """The arbiter cannot work out by itself what has changed since it was told; `small`
-        changes may count."""
-        told = self.told
-        if told is None:
-            return True
-        resized = abs(self.expected - told.expected) > RELEARN_SHARE * self.expected
-        if self.standing:
-            return resized
-        if self.active != told.active:
-            return True
-        if not self.active:
-            return resized or abs(self.period - told.period) > RELEARN_SHARE * self.period
-        spent = (self.rate if self.rate > 0 else 0.0) * (now - told.at) / SECOND
-        error = abs(self.remaining - max(told.remaining - spent, 0.0))
-        tolerance = SMALL_SHARE if small else RESEND_SHARE
-        return self._is_another_phase(told) or error > tolerance * self.target
-
-    def _is_another_phase(self, told: Told) -> bool:
-        return not told.active or self.onset > told.onset + SAME_PHASE_NS
 
 
 @dataclass

@@ -14,6 +14,7 @@ from flowslot.arbiter import LEASE_SLOTS, ArbiterConfig
 from flowslot.errors import ConfigError
 from flowslot.grantbook import Granted
 from flowslot.messages import Demand, Done
+from flowslot.negotiator import aged
 from flowslot.policy.base import Floats
 from flowslot.policy.registry import PolicyOptions, PolicySpec
 from flowslot.units import Nanos
@@ -94,6 +95,7 @@ class FailoverDomain:
         self._on_grants = on_grants
         self._stats = stats
         self._local: LocalDomain | None = None
+        self._known: dict[int, tuple[Demand, Nanos]] = {}
         remote.on_grants = on_grants
         remote.on_live = self._to_remote
         remote.on_lost = self._to_local
@@ -101,7 +103,7 @@ class FailoverDomain:
     @property
     def lease_end(self) -> Nanos | None:
         """See Domain."""
-        return self._remote.lease_end if self._local is None else None
+        return self._remote.negotiator.lease_end if self._local is None else None
 
     @property
     def grpc_connections(self) -> int:
@@ -110,13 +112,17 @@ class FailoverDomain:
 
     def demand(self, now: Nanos, demands: Sequence[Demand]) -> None:
         """See Domain."""
+        self._known.update((demand.flow, (demand, now)) for demand in demands)
         self._remote.demand(now, demands)
         if self._local is not None:
             self._local.demand(now, demands)
 
     def done(self, now: Nanos, dones: Sequence[Done]) -> None:
         """See Domain."""
-        self._remote.done(now, dones)
+        for done in dones:
+            self._known.pop(done.flow, None)
+        self._remote.negotiator.done(dones)
+        self._remote.poke()
         if self._local is not None:
             self._local.done(now, dones)
 
@@ -134,7 +140,9 @@ class FailoverDomain:
 
     def covers(self, links: tuple[int, ...]) -> bool:
         """See Domain."""
-        return (self._local or self._remote).covers(links)
+        if self._local is not None:
+            return self._local.covers(links)
+        return bool(links) and self._remote.negotiator.links.issuperset(links)
 
     def describe(self) -> dict[str, object]:
         """See Domain. State: `switch`, or `fallback` while the switch process is not there."""
@@ -151,7 +159,7 @@ class FailoverDomain:
 
     def clock_offset_us(self) -> float | None:
         """See Domain."""
-        return self._remote.clock_offset_us()
+        return self._remote.negotiator.offset_us
 
     async def load_table(self, now: Nanos) -> Floats | None:
         """See Domain."""
@@ -171,7 +179,7 @@ class FailoverDomain:
     def _to_local(self, now: Nanos) -> None:
         """The lease has ended: what the switch granted is void, whoever may use it now."""
         local = self._make_local(self._on_grants)
-        known = self._remote.picture(now)
+        known = self._picture(now)
         local.load(now, known)
         local.settle(now)
         local.start_now()
@@ -186,7 +194,10 @@ class FailoverDomain:
             self._local.stop()
             self._local = None
         _log.info("negotiating with switch process %s", self._remote.switch)
-        self._announce(now, self._remote.picture(now))
+        self._announce(now, self._picture(now))
+
+    def _picture(self, now: Nanos) -> list[Demand]:
+        return [aged(demand, now - at) for demand, at in self._known.values()]
 
     def _announce(self, now: Nanos, known: Sequence[Demand]) -> None:
         if known:

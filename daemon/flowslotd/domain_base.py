@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from flowslot.grantbook import Changes, Granted
+from flowslot.grantbook import Granted
 from flowslot.messages import Demand, Done
+from flowslot.negotiator import News
 from flowslot.policy.base import Floats
 from flowslot.units import Nanos
 from flowslotd.metrics import Durations, Summary
@@ -17,22 +17,6 @@ from flowslotd.metrics import Durations, Summary
 OnGrants = Callable[[Nanos, Sequence[Granted]], None]
 """Called in the loop's thread; the grants must be in force when it returns. A rate of NaN: nobody
 has a say, leave the flow alone."""
-
-
-def nothing_said(flow: int) -> Granted:
-    """No arbiter has a say about this flow (yet)."""
-    return Granted(flow, math.nan, math.nan)
-
-
-def aged(demand: Demand, by_ns: int) -> Demand:
-    """The demand as it would be put `by_ns` later."""
-    if not by_ns:
-        return demand
-    wait_ns = demand.wait_ns
-    if demand.remaining > 0:
-        # At most a period: of a flow whose grant stood nothing was heard for long.
-        wait_ns = min(wait_ns + by_ns, max(wait_ns, demand.period_ns))
-    return replace(demand, wait_ns=wait_ns, next_in_ns=demand.next_in_ns - by_ns)
 
 
 @dataclass(slots=True)
@@ -51,10 +35,21 @@ class DomainStats:
     round_trip: Durations = field(default_factory=Durations)
     """From a heartbeat to its echo."""
 
-    def count(self, changes: Changes) -> None:
+    def count(self, raised: int, lowered: int) -> None:
         """Take changes of grants into account."""
-        self.granted += len(changes.raised)
-        self.preempted += len(changes.lowered)
+        self.granted += raised
+        self.preempted += lowered
+
+    def take(self, news: News) -> None:
+        """Take what a message of an arbiter has brought into account."""
+        self.count(len(news.changes.raised), len(news.changes.lowered))
+        self.refused += len(news.refused)
+        if news.refused:
+            self.last_error = news.refused[-1]
+        if news.round_trip_ns is not None:
+            self.round_trip.add(news.round_trip_ns)
+        if news.waited_ns is not None:
+            self.negotiation.add(news.waited_ns)
 
     def reservations(self) -> dict[str, int]:
         """Raises, refusals, lowers and lost leases, as this daemon saw them."""

@@ -8,18 +8,20 @@ ProtocolErrors that name the field. Imports no gRPC: a daemon that needs none lo
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from flowslot.errors import ProtocolError
 from flowslot.messages import (
     Ack,
     Demand,
     Done,
+    FromArbiter,
+    FromDaemon,
     Grant,
     Heartbeat,
     HeartbeatEcho,
     Held,
     Hello,
+    Opening,
     Refusal,
 )
 from flowslot_proto import flowslot_pb2 as pb
@@ -27,36 +29,6 @@ from flowslot_proto import flowslot_pb2 as pb
 MAX_LINKS = 65536
 MAX_NAME = 64
 _MAX_INT = 2**62
-
-
-@dataclass(frozen=True, slots=True)
-class Opening:
-    """A Hello with what only the wire needs: names of links by index, and the daemon's lease."""
-
-    hello: Hello
-    links: tuple[str, ...]
-    lease_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class FromDaemon:
-    """What one DaemonMessage holds beside an Opening; taken in this order."""
-
-    session: int
-    dones: Sequence[Done] = ()
-    demands: Sequence[Demand] = ()
-    acks: Sequence[Ack] = ()
-    heartbeat: Heartbeat | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class FromArbiter:
-    """What one ArbiterMessage holds; taken in this order."""
-
-    session: int
-    grants: Sequence[Grant] = ()
-    refusals: Sequence[Refusal] = ()
-    echo: HeartbeatEcho | None = None
 
 
 # --- writing

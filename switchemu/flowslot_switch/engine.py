@@ -9,10 +9,9 @@ from typing import Protocol
 
 from flowslot.arbiter import Arbiter, SessionState
 from flowslot.errors import ProtocolError
-from flowslot.messages import Grant, HeartbeatEcho, Refusal
+from flowslot.messages import FromDaemon, Grant, HeartbeatEcho, Opening, Refusal
 from flowslot.policy import registry
 from flowslot.units import Nanos
-from flowslot_proto.convert import FromDaemon, Opening
 from flowslot_switch.config import SwitchConfig
 
 REST_S = 0.0005

@@ -4,15 +4,15 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 import grpc
 from google.protobuf.message import DecodeError
 
+from flowslot.arbiter.outbox import Outbox
 from flowslot.errors import ProtocolError
 from flowslot.messages import Grant, HeartbeatEcho, Refusal
 from flowslot_proto import flowslot_pb2 as pb
-from flowslot_proto.convert import FromArbiter, read_daemon, read_opening, write_arbiter
+from flowslot_proto.convert import read_daemon, read_opening, write_arbiter
 from flowslot_switch import limits
 from flowslot_switch.engine import Engine, SessionEnded
 
@@ -36,10 +36,7 @@ STATUS = {
 
 
 class Stream:
-    """Reads what a daemon says into the engine, and writes out what is posted for it.
-
-    What waits to be written is bounded: per flow only the newest grant is kept.
-    """
+    """Reads what a daemon says into the engine, and writes out what is posted for it."""
 
     def __init__(self, engine: Engine, context: Context) -> None:
         self.session = -1
@@ -51,9 +48,7 @@ class Stream:
         self._context = context
         self._messages = limits.TokenBucket(limits.MESSAGES_PER_S, limits.MESSAGE_BURST)
         self._items = limits.TokenBucket(limits.ITEMS_PER_S, limits.ITEM_BURST)
-        self._grants: dict[int, Grant] = {}
-        self._refusals: dict[int, Refusal] = {}
-        self._echo: HeartbeatEcho | None = None
+        self._outbox = Outbox(engine.arbiter.config.max_flows_per_session)
         self._wake = asyncio.Event()
         self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -79,22 +74,12 @@ class Stream:
         echo: HeartbeatEcho | None = None,
     ) -> None:
         """See Listener."""
-        for grant in grants:
-            waiting = self._grants.get(grant.flow)
-            if waiting is not None and waiting.must_ack:
-                # The acknowledgement of a later grant covers the lower that was never sent.
-                self._grants[grant.flow] = replace(grant, must_ack=True)
-            else:
-                self._grants[grant.flow] = grant
-        for refusal in refusals:
-            self._refusals[refusal.flow] = refusal
-        if len(self._refusals) > self._engine.arbiter.config.max_flows_per_session:
+        if not self._outbox.post(grants, refusals, echo):
             self.end(LimitExceeded("too many demands that were refused"))
-        self._echo = echo or self._echo
 
     def flush(self) -> None:
         """See Listener."""
-        if self._grants or self._refusals or self._echo:
+        if self._outbox:
             self._wake.set()
 
     def end(self, error: Exception) -> None:
@@ -144,11 +129,6 @@ class Stream:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            grants, self._grants = self._grants, {}
-            refusals, self._refusals = self._refusals, {}
-            echo, self._echo = self._echo, None
-            message = FromArbiter(
-                self.session, list(grants.values()), list(refusals.values()), echo
-            )
+            message = self._outbox.take(self.session)
             await self._context.write(write_arbiter(message))
             self.messages_out += 1

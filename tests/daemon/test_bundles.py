@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flowslot.bundle import NEVER
 from flowslot.grantbook import Granted
 from flowslot.units import MILLISECOND, Nanos
 from flowslotd import loops
@@ -339,3 +340,7 @@ def test_what_was_shared_out_well_is_left_alone(weights, rate):
     total = np.array([rate, math.nan])
     parts = split(of, total, np.full(len(weights), math.nan), weight)
     assert (split(of, total, parts, weight * 0.3) == parts).all()
+
+
+def test_what_is_never_expected_is_so_for_loops_and_for_bundles():
+    assert loops.NEVER == NEVER

@@ -14,14 +14,13 @@ import pytest
 from flowslot.arbiter import LEASE_SLOTS
 from flowslot.errors import ConfigError
 from flowslot.grantbook import Granted
-from flowslot.messages import Demand, Done, HeartbeatEcho
+from flowslot.messages import Demand, Done
 from flowslot.policy import registry
 from flowslot.policy.registry import PolicyOptions
-from flowslot.units import MILLISECOND, Nanos
+from flowslot.units import Nanos
 from flowslotd import config
 from flowslotd.clock import monotonic
 from flowslotd.domain import Domain, open_domain
-from flowslotd.domain_heart import Heart
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "switchemu"))
 from switchproc import Switch, topology
@@ -174,66 +173,6 @@ def test_several_switch_processes_are_a_clear_error(tmp_path: Path) -> None:
     assert "topology.toml" in str(error.value)
     assert "s1" in str(error.value)
     assert "s2" in str(error.value)
-
-
-def test_the_clock_offset_is_that_of_the_quickest_answer() -> None:
-    async def main() -> None:
-        heart = Heart(Nanos(30), lambda: None)
-        assert heart.offset_us is None
-        for at, round_trip, skew in ((0, 9000, 4000), (10_000, 1000, 0), (20_000, 5000, 2000)):
-            beat = heart.beat(Nanos(at), 10**6 + at)
-            # The switch is 7 us ahead; `skew` is how unevenly the two ways took.
-            echo = HeartbeatEcho(beat.n, beat.wall_ns + round_trip // 2 + skew + 7000)
-            assert heart.echoed(Nanos(at + round_trip), echo) == round_trip
-            assert heart.echoed(Nanos(at + round_trip), echo) is None, "repeated, it tells nothing"
-        assert heart.offset_us == pytest.approx(7.0)
-
-    asyncio.run(main())
-
-
-def test_a_heartbeat_comes_with_a_slot_or_with_a_message_or_by_itself() -> None:
-    async def main() -> None:
-        overdue = asyncio.Event()
-        heart = Heart(Nanos(20 * MILLISECOND), overdue.set)
-        assert not heart.rested(Nanos(10**12)), "nothing is due before the stream begins"
-        heart.beat(Nanos(0), 0)
-        assert not heart.rested(Nanos(5 * MILLISECOND))
-        assert heart.rested(Nanos(5 * MILLISECOND + 1))
-        assert not heart.soon(Nanos(10 * MILLISECOND))
-        assert heart.soon(Nanos(10 * MILLISECOND + 1))
-        await asyncio.wait_for(overdue.wait(), DEADLINE_S)
-        heart.beat(Nanos(30 * MILLISECOND), 0)
-        heart.rest()
-        overdue.clear()
-        await asyncio.sleep(0.05)
-        assert not overdue.is_set()
-        assert not heart.rested(Nanos(10**12))
-
-    asyncio.run(main())
-
-
-def test_heartbeats_come_twice_as_often_while_answers_or_they_themselves_are_late() -> None:
-    period = 40 * MILLISECOND
-
-    async def next_due_ms(heart: Heart, at_ms: float) -> float:
-        heart.beat(Nanos(int(at_ms * MILLISECOND)), 0)
-        return heart._due / MILLISECOND - at_ms
-
-    async def main() -> None:
-        heart = Heart(Nanos(period), lambda: None)
-        assert await next_due_ms(heart, 1000) == 50
-        heart.echoed(Nanos(1010 * MILLISECOND), HeartbeatEcho(1, 0))
-        assert await next_due_ms(heart, 1040) == 50, "a quarter of a period is not late"
-        heart.echoed(Nanos(1051 * MILLISECOND), HeartbeatEcho(2, 0))
-        assert await next_due_ms(heart, 1080) == 20
-        assert await next_due_ms(heart, 3050) == 20
-        assert await next_due_ms(heart, 3081) == 20, "this one was late by itself"
-        assert await next_due_ms(heart, 5082) == 20
-        assert await next_due_ms(heart, 7083) == 20
-        heart.rest()
-        assert await next_due_ms(heart, 9200) == 50, "a stream that has just begun is not late"
-
-    asyncio.run(main())
 
 
 # --- with one

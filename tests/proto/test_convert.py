@@ -16,16 +16,18 @@ from flowslot.messages import (
     Ack,
     Demand,
     Done,
+    FromArbiter,
+    FromDaemon,
     Grant,
     Heartbeat,
     HeartbeatEcho,
     Held,
     Hello,
+    Opening,
     Refusal,
 )
 from flowslot_proto import convert
 from flowslot_proto import flowslot_pb2 as pb
-from flowslot_proto.convert import FromArbiter, FromDaemon, Opening
 
 LINKS = 6
 IDS = st.integers(0, 2**64 - 1)

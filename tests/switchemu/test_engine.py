@@ -11,8 +11,7 @@ import uvloop
 from switchproc import topology
 
 from flowslot.arbiter import Arbiter
-from flowslot.messages import Demand, Grant, Hello
-from flowslot_proto.convert import FromDaemon, Opening
+from flowslot.messages import Demand, FromDaemon, Grant, Hello, Opening
 from flowslot_switch.config import Overrides, load
 from flowslot_switch.engine import SPACING_S, Engine
 from flowslot_switch.stream import Closing

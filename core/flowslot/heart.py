@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Heartbeats to a switch process: when the next one is due, and what their echoes tell."""
+"""Heartbeats to an arbiter: when the next one is due, and what their echoes tell."""
 
-import asyncio
 from collections import deque
-from collections.abc import Callable
 
 from flowslot.messages import Heartbeat, HeartbeatEcho
 from flowslot.units import SECOND, Nanos
@@ -20,36 +18,47 @@ _SAMPLES = 32
 class Heart:
     """Numbers heartbeats, never one twice; estimates the offset between the two wall clocks.
 
-    One is sent in each slot. `overdue` is called when none has been sent for a while.
+    One is sent in each slot, with what is said then, and by itself when it is overdue. Pure: `now`
+    is monotonic nanoseconds, `wall_ns` the wall clock at the same moment.
     """
 
-    def __init__(self, period_ns: Nanos, overdue: Callable[[], object]) -> None:
+    def __init__(self, period_ns: Nanos) -> None:
         self._period_ns = period_ns
-        self._overdue = overdue
-        self._alarm: asyncio.TimerHandle | None = None
         self._n = 0
         self._last = Nanos(0)
-        self._due = 0
+        self._due: Nanos | None = None
         self._restless_until = 0
         self._sent: dict[int, tuple[Nanos, int]] = {}
         self._samples: deque[tuple[int, int]] = deque(maxlen=_SAMPLES)
 
+    @property
+    def due(self) -> Nanos | None:
+        """When the next heartbeat is overdue; None: there is no stream to send it on."""
+        return self._due
+
+    @property
+    def offset_us(self) -> float | None:
+        """Their wall clock minus ours, by the quickest of the last answers."""
+        return min(self._samples)[1] / 1e3 if self._samples else None
+
     def rested(self, now: Nanos) -> bool:
         """There is a stream, and it is not only just that one was sent."""
-        return self._alarm is not None and now > self._last + self._period_ns // 4
+        return self._due is not None and now > self._last + self._period_ns // 4
 
     def soon(self, now: Nanos) -> bool:
         """One may as well travel with a message that is being sent."""
         return now > self._last + self._period_ns // 2
 
+    def overdue(self, now: Nanos) -> bool:
+        """There is a stream, and none has been sent on it for a while."""
+        return self._due is not None and now >= self._due
+
     def beat(self, now: Nanos, wall_ns: int) -> Heartbeat:
-        """The next heartbeat, to be sent now. Needs a running event loop."""
-        if self._alarm is not None and now > self._due + self._period_ns // 4:
+        """The next heartbeat, to be sent now."""
+        if self._due is not None and now > self._due + self._period_ns // 4:
             self._restless_until = now + RESTLESS_NS
-        self._disarm()
-        delay_ns = int((RESTLESS if now < self._restless_until else OVERDUE) * self._period_ns)
-        self._due = now + delay_ns
-        self._alarm = asyncio.get_running_loop().call_later(delay_ns / 1e9, self._overdue)
+        periods = RESTLESS if now < self._restless_until else OVERDUE
+        self._due = Nanos(now + int(periods * self._period_ns))
         self._n += 1
         self._last = now
         self._sent[self._n] = (now, wall_ns)
@@ -69,15 +78,5 @@ class Heart:
 
     def rest(self) -> None:
         """The stream has ended: none is due until the next `beat`, none is answered any more."""
-        self._disarm()
+        self._due = None
         self._sent.clear()
-
-    def _disarm(self) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
-
-    @property
-    def offset_us(self) -> float | None:
-        """Their wall clock minus ours, by the quickest of the last answers."""
-        return min(self._samples)[1] / 1e3 if self._samples else None

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When heartbeats are due, and what their echoes tell."""
+
+import pytest
+
+from flowslot.heart import Heart
+from flowslot.messages import HeartbeatEcho
+from flowslot.units import MILLISECOND, Nanos
+
+
+def at(ms: float) -> Nanos:
+    return Nanos(int(ms * MILLISECOND))
+
+
+def test_the_clock_offset_is_that_of_the_quickest_answer() -> None:
+    heart = Heart(Nanos(30))
+    assert heart.offset_us is None
+    for now, round_trip, skew in ((0, 9000, 4000), (10_000, 1000, 0), (20_000, 5000, 2000)):
+        beat = heart.beat(Nanos(now), 10**6 + now)
+        # The arbiter is 7 us ahead; `skew` is how unevenly the two ways took.
+        echo = HeartbeatEcho(beat.n, beat.wall_ns + round_trip // 2 + skew + 7000)
+        assert heart.echoed(Nanos(now + round_trip), echo) == round_trip
+        assert heart.echoed(Nanos(now + round_trip), echo) is None, "repeated, it tells nothing"
+    assert heart.offset_us == pytest.approx(7.0)
+
+
+def test_a_heartbeat_comes_with_a_slot_or_with_a_message_or_by_itself() -> None:
+    heart = Heart(at(20))
+    assert not heart.rested(Nanos(10**12)), "nothing is due before the stream begins"
+    assert heart.due is None and not heart.overdue(Nanos(10**12))
+    heart.beat(at(0), 0)
+    assert not heart.rested(at(5))
+    assert heart.rested(Nanos(at(5) + 1))
+    assert not heart.soon(at(10))
+    assert heart.soon(Nanos(at(10) + 1))
+    assert heart.due == at(25)
+    assert not heart.overdue(Nanos(at(25) - 1)) and heart.overdue(at(25))
+    heart.beat(at(30), 0)
+    heart.rest()
+    assert heart.due is None and not heart.rested(Nanos(10**12))
+
+
+def test_heartbeats_come_twice_as_often_while_answers_or_they_themselves_are_late() -> None:
+    heart = Heart(at(40))
+
+    def next_due_ms(ms: float) -> float:
+        heart.beat(at(ms), 0)
+        assert heart.due is not None
+        return heart.due / MILLISECOND - ms
+
+    assert next_due_ms(1000) == 50
+    heart.echoed(at(1010), HeartbeatEcho(1, 0))
+    assert next_due_ms(1040) == 50, "a quarter of a period is not late"
+    heart.echoed(at(1051), HeartbeatEcho(2, 0))
+    assert next_due_ms(1080) == 20
+    assert next_due_ms(3050) == 20
+    assert next_due_ms(3081) == 20, "this one was late by itself"
+    assert next_due_ms(5082) == 20
+    assert next_due_ms(7083) == 20
+    heart.rest()
+    assert next_due_ms(9200) == 50, "a stream that has just begun is not late"

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hosts that run MLCC against a switch, for its tests. Capacity 100 bytes/s, slots of 1 s."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from flowslot.decision import Pace
+from flowslot.errors import ScheduleRefused
+from flowslot.loadtable import LoadTable
+from flowslot.policy.base import Floats, View
+from flowslot.policy.mlcc import MlccPolicy, Update
+from flowslot.units import SECOND, Nanos
+
+K = 10
+Flows = Mapping[int, tuple[tuple[int, ...], float]]
+"""By identifier: links, bytes left."""
+
+
+def view_of(
+    slot: int, flows: Flows, load: Floats | None, n_links: int = 1, caps: Sequence[float] = ()
+) -> View:
+    paths = np.full((len(flows), 3), n_links, dtype=np.int32)
+    for row, (links, _) in enumerate(flows.values()):
+        paths[row, : len(links)] = links
+    return View(
+        slot=slot,
+        horizon=K,
+        capacity=np.full(n_links, 100.0),
+        flow=np.array(list(flows), dtype=np.uint64),
+        paths=paths,
+        job=np.zeros(len(flows), dtype=np.int64),
+        job_names=["job"],
+        remaining=np.array([left for _, left in flows.values()]),
+        cap=np.array(caps) if caps else np.full(len(flows), math.inf),
+        guaranteed=np.zeros(len(flows), np.bool_),
+        load=load,
+    )
+
+
+def decide(
+    policy: MlccPolicy, view: View, at_s: float | None = None
+) -> tuple[Pace, dict[int, list[float]]]:
+    """The decision at `at_s` (default: the slot's beginning), and each flow's rates."""
+    nothing = np.full(len(view.flow), np.nan)
+    at_ns = Nanos(round((view.slot if at_s is None else at_s) * SECOND))
+    (pace,) = policy.decide(at_ns, view, nothing, nothing)
+    assert isinstance(pace, Pace)
+    return pace, rates_of(pace)
+
+
+def rates_of(pace: Pace) -> dict[int, list[float]]:
+    return dict(zip(pace.flows.tolist(), pace.schedule.rates.tolist(), strict=True))
+
+
+class Summed:
+    """The paper's switch: adds up what it is told, whether it fits or not."""
+
+    def __init__(self, n_links: int = 1) -> None:
+        self.n_links = n_links
+        self._told: dict[int, Update] = {}
+
+    def update(self, update: Update) -> None:
+        self._told[update.flow] = update
+
+    def held(self, flow: int, slot: int) -> Floats:
+        """What was last accepted for the flow, from `slot` on, float64[K]."""
+        rates = np.zeros(K)
+        if flow in self._told:
+            rest = self._told[flow].rates[slot - self._told[flow].slot :]
+            rates[: len(rest)] = rest
+        return rates
+
+    def load(self, slot: int) -> Floats:
+        load = np.zeros((self.n_links, K))
+        for flow, told in self._told.items():
+            load[list(told.links)] += self.held(flow, slot)
+        return load
+
+
+class Switch(Summed):
+    """Refuses what does not fit, by core's load table; checks what it is sent."""
+
+    def __init__(self, n_links: int = 1) -> None:
+        super().__init__(n_links)
+        self.table = LoadTable(n_links, K, [100.0] * n_links)
+
+    def send(self, updates: Sequence[Update]) -> list[Update]:
+        """Those that the table refuses."""
+        refused = []
+        for update in updates:
+            gives_back = np.all(update.rates <= self.held(update.flow, self.table.slot) + 1e-9)
+            try:
+                self.table.update(update.flow, update.links, update.rates.tolist())
+            except ScheduleRefused:
+                assert not gives_back, "nobody may refuse to take something back"
+                refused.append(update)
+            else:
+                self.update(update)
+        return refused
+
+
+def settle(policy: MlccPolicy, switch: Switch, flows: Flows, stale: Floats | None = None) -> Pace:
+    """Decide, reserve, and decide again while the switch refuses; `stale`: what is fetched first.
+
+    Nobody is ever paced at anything but what the switch holds.
+    """
+    slot, load = switch.table.slot, stale
+    while True:
+        fresh = switch.table.load(range(switch.n_links))
+        load = fresh if load is None else load
+        pace, _ = decide(policy, view_of(slot, flows, load, switch.n_links))
+        refused = switch.send(policy.updates)
+        if refused:
+            (kept,) = policy.refused(refused)
+            assert isinstance(kept, Pace)
+            pace = kept
+        for flow, rates in rates_of(pace).items():
+            assert np.allclose(rates, switch.held(flow, slot), atol=1e-6)
+        if not refused:
+            return pace
+        load = None

@@ -195,7 +195,11 @@ class Scenario(Settings):
         return {link: total[link] for link in self.directed_links() if link in total}
 
     def ideal_s(self, job: Job) -> float:
-        """Iteration time at the physical limit, in seconds (formula: `explain_ideal`)."""
+        """Iteration time at the physical limit, in seconds (formula: `explain_ideal`).
+
+        A ring over links of unequal rates can be faster, by at most the time of a chunk: a worker
+        that has received everything computes while its own last chunk waits for a slow link.
+        """
         transfer_s = job.turns * max(self._link_times(job).values())
         return job.compute_s + transfer_s + job.rounds * self.rtt_us / 1e6
 

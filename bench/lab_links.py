@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flowslot_lab.net import NIC, TIMER_SLACK_US, Network, carried, data_ip, run
+from flowslot_lab.net import TIMER_SLACK_US, Network, Port, carried, data_ip, run
 from flowslot_lab.processors import awake
 from flowslot_lab.state import RunState, clean_dead
 from flowslot_scenario.scenario import load
@@ -89,8 +89,9 @@ def measure(slack_us: float, computing: int, seconds: float = SECONDS) -> dict[s
             sink.stdout.readline()
         rate_bps = scenario.link_of(server).rate_mbps * 1e6
         for host in net.hosts:  # as TCP's: super-packets are cut up when they leave the switch
-            features = ["ethtool", "-K", f"d-{host}", "tx-udp-segmentation", "off"]
-            run(["nsenter", f"--net=/run/netns/{net.switch}", *features])
+            port = net.ports[scenario.host(host).down]
+            features = ["ethtool", "-K", port.device, "tx-udp-segmentation", "off"]
+            run(["nsenter", f"--net=/run/netns/{port.space}", *features])
         packets = rate_bps / 8 / (SEGMENTS * (SEGMENT + HEADERS))
         addresses = ",".join(data_ip(i) for i in range(1, len(net.hosts)))
         _start(stack, net.hosts[server], _SEND, TO_NIC * packets, addresses)
@@ -99,11 +100,12 @@ def measure(slack_us: float, computing: int, seconds: float = SECONDS) -> dict[s
         for _ in range(computing):
             _start(stack, net.hosts[server], _COMPUTE)
         time.sleep(0.5)
-        links = {"port": (net.switch, f"d-{server}"), "nic": (net.hosts[server], NIC)}
+        ends = scenario.host(server)
+        links = {"port": net.ports[ends.down], "nic": net.ports[ends.up]}
         looks: dict[str, list[_Look]] = {link: [] for link in links}
         for _ in range(LOOKS):
             for link, where in links.items():
-                looks[link].append(_look(*where))
+                looks[link].append(_look(where))
             time.sleep(seconds / LOOKS)
     return {link: _judge(looks[link], rate_bps) for link in links}
 
@@ -114,10 +116,10 @@ class _Look(NamedTuple):
     waiting_packets: int
 
 
-def _look(space: str, device: str) -> _Look:
+def _look(port: Port) -> _Look:
     """What a link has carried so far, and what waits for it."""
     before_s = time.monotonic()
-    sent, waiting = carried(space, device)
+    sent, waiting = carried(port.space, port.device)
     return _Look((before_s + time.monotonic()) / 2, sent, waiting)
 
 

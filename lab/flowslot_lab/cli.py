@@ -30,6 +30,7 @@ from flowslot_lab.runner import POLICIES, Options, RunFailed, measure
 from flowslot_lab.state import ROOT, RunState, clean_dead
 from flowslot_scenario import scenario as scenarios
 from flowslot_scenario.results import Results
+from flowslot_scenario.scenario import Scenario
 from flowslot_scenario.table import print_result
 
 app = typer.Typer(
@@ -60,6 +61,10 @@ def run(
     switch: Annotated[
         bool, typer.Option(help="with a flowslot-switch process, or with none at all")
     ] = True,
+    switches: Annotated[
+        Literal["one", "per-rack"],
+        typer.Option(help="one process for all links, or one for each rack of the scenario"),
+    ] = "one",
     figure: Annotated[Path | None, typer.Option(help="write a figure to this file")] = None,
     seed: Annotated[
         int | None, typer.Option(min=0, max=2**32 - 1, help="instead of the scenario's")
@@ -86,7 +91,10 @@ def run(
         _die(str(error), _BAD_INPUT)
     if seed is not None:
         loaded = loaded.model_copy(update={"seed": seed})
-    options = Options(_policies(policy), repeat, iterations, switch)
+    per_rack = switches == "per-rack"
+    if per_rack:
+        _check_per_rack(loaded, switch)
+    options = Options(_policies(policy), repeat, iterations, switch, per_rack)
     _need_root()
     with _run_state(keep_logs) as state, _Bar(loaded.name) as bar:
         try:
@@ -133,6 +141,14 @@ def list_scenarios(
         print(f"{path}: {loaded.description}")
         for job in loaded.jobs:
             print(f"  {loaded.explain_ideal(job)}")
+
+
+def _check_per_rack(scenario: Scenario, switch: bool) -> None:
+    if not switch:
+        _die("--switches per-rack: has no meaning with --no-switch; leave one out", _BAD_INPUT)
+    if not scenario.racks:
+        problem = f"{scenario.name} has no racks: give every host a `rack`, or use --switches one"
+        _die(f"--switches per-rack: {problem}", _BAD_INPUT)
 
 
 def _check_figure(path: Path) -> None:

@@ -18,7 +18,7 @@ from flowslot_lab.connect import Links
 from flowslot_lab.content import Content, Word, Words
 from flowslot_lab.jobspec import JobSpec
 from flowslot_lab.wire import Flow, Loop, Receiver, Sender
-from flowslot_scenario.scenario import WORD_BYTES
+from flowslot_scenario.job import WORD_BYTES
 
 _PULLED_AT_ONCE = 4  # keys
 

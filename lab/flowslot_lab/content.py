@@ -15,7 +15,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from flowslot_scenario.scenario import WORD_BYTES
+from flowslot_scenario.job import WORD_BYTES
 
 Word = np.uint16
 assert np.dtype(Word).itemsize == WORD_BYTES

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flowslot_scenario.job import Job
 from flowslot_scenario.results import BASELINES, Floats, JobRun, Results, Run, best_baseline
-from flowslot_scenario.scenario import Job, down
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -74,10 +74,10 @@ def _busiest_link(result: Results) -> str:
     scenario = result.scenario
     load: dict[str, float] = {}
     for job in scenario.jobs:
-        for link, n in job.link_bytes().items():
+        for link, n in scenario.link_bytes(job).items():
             need = n / scenario.capacity_bps(link) / scenario.ideal_s(job)
             load[link] = load.get(link, 0.0) + need
-    return max((down(host.name) for host in scenario.hosts), key=lambda link: load.get(link, 0.0))
+    return max((host.down for host in scenario.hosts), key=lambda link: load.get(link, 0.0))
 
 
 def _mean_s(result: Results, policy: str) -> float:
@@ -112,8 +112,9 @@ def _settled_s(run: Run) -> float:
 
 
 def received_rate(job: JobRun, link: str, start_s: float, window_s: float) -> Floats | None:
-    """Payload bytes/s received over a link in bins of 15 ms; None if the job does not use it."""
-    ranks = [rank for rank, host in enumerate(job.job.processes) if down(host) == link]
+    """Payload bytes/s received over the link to a host in bins of 15 ms; None: not by this job."""
+    end = link.partition("->")[2]
+    ranks = [rank for rank, host in enumerate(job.job.processes) if host == end]
     if not ranks:
         return None
     edges = start_s + np.arange(0.0, window_s + _BIN_S / 2, _BIN_S)

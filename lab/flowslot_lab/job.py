@@ -20,7 +20,7 @@ from flowslot_lab.connect import Links, establish
 from flowslot_lab.content import CorruptionError
 from flowslot_lab.jobspec import JobSpec, Report
 from flowslot_lab.wire import Flow, Loop, PeerGone
-from flowslot_scenario import scenario
+from flowslot_scenario import job as jobs
 from flowslot_shm.client import JobClient
 from flowslot_shm.layout import Role
 
@@ -35,7 +35,7 @@ def say(event: str, **values: object) -> None:
 
 def compute_ns(spec: JobSpec, iteration: int) -> int:
     """Length of the computation phase: the same on every worker of the job."""
-    return scenario.compute_ns(spec.seed, spec.job, spec.compute_s, spec.jitter, iteration)
+    return jobs.compute_ns(spec.seed, spec.job, spec.compute_s, spec.jitter, iteration)
 
 
 def flow_maker(spec: JobSpec) -> MakeFlow:

@@ -15,7 +15,8 @@ from flowslot_lab.jobspec import JobSpec, Report
 from flowslot_lab.net import LabError, Network, data_ip
 from flowslot_lab.procs import Process, start, stop
 from flowslot_lab.state import RunState
-from flowslot_scenario.scenario import Job, Scenario
+from flowslot_scenario.job import Job
+from flowslot_scenario.scenario import Scenario
 
 _READY_S = 30.0
 _STALL_S, _STALL_IDEALS = 60.0, 4.0

@@ -1,26 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lab's network: hosts and a switch as network namespaces.
+"""The lab's network: hosts and switches as network namespaces.
 
-- data network 10.78.0.0/16: each host's `eth0` is a veth to a bridge in the switch's
-  namespace. The host end carries an HTB at link rate over a long queue, like a NIC (TCP
-  sees its back pressure); the switch end carries an HTB at link rate over a `bfifo` of the
-  port's buffer, where packets are lost.
-- control network 10.77.0.0/16: `ctl0` on a second, unshaped bridge, like the out-of-band
-  management network of a cluster.
+- data network 10.78.0.0/16: each host's `eth0` is a veth to a bridge in the namespace of its
+  switch: the only one, or that of its rack. The host end carries an HTB at link rate over a long
+  queue, like a NIC (TCP sees its back pressure); the switch end carries an HTB at link rate over a
+  `bfifo` of the port's buffer, where packets are lost. A rack's bridge and the one in the
+  namespace `core` are joined by a veth, the uplink, whose two ends are such ports too. All is one
+  broadcast domain and a tree.
+- control network 10.77.0.0/16: `ctl0` on another, unshaped bridge, like the out-of-band
+  management network of a cluster. It is in the namespace of the only switch, or of the core.
 
 `gso_max_segs` is small. Linux builds super-packets of 64 kB for TCP, also with all offloads off,
 and cuts them behind the queueing discipline, so that the "NIC" would throw 45 packets at the switch
 port in no time, which no wire of this speed does. Here a super-packet is at most a tenth of the
-smallest port buffer: 4 packets for 64 kB, 8 for 128 kB. The switch port cuts it up when it sends it
-on, so that receivers see packets; until then it is one thing to handle. Cut up in the NIC, its
-packets reach the port together all the same, and the network needs a whole processor: what is
+smallest port buffer: 4 packets for 64 kB, 8 for 128 kB. The first switch port cuts it up when it
+sends it on, so that receivers see packets; until then it is one thing to handle. Cut up in the NIC,
+its packets reach the port together all the same, and the network needs a whole processor: what is
 measured is then the processor (docs/adr/0011).
 Received packets go to the network's own processors (RPS, by flow): otherwise each is handled where
 its sender happened to run, and packets of one flow overtake each other, which TCP takes for loss.
 A wire never pauses, but the timers that emulate it come late on busy processors, and what an HTB
 could have sent meanwhile is lost beyond its burst. So bursts hold what a link carries in
-`TIMER_SLACK_US` (docs/adr/0013). The NIC's burst plus one super-packet stay below the switch's
-burst: a flow that has a port for itself is not shaped twice.
+`TIMER_SLACK_US` (docs/adr/0013). The NIC's burst plus one super-packet stay below the burst of the
+first switch port of its rate, and so on from port to port: a flow that has a path for itself is
+shaped once. Of two equal bursts the second would be used up by the first, and never refilled.
 
 Everything is made inside the run's own namespaces: nothing appears in the host's, and
 deleting the namespaces leaves nothing behind.
@@ -36,10 +39,12 @@ from dataclasses import dataclass
 
 from flowslot_lab.processors import Ticks, of_the_network, read_ticks
 from flowslot_lab.state import RunState, remove_netns
-from flowslot_scenario.scenario import SWITCH, Scenario, down, up
+from flowslot_scenario.scenario import CORE, SWITCH, Link, Scenario, rack_down, rack_up
 
 SWITCH_CONTROL_IP = "10.77.0.250"
 NIC = "eth0"
+UPLINK = "uplink"
+"""The device of a rack's switch that leads to the core."""
 _MTU_BYTES = 1514
 _MOST_SEGMENTS = 16
 TIMER_SLACK_US = 600.0
@@ -82,6 +87,11 @@ def control_ip(index: int) -> str:
     return f"10.77.0.{index + 1}"
 
 
+def rack_control_ip(index: int) -> str:
+    """Address of rack number `index` (from 0) on the control network, for its switch process."""
+    return f"10.77.1.{index + 1}"
+
+
 def run(command: Sequence[str], stdin: str = "") -> str:
     """Run a network tool; LabError with its message when it fails."""
     done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
@@ -109,8 +119,38 @@ def _mask(processors: Iterable[int]) -> str:
     return ",".join(reversed(groups))
 
 
+def _bridge(name: str) -> list[str]:
+    """Lines for `ip`: a bridge."""
+    return [
+        f"link add name {name} type bridge stp_state 0 mcast_snooping 0",
+        f"link set {name} up",
+    ]
+
+
+def _veth(port: str, bridge: str, peer: str, space: str) -> list[str]:
+    """Lines for `ip`: a port of a bridge, and its other end, `peer`, in the namespace `space`."""
+    return [
+        f"link add name {port} type veth peer name {peer} netns {space}",
+        f"link set {port} master {bridge} up",
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """The sending end of a directed link: a device in a network namespace. `hop`: how many others
+    a packet may have left by before; 0 is a host's NIC."""
+
+    space: str
+    device: str
+    hop: int
+
+
 class Network:
-    """Namespaces, links and queues of one scenario."""
+    """Namespaces, links and queues of one scenario.
+
+    `hosts` and `switches`: their namespaces. `ports`: where each directed link is shaped.
+    `control`: the namespace in which the control network's bridge is.
+    """
 
     def __init__(
         self, scenario: Scenario, state: RunState, timer_slack_us: float = TIMER_SLACK_US
@@ -118,62 +158,74 @@ class Network:
         self._slack_us = timer_slack_us
         self.scenario = scenario
         self.state = state
-        self.switch = f"fl{state.id}-{SWITCH}"
-        self.hosts = {host.name: f"fl{state.id}-{host.name}" for host in scenario.hosts}
+        racks = scenario.racks
+        self.hosts = {host.name: self._space(host.name) for host in scenario.hosts}
+        # The core first: it is made with its ends of the uplinks, and with those in the racks.
+        names = (CORE, *racks) if racks else (SWITCH,)
+        self.switches = {name: self._space(name) for name in names}
+        self.control = self.switches[names[0]]
+        self.ports: dict[str, Port] = {}
+        for host in scenario.hosts:
+            space = self.switches[host.switch]
+            self.ports[host.up] = Port(self.hosts[host.name], NIC, 0)
+            self.ports[host.down] = Port(space, f"d-{host.name}", 3 if racks else 1)
+        for rack in racks:
+            self.ports[rack_up(rack)] = Port(self.switches[rack], UPLINK, 1)
+            self.ports[rack_down(rack)] = Port(self.switches[CORE], f"u-{rack}", 2)
+
+    def _space(self, name: str) -> str:
+        return f"fl{self.state.id}-{name}"
 
     def up(self) -> None:
         """Build it: about 0.1 s for five hosts."""
-        segments = super_packet(
-            link.buffer_bytes for link in map(self.scenario.link_of, self.hosts)
-        )
-        more = (segments + 1) * _MTU_BYTES  # a super-packet, and a packet to spare
-        spaces = [self.switch, *self.hosts.values()]
+        links = self.scenario.directed_links()
+        segments = super_packet(link.buffer_bytes for link in links.values())
+        spaces = [*self.switches.values(), *self.hosts.values()]
         for space in spaces:
             self.state.note("netns", space)
         run(["ip", "-batch", "-"], "".join(f"netns add {space}\n" for space in spaces))
         self._cable()
-        for i, (name, space) in enumerate(self.hosts.items()):
-            run(
-                ["ip", "-n", space, "-batch", "-"],
-                f"link set lo up\n"
-                f"addr add {data_ip(i)}/16 dev {NIC}\n"
-                f"addr add {control_ip(i)}/16 dev ctl0\n"
-                f"link set {NIC} gso_max_segs {segments} addrgenmode none up\n"
-                f"link set ctl0 addrgenmode none up\n",
-            )
-            if self.scenario.rto_min_ms is not None:
-                net = f"10.78.0.0/16 dev {NIC} scope link src {data_ip(i)}"
-                rto_min = f"rto_min {self.scenario.rto_min_ms}ms"
-                run(["ip", "-n", space, "route", "replace", *net.split(), *rto_min.split()])
-            self._tune(space, [NIC], "tso on gso on gro off")
-            queue = f"pfifo limit {_NIC_QUEUE_PACKETS}"
-            rate = self.scenario.link_of(name).rate_mbps
-            self._shape(space, NIC, rate, self._burst(rate, more), queue)
-        ports = [f"d-{name}" for name in self.hosts]
-        self._tune(self.switch, ports, "tso off gso off gro off")
-        self._bare_bridges()
-        for name in self.hosts:
-            link = self.scenario.link_of(name)
-            queue = f"bfifo limit {link.buffer_bytes}"
-            burst = self._burst(link.rate_mbps, more) + more
-            self._shape(self.switch, f"d-{name}", link.rate_mbps, burst, queue)
+        for i, space in enumerate(self.hosts.values()):
+            self._set_up_host(i, space, segments)
+        for space in self.switches.values():
+            ports = [port.device for port in self.ports.values() if port.space == space]
+            self._tune(space, ports, "tso off gso off gro off")
+            self._bare_bridges(space)
+        for name, link in links.items():
+            self._shape(self.ports[name], link, (segments + 1) * _MTU_BYTES)
 
     def _cable(self) -> None:
-        lines = ["link set lo up"]
-        for bridge in ("data", "ctl"):
-            lines += [
-                f"link add name {bridge} type bridge stp_state 0 mcast_snooping 0",
-                f"link set {bridge} up",
-            ]
-        lines.append(f"addr add {SWITCH_CONTROL_IP}/16 dev ctl")
-        for name, space in self.hosts.items():
-            for prefix, nic, bridge in (("d", NIC, "data"), ("c", "ctl0", "ctl")):
-                port = f"{prefix}-{name}"
-                lines += [
-                    f"link add name {port} type veth peer name {nic} netns {space}",
-                    f"link set {port} master {bridge} up",
-                ]
-        run(["ip", "-n", self.switch, "-batch", "-"], "\n".join(lines) + "\n")
+        lines: dict[str, list[str]] = {}
+        for space in self.switches.values():
+            lines[space] = ["link set lo up", *_bridge("data")]
+        control = lines[self.control]
+        control += [*_bridge("ctl"), f"addr add {SWITCH_CONTROL_IP}/16 dev ctl"]
+        for host in self.scenario.hosts:
+            space = self.hosts[host.name]
+            lines[self.switches[host.switch]] += _veth(f"d-{host.name}", "data", NIC, space)
+            control += _veth(f"c-{host.name}", "ctl", "ctl0", space)
+        for k, rack in enumerate(self.scenario.racks):
+            space = self.switches[rack]
+            control += _veth(f"u-{rack}", "data", UPLINK, space)
+            control.append(f"addr add {rack_control_ip(k)}/16 dev ctl")
+            lines[space].append(f"link set {UPLINK} master data up")
+        for space, batch in lines.items():
+            run(["ip", "-n", space, "-batch", "-"], "\n".join(batch) + "\n")
+
+    def _set_up_host(self, i: int, space: str, segments: int) -> None:
+        run(
+            ["ip", "-n", space, "-batch", "-"],
+            f"link set lo up\n"
+            f"addr add {data_ip(i)}/16 dev {NIC}\n"
+            f"addr add {control_ip(i)}/16 dev ctl0\n"
+            f"link set {NIC} gso_max_segs {segments} addrgenmode none up\n"
+            f"link set ctl0 addrgenmode none up\n",
+        )
+        if self.scenario.rto_min_ms is not None:
+            net = f"10.78.0.0/16 dev {NIC} scope link src {data_ip(i)}"
+            rto_min = f"rto_min {self.scenario.rto_min_ms}ms"
+            run(["ip", "-n", space, "route", "replace", *net.split(), *rto_min.split()])
+        self._tune(space, [NIC], "tso on gso on gro off")
 
     def _tune(self, space: str, devices: Sequence[str], offloads: str) -> None:
         lines = []
@@ -184,40 +236,44 @@ class Network:
         # `ip netns exec`, for once: it mounts the /sys of this namespace.
         run(["ip", "netns", "exec", space, "sh", "-ec", "; ".join(lines)])
 
-    def _bare_bridges(self) -> None:
+    def _bare_bridges(self, space: str) -> None:
         """No firewall hooks: a switch has none, and here every packet would go through them."""
         script = "cd /proc/sys/net/bridge 2>/dev/null || exit 0; for f in bridge-nf-call-*; do "
-        run(["ip", "netns", "exec", self.switch, "sh", "-ec", script + "echo 0 > $f; done"])
+        run(["ip", "netns", "exec", space, "sh", "-ec", script + "echo 0 > $f; done"])
 
-    def _burst(self, rate_mbps: float, least: int) -> int:
-        """Bytes that a link of this rate carries while its timer is late."""
-        return max(round(rate_mbps / 8 * self._slack_us), least)
-
-    def _shape(self, space: str, dev: str, rate_mbps: float, burst: int, queue: str) -> None:
-        rate = f"{round(rate_mbps * 1e6)}bit"
+    def _shape(self, port: Port, link: Link, more: int) -> None:
+        """`more`: bytes of a super-packet, and of a packet to spare."""
+        # So many bytes does the link carry while its timer is late.
+        burst = max(round(link.rate_mbps / 8 * self._slack_us), more) + port.hop * more
+        nic, switch = f"pfifo limit {_NIC_QUEUE_PACKETS}", f"bfifo limit {link.buffer_bytes}"
+        queue = switch if port.hop else nic
+        rate = f"{round(link.capacity_bps)}bit"
         run(
-            ["tc", "-n", space, "-batch", "-"],
-            f"qdisc add dev {dev} root handle 1: htb default 1\n"
-            f"class add dev {dev} parent 1: classid 1:1 htb rate {rate} "
+            ["tc", "-n", port.space, "-batch", "-"],
+            f"qdisc add dev {port.device} root handle 1: htb default 1\n"
+            f"class add dev {port.device} parent 1: classid 1:1 htb rate {rate} "
             f"burst {burst} cburst {burst} quantum 1514\n"
-            f"qdisc add dev {dev} parent 1:1 handle 10: {queue}\n",
+            f"qdisc add dev {port.device} parent 1:1 handle 10: {queue}\n",
         )
 
     def down(self) -> None:
         """Remove it. Idempotent."""
-        for space in [*self.hosts.values(), self.switch]:
+        for space in [*self.hosts.values(), *self.switches.values()]:
             remove_netns(space)
 
     def counters(self) -> Counters:
         """Read the kernel's counters of every link and host."""
         at = time.monotonic()
-        ports = self._devices(self.switch)[0]
+        switches = {space: self._devices(space)[0] for space in self.switches.values()}
         links: dict[str, int] = {}
+        for name, port in self.ports.items():
+            if port.space in switches:  # where super-packets are packets already
+                links[name] = switches[port.space][port.device][0]
+            else:
+                links[name] = carried(port.space, port.device)[0]
         retransmits = control = 0
-        for name, space in self.hosts.items():
+        for space in self.hosts.values():
             devices, resent = self._devices(space)
-            links[up(name)] = carried(space, NIC)[0]
-            links[down(name)] = ports[f"d-{name}"][0]
             control += devices["ctl0"][1]
             retransmits += resent
         return Counters(at, links, retransmits, control, read_ticks())

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The control plane of one run: a real `flowslotd` per host and a real `flowslot-switch`."""
+"""The control plane of one run: a real `flowslotd` per host, and real `flowslot-switch`es."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
@@ -17,31 +18,75 @@ from flowslot_lab.net import (
     Network,
     control_ip,
     data_ip,
+    rack_control_ip,
     run,
 )
 from flowslot_lab.procs import Process, start, stop, venv_program
 from flowslot_lab.state import RunState
 from flowslot_scenario.results import Evidence
-from flowslot_scenario.scenario import SWITCH, Scenario, down, up
+from flowslot_scenario.scenario import SWITCH, Scenario, rack_down, rack_up
 
 _READY_S = 20.0
 _GRACE_S = 3.0
 _DAEMON_PORT = 7401
-_SWITCH_ADDRESS = f"{SWITCH_CONTROL_IP}:7400"
+_SWITCH_PORT = 7400
+
+
+class SwitchProcesses:
+    """Which process holds which link, and where it listens: one for all links, or one per rack.
+
+    A rack's holds the links that begin or end at its switch. `addresses`: by name, in order.
+    """
+
+    def __init__(self, scenario: Scenario, use_switch: bool = True, per_rack: bool = False) -> None:
+        """`per_rack`: of a scenario with racks."""
+        racks = scenario.racks
+        self.addresses: dict[str, str] = {}
+        self.holder: dict[str, str] = {}
+        """The process that holds each directed link."""
+        self.hosts: dict[str, list[str]] = {}
+        """The hosts whose links each process holds."""
+        if not use_switch:
+            return
+        if per_rack:
+            assert racks, "the caller has seen to it"
+            self.addresses = {
+                rack: f"{rack_control_ip(k)}:{_SWITCH_PORT}" for k, rack in enumerate(racks)
+            }
+        else:
+            self.addresses = {SWITCH: f"{SWITCH_CONTROL_IP}:{_SWITCH_PORT}"}
+        self.hosts = {name: [] for name in self.addresses}
+        for host in scenario.hosts:
+            name = host.switch if per_rack else SWITCH
+            self.hosts[name].append(host.name)
+            self.holder[host.up] = self.holder[host.down] = name
+        for rack in racks:
+            name = rack if per_rack else SWITCH
+            self.holder[rack_up(rack)] = self.holder[rack_down(rack)] = name
 
 
 class ControlPlane:
     """Writes the configuration files, starts the processes, asks them what they did."""
 
     def __init__(
-        self, scenario: Scenario, net: Network, state: RunState, policy: str, use_switch: bool
+        self,
+        scenario: Scenario,
+        net: Network,
+        state: RunState,
+        policy: str,
+        use_switch: bool,
+        *,
+        per_rack: bool = False,
     ) -> None:
+        """`per_rack`: a switch process for every rack instead of one for all links."""
         self._scenario = scenario
         self._net = net
         self._state = state
         self._policy = policy
+        self._names = SwitchProcesses(scenario, use_switch, per_rack)
+        self._flows_on_link = scenario.flows_on_link()
         self.use_switch = use_switch
-        self.switch: Process | None = None
+        self.switches: dict[str, Process] = {}
         self.daemons: dict[str, Process] = {}
 
     def register(self, host: str) -> str:
@@ -51,24 +96,26 @@ class ControlPlane:
     def start(self) -> None:
         """Start everything; returns when every daemon answers."""
         (self._state.folder / "topology.toml").write_text(
-            topology_toml(self._scenario, self.use_switch)
+            topology_toml(self._scenario, self._names)
         )
-        if self.use_switch:
-            self.start_switch()
+        for name in self._names.addresses:
+            self.start_switch(name)
         for host in self._net.hosts:
             self.start_daemon(host)
         for host in self._net.hosts:
             self._wait_ready(host)
-        if self.use_switch and self._policy == "stagger":
-            self._wait_sessions()
+        if self._policy == "stagger":
+            for name in self._names.addresses:
+                self._wait_sessions(name)
 
-    def start_switch(self) -> None:
-        """Start (again) the process that holds all links of the switch."""
-        config = self._state.folder / "switch.toml"
-        config.write_text(f'name = "{SWITCH}"\ntopology = "topology.toml"\n')
+    def start_switch(self, name: str = SWITCH) -> None:
+        """Start (again) a switch process."""
+        process = "switch" if name == SWITCH else f"switch-{name}"
+        config = self._state.folder / f"{name}.switch.toml"  # no host's name has a dot
+        config.write_text(f'name = "{name}"\ntopology = "topology.toml"\n')
         command = [*venv_program("flowslot-switch", "flowslot_switch.main"), "--config"]
-        self.switch = start(
-            self._state, "switch", self._net.switch, [*command, str(config)], urgent=True
+        self.switches[name] = start(
+            self._state, process, self._net.control, [*command, str(config)], urgent=True
         )
 
     def start_daemon(self, host: str) -> None:
@@ -81,11 +128,14 @@ class ControlPlane:
             self._state, f"daemon-{host}", self._net.hosts[host], command, urgent=True
         )
 
+    def _instance(self, host: str) -> str:
+        """Unique on this kernel."""
+        return f"{self._scenario.index(host) + 1}{self._state.id}"
+
     def _daemon_toml(self, host: str) -> str:
-        instance = f"{self._scenario.index(host) + 1}{self._state.id}"  # unique on this kernel
         lines = [
             f'host = "{host}"',
-            f'instance = "{instance}"',
+            f'instance = "{self._instance(host)}"',
             f'mode = "{"observe" if self._policy == "fair" else "enforce"}"',
             f'policy = "{self._policy}"',
             'topology = "topology.toml"',
@@ -94,7 +144,7 @@ class ControlPlane:
         ]
         if self._policy == "static":
             lines.append("[static.flows_on_link]")
-            lines += [f'"{link}" = {n}' for link, n in self._scenario.flows_on_link().items()]
+            lines += [f'"{link}" = {n}' for link, n in self._flows_on_link.items()]
         return "\n".join(lines) + "\n"
 
     def _wait_ready(self, host: str) -> None:
@@ -111,13 +161,19 @@ class ControlPlane:
                     raise LabError(f"{process.name} does not answer: {error}") from None
             time.sleep(0.02)
 
-    def _wait_sessions(self) -> None:
-        """Every daemon has an open stream to the switch."""
+    def _wait_sessions(self, name: str) -> None:
+        """Every daemon whose links a switch process holds has an open stream to it."""
         deadline = time.monotonic() + _READY_S
-        while len(self.describe_switch()["sessions"]) < len(self.daemons):
+        while missing := self._without_session(name):
             if time.monotonic() > deadline:
-                raise LabError("not every daemon reached the switch process")
+                hosts = ", ".join(missing)
+                raise LabError(f"daemons of {hosts} did not reach {self.switches[name].name}")
             time.sleep(0.05)
+
+    def _without_session(self, name: str) -> list[str]:
+        """Hosts of a switch process that it does not know; daemons call themselves by instance."""
+        known = {daemon.split("-")[0] for daemon in self.describe_switch(name)["sessions"]}
+        return [host for host in self._names.hosts[name] if self._instance(host) not in known]
 
     def ask(self, host: str, command: str) -> dict[str, Any]:
         """Answer of a daemon's control socket. Raises OSError or ValueError."""
@@ -132,17 +188,17 @@ class ControlPlane:
         result: dict[str, Any] = answer["result"]
         return result
 
-    def describe_switch(self) -> dict[str, Any]:
-        """The switch process's own account: pid, counters, sessions."""
-        command = [sys.executable, "-m", "flowslot_lab.describe", _SWITCH_ADDRESS]
+    def describe_switch(self, name: str = SWITCH) -> dict[str, Any]:
+        """A switch process's own account: pid, counters, sessions."""
+        command = [sys.executable, "-m", "flowslot_lab.describe", self._names.addresses[name]]
         answer: dict[str, Any] = json.loads(
-            run(["nsenter", f"--net=/run/netns/{self._net.switch}", *command])
+            run(["nsenter", f"--net=/run/netns/{self._net.control}", *command])
         )
         return answer
 
     def testify(self, evidence: Evidence) -> None:
-        """Add what the processes say of themselves: reservations by the arbiter (the switch, or
-        without one the daemons), all else by the daemons.
+        """Add what the processes say of themselves: reservations by the arbiters (the switches, or
+        without any the daemons), all else by the daemons.
         """
         accounts = {host: self.ask(host, "status") for host in self.daemons}
         for host, account in accounts.items():
@@ -154,10 +210,10 @@ class ControlPlane:
             self._same_pid(self.daemons[host], account["pid"])
         arbiters = [account["reservations"] for account in accounts.values()]
         if self.use_switch:
-            assert self.switch is not None
-            account = self.describe_switch()
-            self._same_pid(self.switch, account["pid"])
-            arbiters = [account["counters"]]
+            switches = {name: self.describe_switch(name) for name in self.switches}
+            for name, account in switches.items():
+                self._same_pid(self.switches[name], account["pid"])
+            arbiters = [account["counters"] for account in switches.values()]
         for kind in ("granted", "refused", "preempted", "expired"):
             total = getattr(evidence, kind) + sum(counts.get(kind, 0) for counts in arbiters)
             setattr(evidence, kind, total)
@@ -168,20 +224,19 @@ class ControlPlane:
             raise LabError(f"{process.name}: pid {pid} answered instead of {process.pid}")
 
     def processes(self) -> list[Process]:
-        """Switch and daemons."""
-        switch = [self.switch] if self.switch is not None else []
-        return [*switch, *self.daemons.values()]
+        """Switches and daemons."""
+        return [*self.switches.values(), *self.daemons.values()]
 
     def stop(self) -> None:
         """End them in order: daemons restore what they changed."""
         stop(self.processes(), grace_s=_GRACE_S)
 
 
-def topology_toml(scenario: Scenario, use_switch: bool) -> str:
+def topology_toml(scenario: Scenario, switches: SwitchProcesses) -> str:
     """The topology file that all processes of a run read."""
     lines = []
-    if use_switch:
-        lines += ["[[switches]]", f'name = "{SWITCH}"', f'address = "{_SWITCH_ADDRESS}"']
+    for name, address in switches.addresses.items():
+        lines += ["[[switches]]", f'name = "{name}"', f'address = "{address}"']
     for i, host in enumerate(scenario.hosts):
         lines += [
             "[[hosts]]",
@@ -190,18 +245,25 @@ def topology_toml(scenario: Scenario, use_switch: bool) -> str:
             "[[hosts.nics]]",
             'name = "eth0"',
             f'addresses = ["{data_ip(i)}"]',
-            f'up = "{up(host.name)}"',
-            f'down = "{down(host.name)}"',
+            f'up = "{host.up}"',
+            f'down = "{host.down}"',
         ]
-    for host in scenario.hosts:
-        link = scenario.link_of(host.name)
-        for name in (up(host.name), down(host.name)):
-            lines += [
-                "[[links]]",
-                f'name = "{name}"',
-                f"capacity_gbps = {link.rate_mbps / 1000}",
-                f"buffer_kb = {link.buffer_bytes / 1000}",
-            ]
-            if use_switch:
-                lines.append(f'switch = "{SWITCH}"')
+        if host.rack is not None:
+            lines.append(f'rack = "{host.rack}"')
+    for name, link in scenario.directed_links().items():
+        lines += [
+            "[[links]]",
+            f'name = "{name}"',
+            f"capacity_gbps = {link.rate_mbps / 1000}",
+            f"buffer_kb = {link.buffer_bytes / 1000}",
+        ]
+        if name in switches.holder:
+            lines.append(f'switch = "{switches.holder[name]}"')
+    for src, dst in itertools.permutations(scenario.racks, 2):
+        lines += [
+            "[[routes]]",
+            f'from_rack = "{src}"',
+            f'to_rack = "{dst}"',
+            f'links = ["{rack_up(src)}", "{rack_down(dst)}"]',
+        ]
     return "\n".join(lines) + "\n"

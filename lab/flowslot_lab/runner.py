@@ -16,8 +16,9 @@ from flowslot_lab.plane import ControlPlane
 from flowslot_lab.processors import awake
 from flowslot_lab.procs import Process
 from flowslot_lab.state import RunState
+from flowslot_scenario.job import Job
 from flowslot_scenario.results import BASELINES, Evidence, JobRun, Results, Run
-from flowslot_scenario.scenario import Job, Scenario
+from flowslot_scenario.scenario import Scenario
 
 DAEMON_POLICIES = ("static", "fair", "stagger")
 POLICIES = (*BASELINES, *DAEMON_POLICIES)
@@ -43,12 +44,14 @@ class Watch(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What `lab run` was asked for. `iterations`: measured ones per job and repeat."""
+    """What `lab run` was asked for. `iterations`: measured ones per job and repeat; `per_rack`: a
+    switch process for every rack instead of one for all links."""
 
     policies: tuple[str, ...]
     repeat: int = 1
     iterations: int | None = None
     use_switch: bool = True
+    per_rack: bool = False
 
     def measured(self, scenario: Scenario) -> int:
         """Measured iterations per job and repeat."""
@@ -62,8 +65,16 @@ class LiveRun:
     """
 
     def __init__(
-        self, scenario: Scenario, state: RunState, policy: str, iterations: int, use_switch: bool
+        self,
+        scenario: Scenario,
+        state: RunState,
+        policy: str,
+        iterations: int,
+        use_switch: bool,
+        *,
+        per_rack: bool = False,
     ) -> None:
+        """`per_rack`: see Options."""
         self.scenario = scenario
         self.state = state
         self.policy = policy
@@ -71,7 +82,9 @@ class LiveRun:
         self.net = Network(scenario, state)
         self.plane: ControlPlane | None = None
         if policy in DAEMON_POLICIES:
-            self.plane = ControlPlane(scenario, self.net, state, policy, use_switch)
+            self.plane = ControlPlane(
+                scenario, self.net, state, policy, use_switch, per_rack=per_rack
+            )
         self.jobs = JobSet(
             scenario,
             self.net,
@@ -218,7 +231,15 @@ def measure(scenario: Scenario, options: Options, state: RunState, watch: Watch)
     with awake():
         for repeat in range(1, options.repeat + 1):
             for policy in options.policies:
-                with LiveRun(scenario, state, policy, iterations, options.use_switch) as live:
+                live = LiveRun(
+                    scenario,
+                    state,
+                    policy,
+                    iterations,
+                    options.use_switch,
+                    per_rack=options.per_rack,
+                )
+                with live:
                     runs.append(live.run(repeat, watch))
         result = Results(scenario, runs, {})
         result.alone = alone(result, options, state, watch)

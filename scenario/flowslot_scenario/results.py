@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flowslot_scenario.scenario import Job, Scenario
+from flowslot_scenario.job import Job
+from flowslot_scenario.scenario import Scenario
 
 BASELINES = ("cubic", "reno", "bbr")
 Floats = npt.NDArray[np.float64]

@@ -2,180 +2,94 @@
 """Scenario files: hosts, links, jobs, and the physical limit that they imply.
 
 name = "two-equal"
-[links]                      # one switch, every host has one link to it
+[links]                      # every host has one link to its switch
 rate_mbps = 400
 buffer_kb = 128              # of each switch port; 1 kB = 1000 bytes
+uplink_mbps = 400            # between a rack's switch and the core; rate_mbps unless given
+uplink_buffer_kb = 128       # of the ports at both its ends; buffer_kb unless given
 [[hosts]]
 name = "h1"                  # may set rate_mbps and buffer_kb of its own
+rack = "r1"                  # every host has one, or none has
 [[jobs]]
 name = "a"
 kind = "ring"                # or "ps", with server = "h1"
 hosts = ["h1", "h2"]         # one worker each
 bytes = 5_000_000            # ring: the tensor; ps: pushed, and pulled, by each worker
 compute_s = 0.125
+
+Without racks there is one switch, `s1`: links `h1->s1`, `s1->h1`. With racks, each has a switch of
+its name, and these meet in `core`: links `h1->r1`, `r1->h1`, uplinks `r1->core`, `core->r1`.
 """
 
 from __future__ import annotations
 
-import re
-import zlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, NoReturn
 
-import numpy as np
-from pydantic import AfterValidator, Field, FiniteFloat
+from pydantic import Field, FiniteFloat
 
 from flowslot.errors import ConfigError, why_unreadable
 from flowslot.settings import PRINTABLE, Settings, Text, read_toml, shortened, validate
 from flowslot.units import goodput
 from flowslot_scenario import variants
+from flowslot_scenario.fields import NAME, BufferKb, HostName, Iterations, RackName, RateMbps
+from flowslot_scenario.job import Job
 
 SWITCH = "s1"
-WORD_BYTES = 2
-"""Jobs send 16-bit numbers, as small as gradients often are: keys of odd sizes stripe evenly."""
+"""The switch, where there are no racks."""
+CORE = "core"
+"""The switch between the racks."""
 MAX_HOSTS = 200  # 10.77.0.250 is the switch's
 MAX_JOBS = 64
 
 
-def _name(text: str) -> str:
-    if not re.fullmatch("[a-z][a-z0-9-]*", text):
-        rule = 'must begin with a letter from a to z and hold only a-z, 0-9 and "-"'
-        raise ValueError(f'{rule}, got "{shortened(text)}"')
-    return text
-
-
-NAME = AfterValidator(_name)
-HostName = Annotated[str, Field(max_length=12), PRINTABLE, NAME]  # d-<name> fits an interface name
-JobName = Annotated[str, Field(max_length=31), PRINTABLE, NAME]
-# No limits of the lab: beyond these, a number is a mistake, or what it leads to overflows.
-RateMbps = Annotated[FiniteFloat, Field(ge=1, le=1e6)]
-BufferKb = Annotated[FiniteFloat, Field(ge=2, le=1e6)]  # a packet fits into 2 kB
-Iterations = Annotated[int, Field(ge=0, le=1_000_000)]
-
-
 class Links(Settings):
-    """What every link between a host and the switch is like, unless the host says otherwise."""
+    """What every link between a host and its switch is like, unless the host says otherwise, and
+    every uplink of a rack; None: as the hosts' links."""
 
     rate_mbps: RateMbps
     buffer_kb: BufferKb
+    uplink_mbps: RateMbps | None = None
+    uplink_buffer_kb: BufferKb | None = None
 
 
 class Host(Settings):
     """A host; None: as in `[links]`."""
 
     name: HostName
+    rack: RackName | None = None
     rate_mbps: RateMbps | None = None
     buffer_kb: BufferKb | None = None
 
-
-class Job(Settings):
-    """A training job: compute, then communicate, again and again."""
-
-    name: JobName
-    kind: Literal["ring", "ps"]
-    hosts: tuple[Text, ...] = Field(min_length=1)
-    server: Text | None = None
-    bytes: Annotated[int, Field(ge=1, le=10_000_000_000)]
-    sockets: Annotated[int, Field(ge=1, le=64)] = 1
-    slice_kb: Annotated[FiniteFloat, Field(ge=1, le=1e6)] = 50.0
-    keys: Annotated[int, Field(ge=1, le=65_536)] = 64
-    barrier: bool = False
-    compute_s: Annotated[FiniteFloat, Field(ge=0, le=30)]
-    jitter: Annotated[FiniteFloat, Field(ge=0, le=0.5)] = 0.02
-    start_s: Annotated[FiniteFloat, Field(ge=0, le=3600)] = 0.0
+    @property
+    def switch(self) -> str:
+        """Name of the switch at the other end of its link."""
+        return self.rack or SWITCH
 
     @property
-    def workers(self) -> int:
-        """Number of workers (a parameter server is none)."""
-        return len(self.hosts)
+    def up(self) -> str:
+        """Name of the directed link from the host to its switch."""
+        return f"{self.name}->{self.switch}"
 
     @property
-    def processes(self) -> tuple[str, ...]:
-        """The host of every process by rank: the workers, then the server if there is one."""
-        return self.hosts if self.server is None else (*self.hosts, self.server)
-
-    @property
-    def slices(self) -> int:
-        """Slices in which one socket's part of a chunk is forwarded: about `slice_kb` each.
-
-        Of a parameter server's: its keys, each striped over all sockets.
-        """
-        if self.kind == "ps":
-            return self.keys
-        section = self.bytes / (self.workers * self.sockets)
-        return max(1, round(section / (self.slice_kb * 1000)))
-
-    @property
-    def slice_bytes(self) -> int:
-        """Size of a slice (ring) or of a key's stripe (ps): whole words, rounded up."""
-        parts = self.sockets * self.slices * (self.workers if self.kind == "ring" else 1)
-        return WORD_BYTES * -(-self.bytes // (WORD_BYTES * parts))
-
-    @property
-    def sent_bytes(self) -> int:
-        """Payload bytes that each worker sends in an iteration."""
-        whole = self.slice_bytes * self.slices * self.sockets
-        return 2 * (self.workers - 1) * whole if self.kind == "ring" else whole
-
-    def link_bytes(self) -> dict[str, int]:
-        """Payload bytes of one iteration on each directed link."""
-        load: dict[str, int] = {}
-
-        def add(host: str, sent: int, received: int) -> None:
-            for link, n in ((up(host), sent), (down(host), received)):
-                load[link] = load.get(link, 0) + n
-
-        for host in self.hosts:
-            add(host, self.sent_bytes, self.sent_bytes)
-        if self.server is not None:
-            total = self.sent_bytes * self.workers
-            add(self.server, total, total)
-        return load
-
-    def flows_on(self) -> dict[str, int]:
-        """Number of flows that can use each directed link."""
-        flows: dict[str, int] = {}
-
-        def add(host: str, count: int) -> None:
-            for link in (up(host), down(host)):
-                flows[link] = flows.get(link, 0) + count
-
-        for host in self.hosts:
-            add(host, self.sockets)
-        if self.server is not None:
-            add(self.server, self.sockets * self.workers)
-        return flows
-
-    def compute_ns(self, seed: int, iteration: int) -> int:
-        """Length of a computation phase: the same on every worker, and whoever asks."""
-        return compute_ns(seed, self.name, self.compute_s, self.jitter, iteration)
-
-    def same_as(self, other: Job) -> bool:
-        """Whether the two differ in nothing but name and start."""
-        plain = {"name": "x", "start_s": 0.0}
-        return self.model_copy(update=plain) == other.model_copy(update=plain)
+    def down(self) -> str:
+        """Name of the directed link from its switch to the host."""
+        return f"{self.switch}->{self.name}"
 
 
-def compute_ns(seed: int, job: str, compute_s: float, jitter: float, iteration: int) -> int:
-    """Length of the computation phase in an iteration of a job: normal, seeded, at least 0."""
-    generator = np.random.default_rng([seed, zlib.crc32(job.encode()), iteration])
-    factor = 1.0 + jitter * float(generator.standard_normal())
-    return round(compute_s * max(0.0, factor) * 1e9)
+def rack_up(rack: str) -> str:
+    """Name of the directed link from a rack's switch to the core."""
+    return f"{rack}->{CORE}"
 
 
-def up(host: str) -> str:
-    """Name of the directed link from a host to the switch."""
-    return f"{host}->{SWITCH}"
-
-
-def down(host: str) -> str:
-    """Name of the directed link from the switch to a host."""
-    return f"{SWITCH}->{host}"
+def rack_down(rack: str) -> str:
+    """Name of the directed link from the core to a rack's switch."""
+    return f"{CORE}->{rack}"
 
 
 class Link(Settings):
-    """Resolved link of a host, both directions alike."""
+    """Resolved link of a host or of a rack, both directions alike."""
 
     rate_mbps: float
     buffer_bytes: int
@@ -201,37 +115,100 @@ class Scenario(Settings):
     hosts: tuple[Host, ...] = Field(min_length=2, max_length=MAX_HOSTS)
     jobs: tuple[Job, ...] = Field(min_length=1, max_length=MAX_JOBS)
 
-    def link_of(self, host: str) -> Link:
-        """The link between a host and the switch."""
-        own = next(h for h in self.hosts if h.name == host)
-        return Link(
-            rate_mbps=own.rate_mbps or self.links.rate_mbps,
-            buffer_bytes=round((own.buffer_kb or self.links.buffer_kb) * 1000),
-        )
+    @property
+    def racks(self) -> tuple[str, ...]:
+        """Names of the racks, in the order of their first hosts; empty where there are none."""
+        return tuple(dict.fromkeys(host.rack for host in self.hosts if host.rack is not None))
 
-    def capacity_bps(self, link: str) -> float:
-        """Wire rate of a directed link."""
-        src, _, dst = link.partition("->")
-        return self.link_of(dst if src == SWITCH else src).capacity_bps
+    def host(self, name: str) -> Host:
+        """The host of that name. KeyError: there is none."""
+        for host in self.hosts:
+            if host.name == name:
+                return host
+        raise KeyError(name)
 
     def index(self, host: str) -> int:
         """Position of a host in the file: its addresses follow from it."""
         return [h.name for h in self.hosts].index(host)
 
+    def path(self, src: str, dst: str) -> tuple[str, ...]:
+        """Names of the directed links from one host to another one, in order.
+
+        KeyError: no such host. ValueError: a host's path to itself crosses no link.
+        """
+        if src == dst:
+            raise ValueError(f"{src} and {dst} are the same host")
+        first, last = self.host(src), self.host(dst)
+        if first.switch == last.switch:
+            return (first.up, last.down)
+        return (first.up, rack_up(first.switch), rack_down(last.switch), last.down)
+
+    def directed_links(self) -> dict[str, Link]:
+        """Every directed link by name: of the hosts, then of the racks, in the file's order."""
+        links: dict[str, Link] = {}
+        for host in self.hosts:
+            links[host.up] = links[host.down] = self._link_of(host)
+        for rack in self.racks:
+            links[rack_up(rack)] = links[rack_down(rack)] = self._uplink()
+        return links
+
+    def link_of(self, host: str) -> Link:
+        """The link between a host and its switch. KeyError: no such host."""
+        return self._link_of(self.host(host))
+
+    def _link_of(self, host: Host) -> Link:
+        return Link(
+            rate_mbps=host.rate_mbps or self.links.rate_mbps,
+            buffer_bytes=round((host.buffer_kb or self.links.buffer_kb) * 1000),
+        )
+
+    def _uplink(self) -> Link:
+        links = self.links
+        return Link(
+            rate_mbps=links.uplink_mbps or links.rate_mbps,
+            buffer_bytes=round((links.uplink_buffer_kb or links.buffer_kb) * 1000),
+        )
+
+    def capacity_bps(self, link: str) -> float:
+        """Wire rate of a directed link. KeyError: no such link."""
+        return self.directed_links()[link].capacity_bps
+
+    def link_bytes(self, job: Job) -> dict[str, int]:
+        """Payload bytes of one iteration of a job on each directed link that it uses."""
+        return self._on_links((t.src, t.dst, t.sent_bytes) for t in job.transfers())
+
+    def flows_on(self, job: Job) -> dict[str, int]:
+        """Number of a job's flows that can use each directed link."""
+        return self._on_links((t.src, t.dst, t.flows) for t in job.transfers())
+
+    def flows_on_link(self) -> dict[str, int]:
+        """Number of flows of all jobs that can use each directed link."""
+        transfers = (t for job in self.jobs for t in job.transfers())
+        return self._on_links((t.src, t.dst, t.flows) for t in transfers)
+
+    def _on_links(self, amounts: Iterable[tuple[str, str, int]]) -> dict[str, int]:
+        """Sums over the links of (source, destination, amount), in the order of the links."""
+        total: dict[str, int] = {}
+        for src, dst, amount in amounts:
+            for link in self.path(src, dst):
+                total[link] = total.get(link, 0) + amount
+        return {link: total[link] for link in self.directed_links() if link in total}
+
     def ideal_s(self, job: Job) -> float:
-        """Iteration time at the physical limit, in seconds (formula: `explain_ideal`)."""
-        times = self._link_times(job)
-        if job.kind == "ring":
-            rounds = 2 * (job.workers - 1)
-            return job.compute_s + max(times.values()) + rounds * self.rtt_us / 1e6
-        if job.barrier:
-            # Pushes all end before pulls begin: the busiest link of each way, one after the other.
-            assert job.server is not None
-            return job.compute_s + times[down(job.server)] + times[up(job.server)]
-        return job.compute_s + max(times.values())
+        """Iteration time at the physical limit, in seconds (formula: `explain_ideal`).
+
+        A ring over links of unequal rates can be faster, by at most the time of a chunk: a worker
+        that has received everything computes while its own last chunk waits for a slow link.
+        """
+        transfer_s = job.turns * max(self._link_times(job).values())
+        return job.compute_s + transfer_s + job.rounds * self.rtt_us / 1e6
 
     def _link_times(self, job: Job) -> dict[str, float]:
-        return {n: b / goodput(self.capacity_bps(n)) for n, b in job.link_bytes().items()}
+        links = self.directed_links()
+        return {
+            name: sent / goodput(links[name].capacity_bps)
+            for name, sent in self.link_bytes(job).items()
+        }
 
     def explain_ideal(self, job: Job) -> str:
         """The formula of `ideal_s` with this job's numbers."""
@@ -239,21 +216,13 @@ class Scenario(Settings):
         link = max(times, key=lambda name: times[name])
         text = f"{job.name}: {job.compute_s:g} s compute + "
         share = (
-            f"{job.link_bytes()[link] / 1e6:g} MB / ({self.capacity_bps(link) / 1e6:g} Mbit/s "
+            f"{self.link_bytes(job)[link] / 1e6:g} MB / ({self.capacity_bps(link) / 1e6:g} Mbit/s "
             f"x 1448/1514) on {link}"
         )
-        text += share if not (job.barrier and job.server) else f"push and pull in turn, 2 x {share}"
-        if job.kind == "ring":
-            text += f" + {2 * (job.workers - 1)} round trips of {self.rtt_us:g} us"
+        text += share if job.turns == 1 else f"push and pull in turn, {job.turns} x {share}"
+        if job.rounds:
+            text += f" + {job.rounds} round trips of {self.rtt_us:g} us"
         return f"{text} = {self.ideal_s(job):.4f} s"
-
-    def flows_on_link(self) -> dict[str, int]:
-        """Number of flows of all jobs that can use each directed link."""
-        total: dict[str, int] = {}
-        for job in self.jobs:
-            for link, count in job.flows_on().items():
-                total[link] = total.get(link, 0) + count
-        return total
 
 
 def load(path: Path, changes: Iterable[str] = ()) -> Scenario:
@@ -287,12 +256,36 @@ class _Checker:
     def check(self) -> None:
         hosts = [host.name for host in self._scenario.hosts]
         self._unique("host", hosts, "hosts")
-        if SWITCH in hosts:
-            at = f"hosts[{hosts.index(SWITCH)}].name"
-            self._fail(at, f'"{SWITCH}" is the name of the switch; give the host another one')
+        for i, host in enumerate(hosts):
+            self._no_switch(host, f"hosts[{i}].name", "host")
+        self._check_racks(hosts)
         self._unique("job", [job.name for job in self._scenario.jobs], "jobs")
         for i, job in enumerate(self._scenario.jobs):
             self._check_job(job, f"jobs[{i}]", hosts)
+
+    def _check_racks(self, hosts: list[str]) -> None:
+        with_rack = [i for i, host in enumerate(self._scenario.hosts) if host.rack is not None]
+        if not with_rack:
+            for key in ("uplink_mbps", "uplink_buffer_kb"):
+                if getattr(self._scenario.links, key) is not None:
+                    problem = "is for uplinks of racks; give every host a `rack`, or leave it out"
+                    self._fail(f"links.{key}", problem)
+            return
+        for i, host in enumerate(self._scenario.hosts):
+            at = f"hosts[{i}].rack"
+            if host.rack is None:
+                one = f"hosts[{with_rack[0]}].rack"
+                self._fail(at, f"is required, as there is `{one}`: all hosts have one, or none has")
+            self._no_switch(host.rack, at, "rack")
+            if host.rack in hosts:
+                other = f"hosts[{hosts.index(host.rack)}].name"
+                problem = f'"{host.rack}" is already at `{other}`; give the rack another name'
+                self._fail(at, problem)
+
+    def _no_switch(self, name: str, field: str, kind: str) -> None:
+        """Links are called by what is at their ends."""
+        if name in (SWITCH, CORE):
+            self._fail(field, f'"{name}" is the name of a switch; give the {kind} another one')
 
     def _check_job(self, job: Job, at: str, hosts: list[str]) -> None:
         for k, host in enumerate(job.hosts):
@@ -327,5 +320,5 @@ class _Checker:
             listed = ", ".join(hosts[:8]) + (", ..." if len(hosts) > 8 else "")
             self._fail(field, f'no host is called "{shortened(host)}"; must be one of: {listed}')
 
-    def _fail(self, field: str, problem: str) -> None:
+    def _fail(self, field: str, problem: str) -> NoReturn:
         raise ConfigError(self._source, field, problem)

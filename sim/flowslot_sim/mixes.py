@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 
 from flowslot.units import SECOND, Nanos
-from flowslot_scenario.scenario import compute_ns
+from flowslot_scenario.job import compute_ns
 from flowslot_sim.network import FlowSpec
 from flowslot_sim.world import SimJob, World
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from flowslot.units import SECOND, Nanos, goodput
-from flowslot_scenario.scenario import Job, Scenario, down, up
+from flowslot_scenario.job import Job
+from flowslot_scenario.scenario import Scenario
 from flowslot_sim.network import FlowSpec
 
 
@@ -48,12 +49,12 @@ class World:
 def from_scenario(scenario: Scenario, seed: int | None = None) -> World:
     """A scenario's network and jobs. `seed`: of computation times, instead of the scenario's."""
     seed = scenario.seed if seed is None else seed
-    links = tuple(name for h in scenario.hosts for name in (up(h.name), down(h.name)))
+    links = tuple(scenario.directed_links())
     index = {link: i for i, link in enumerate(links)}
     capacity = tuple(goodput(scenario.capacity_bps(link)) for link in links)
 
     def path(src: str, dst: str) -> tuple[int, ...]:
-        return index[up(src)], index[down(dst)]
+        return tuple(index[link] for link in scenario.path(src, dst))
 
     jobs = tuple(_job(scenario, job, path, seed) for job in scenario.jobs)
     hosts = tuple(host.name for host in scenario.hosts)

@@ -4,6 +4,7 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,9 +14,9 @@ from flowslot_lab.state import NETNS, ROOT, RunState
 
 sys.path.append(str(Path(__file__).parents[1] / "helpers"))
 from leftovers import TOOL, Host
-from scenariofiles import SCENARIOS, TWO_HOSTS
+from scenariofiles import SCENARIOS, TWO_HOSTS, TWO_RACKS
 
-__all__ = ["SCENARIOS", "TOOL", "TWO_HOSTS"]
+__all__ = ["SCENARIOS", "TOOL", "TWO_HOSTS", "TWO_RACKS"]
 
 
 class Quiet:
@@ -73,6 +74,9 @@ def host() -> Iterator[Host]:
         pytest.skip("bpftool is missing: BPF programs, maps and links were not compared")
 
 
+Flowslot = Callable[..., subprocess.Popen[str]]
+
+
 @pytest.fixture
 def flowslot() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts `flowslot ARGS` as a process; kills it at the end."""
@@ -90,3 +94,20 @@ def flowslot() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     for process in started:
         process.kill()
         process.communicate()
+
+
+def begin(
+    flowslot: Flowslot, *options: str, scenario: str = "two-equal"
+) -> tuple[subprocess.Popen[str], str]:
+    """Start a long run; returns it and its id once its jobs exist."""
+    file = str(SCENARIOS / f"{scenario}.toml")
+    process = flowslot("lab", "run", file, "--iterations", "1000", *options)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()
+        for journal in ROOT.glob("[0-9a-f]*/journal"):
+            text = journal.read_text()
+            if f"owner {process.pid} " in text and " job-b-1\n" in text:
+                return process, journal.parent.name
+        time.sleep(0.05)
+    raise AssertionError("the run did not begin")

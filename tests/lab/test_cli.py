@@ -60,6 +60,26 @@ def test_an_unknown_policy_is_status_2() -> None:
     assert 'no policy is called "magic"; of: cubic, reno, bbr, static, fair, stagger' in output
 
 
+@pytest.mark.parametrize(
+    ("scenario", "options", "problem"),
+    [
+        (
+            "two-equal",
+            (),
+            "two-equal has no racks: give every host a `rack`, or use --switches one",
+        ),
+        ("ring4-two-jobs", ("--no-switch",), "has no meaning with --no-switch; leave one out"),
+    ],
+)
+def test_a_switch_process_per_rack_needs_racks_and_switches(
+    scenario: str, options: tuple[str, ...], problem: str
+) -> None:
+    status, output = invoke(
+        "run", str(SCENARIOS / f"{scenario}.toml"), "--switches", "per-rack", *options
+    )
+    assert (status, output) == (2, f"flowslot lab: --switches per-rack: {problem}\n")
+
+
 def test_without_root_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     status, output = invoke("run", str(SCENARIOS / "two-equal.toml"), "--policy", "cubic")

@@ -181,14 +181,14 @@ def test_fail_open_switch_killed_and_restarted(
     live: LiveRun, table: Callable[[str], KernelTable]
 ) -> None:
     plane, progress = live.plane, live.follow(Quiet())
-    assert plane is not None and plane.switch is not None
+    assert plane is not None and set(plane.switches) == {"s1"}
     tables = {host: table(host) for host in plane.daemons}
 
     def modes() -> set[Mode]:
         return set().union(*(it.modes() for it in tables.values()))
 
     wait(progress, "all flows are paced", lambda: modes() == {Mode.RESERVED})
-    dead = kill(progress, [plane.switch], list(tables.values()))
+    dead = kill(progress, [plane.switches["s1"]], list(tables.values()))
     last_reservations(live, tables, dead)
     # Nobody holds the receivers' ports any more. The daemons go on with their own NICs (ADR 3).
     wait(progress, "flows are capped", lambda: modes() == {Mode.CAPPED})
@@ -202,7 +202,7 @@ def test_fail_open_switch_killed_and_restarted(
 
 def test_fail_open_all_killed_at_once(live: LiveRun, table: Callable[[str], KernelTable]) -> None:
     plane, progress = live.plane, live.follow(Quiet())
-    assert plane is not None and plane.switch is not None
+    assert plane is not None and set(plane.switches) == {"s1"}
     tables = [table(host) for host in plane.daemons]
     for it in tables:
         wait(progress, "flows are paced", lambda it=it: it.modes() == {Mode.RESERVED})

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,13 +16,12 @@ from flowslot_lab.net import Network, run
 from flowslot_lab.processors import of_the_network
 from flowslot_lab.procs import start, stop
 from flowslot_lab.runner import LiveRun, Options, measure
-from flowslot_lab.state import ROOT, RunState, clean_dead, start_time
+from flowslot_lab.state import RunState, clean_dead, start_time
 from flowslot_scenario.scenario import load, parse
 
-from .conftest import NOTHING, SCENARIOS, TWO_HOSTS, Quiet, traces
+from .conftest import NOTHING, SCENARIOS, TWO_HOSTS, Flowslot, Quiet, begin, traces
 
 pytestmark = pytest.mark.root
-Flowslot = Callable[..., subprocess.Popen[str]]
 
 
 def test_network_has_the_asked_rates_and_buffers_and_leaves_nothing(
@@ -33,12 +31,12 @@ def test_network_has_the_asked_rates_and_buffers_and_leaves_nothing(
     began = time.monotonic()
     net.up()
     assert time.monotonic() - began < 10  # 0.3 s where it was written
-    ports = run(["tc", "-n", net.switch, "qdisc", "show"])
+    ports = run(["tc", "-n", net.switches["s1"], "qdisc", "show"])
     assert ports.count("qdisc htb 1: dev d-") == 5
     assert ports.count("limit 64000b") + ports.count("limit 62500b") == 5
     classes = run(["tc", "-n", net.hosts["h1"], "class", "show", "dev", "eth0"])
     assert "rate 400Mbit ceil 400Mbit burst 30000b" in classes  # 600 us
-    offloads = run(["nsenter", f"--net=/run/netns/{net.switch}", "ethtool", "-k", "d-h5"])
+    offloads = run(["nsenter", f"--net=/run/netns/{net.switches['s1']}", "ethtool", "-k", "d-h5"])
     for feature in ("tcp-segmentation", "generic-segmentation", "generic-receive"):
         assert f"{feature}-offload: off" in offloads
     nic = run(["ip", "-n", net.hosts["h5"], "-details", "link", "show", "dev", "eth0"])
@@ -47,7 +45,7 @@ def test_network_has_the_asked_rates_and_buffers_and_leaves_nothing(
     offloads = run(["nsenter", f"--net=/run/netns/{net.hosts['h5']}", "ethtool", "-k", "eth0"])
     assert "tcp-segmentation-offload: on" in offloads
     assert "generic-receive-offload: off" in offloads
-    port = run(["tc", "-n", net.switch, "class", "show", "dev", "d-h1"])
+    port = run(["tc", "-n", net.switches["s1"], "class", "show", "dev", "d-h1"])
     assert "burst 37500b" in port  # the NIC's, a super-packet of 4, and a packet to spare
     command = ["ip", "netns", "exec", net.hosts["h5"], "cat"]
     mask = run([*command, "/sys/class/net/eth0/queues/rx-0/rps_cpus"]).strip()
@@ -117,21 +115,6 @@ def test_a_job_that_dies_fails_the_run(host: Host, state: RunState) -> None:
     assert host.left() == {}
 
 
-def begin(flowslot: Flowslot, *options: str) -> tuple[subprocess.Popen[str], str]:
-    """Start a long run; returns it and its id once its jobs exist."""
-    scenario = str(SCENARIOS / "two-equal.toml")
-    process = flowslot("lab", "run", scenario, "--iterations", "1000", *options)
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        assert process.poll() is None, process.communicate()
-        for journal in ROOT.glob("[0-9a-f]*/journal"):
-            text = journal.read_text()
-            if f"owner {process.pid} " in text and " job-b-1\n" in text:
-                return process, journal.parent.name
-        time.sleep(0.05)
-    raise AssertionError("the run did not begin")
-
-
 @pytest.mark.parametrize(
     ("number", "policy", "status"),
     [
@@ -151,16 +134,24 @@ def test_an_interrupted_run_leaves_nothing(
     assert process.returncode == status
 
 
-@pytest.mark.parametrize("policy", ["cubic", "stagger"])
-def test_after_kill_the_next_start_is_clean(host: Host, flowslot: Flowslot, policy: str) -> None:
-    process, run_id = begin(flowslot, "--policy", policy)
+@pytest.mark.parametrize(
+    ("scenario", "policy"),
+    [("two-equal", "cubic"), ("two-equal", "stagger"), ("ring4-two-jobs", "stagger")],
+)
+def test_after_kill_the_next_start_is_clean(
+    host: Host, flowslot: Flowslot, scenario: str, policy: str
+) -> None:
+    process, run_id = begin(flowslot, "--policy", policy, scenario=scenario)
     process.kill()
     process.communicate()
     deadline = time.monotonic() + 10
     while traces(run_id)["processes"] and time.monotonic() < deadline:
         time.sleep(0.05)
     assert traces(run_id)["processes"] == []  # they die with the lab, before anyone cleans
-    assert traces(run_id)["namespaces"] != []
+    parts = ["core", "h1", "h2", "h3", "h4", "r1", "r2"]
+    if scenario == "two-equal":
+        parts = ["h1", "h2", "s1"]
+    assert traces(run_id)["namespaces"] == [f"fl{run_id}-{part}" for part in parts]
     other, other_id = begin(flowslot, "--policy", "cubic")
     assert traces(run_id) == NOTHING
     assert flowslot("lab", "clean").wait(30) == 0

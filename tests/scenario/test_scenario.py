@@ -6,11 +6,11 @@ from scenariofiles import SCENARIOS, TWO_HOSTS
 
 from flowslot.errors import ConfigError
 from flowslot.topology import parse_topology
-from flowslot_lab.plane import topology_toml
+from flowslot_lab.plane import SwitchProcesses, topology_toml
 from flowslot_scenario.scenario import Scenario, load, parse
 
 
-@pytest.fixture(params=["two-equal", "three-equal", "ps-incast"])
+@pytest.fixture(params=sorted(path.stem for path in SCENARIOS.glob("*.toml")))
 def shipped(request: pytest.FixtureRequest) -> Scenario:
     return load(SCENARIOS / f"{request.param}.toml")
 
@@ -19,21 +19,29 @@ def test_shipped_scenarios_have_the_name_of_their_file(shipped: Scenario) -> Non
     assert load(SCENARIOS / f"{shipped.name}.toml") == shipped
 
 
+def test_shipped_jobs_send_exactly_what_was_asked(shipped: Scenario) -> None:
+    for job in shipped.jobs:
+        share = 2 * (job.workers - 1) / job.workers if job.kind == "ring" else 1
+        assert job.sent_bytes == share * job.bytes
+
+
 def test_rings_have_exactly_the_size_that_was_asked() -> None:
     scenario = load(SCENARIOS / "two-equal.toml")
     job = scenario.jobs[0]
     assert job.sent_bytes == 5_000_000
     assert job.slice_bytes * job.slices * job.sockets * 2 == 5_000_000
-    assert job.link_bytes() == dict.fromkeys(["h1->s1", "s1->h1", "h2->s1", "s1->h2"], 5_000_000)
-    assert scenario.flows_on_link() == dict.fromkeys(job.link_bytes(), 4)
+    assert scenario.link_bytes(job) == dict.fromkeys(
+        ["h1->s1", "s1->h1", "h2->s1", "s1->h2"], 5_000_000
+    )
+    assert scenario.flows_on_link() == dict.fromkeys(scenario.link_bytes(job), 4)
 
 
 def test_incast_has_exactly_the_size_that_was_asked() -> None:
     scenario = load(SCENARIOS / "ps-incast.toml")
     job = scenario.jobs[0]
     assert (job.sent_bytes, job.slices, job.slice_bytes) == (1_600_000, 64, 6_250)
-    assert job.link_bytes()["s1->h1"] == job.link_bytes()["h1->s1"] == 6_400_000
-    assert job.link_bytes()["s1->h2"] == job.link_bytes()["h2->s1"] == 1_600_000
+    assert scenario.link_bytes(job)["s1->h1"] == scenario.link_bytes(job)["h1->s1"] == 6_400_000
+    assert scenario.link_bytes(job)["s1->h2"] == scenario.link_bytes(job)["h2->s1"] == 1_600_000
     assert scenario.flows_on_link()["s1->h1"] == 16
     assert scenario.flows_on_link()["h3->s1"] == 4
 
@@ -55,6 +63,13 @@ def test_ideal_of_a_barrier_is_the_sum_of_both_ways() -> None:
     way = 6_400_000 / (400e6 / 8 * 1448 / 1514)
     assert pipelined.ideal_s(pipelined.jobs[0]) == pytest.approx(0.02 + way)
     assert barrier.ideal_s(barrier.jobs[0]) == pytest.approx(0.02 + 2 * way)
+
+
+def test_ideal_of_a_barrier_knows_a_slow_worker() -> None:
+    text = (SCENARIOS / "ps-incast.toml").read_text() + "\nbarrier = true\n"
+    scenario = parse(text, "f", ["hosts.h3.rate_mbps=10"])
+    way = 1_600_000 / (10e6 / 8 * 1448 / 1514)
+    assert scenario.ideal_s(scenario.jobs[0]) == pytest.approx(0.02 + 2 * way)
 
 
 def test_the_formula_is_printed_with_its_numbers() -> None:
@@ -101,7 +116,7 @@ ERRORS = {
         'field `hosts[1].name`: must have at most 12 characters, got "host-of-many2"'
     ),
     edit('"h1"', '"s1"'): (
-        'field `hosts[0].name`: "s1" is the name of the switch; give the host another one'
+        'field `hosts[0].name`: "s1" is the name of a switch; give the host another one'
     ),
     edit("warmup = 1", 'description = "a\\nb"'): (
         'field `description`: must hold printable characters only, got "a\\nb"'
@@ -241,7 +256,9 @@ def test_quantities_have_bounds(key: str, bounds: tuple[float, float]) -> None:
 def test_the_extremes_that_are_accepted_can_be_used(key: str, bounds: tuple[float, float]) -> None:
     for value in bounds:
         scenario = load(SCENARIOS / "ps-incast.toml", [f"{key}={value}"])
-        assert len(parse_topology(topology_toml(scenario, True), "topology.toml").links) == 10
+        assert (
+            len(parse_topology(topology_toml(scenario, SwitchProcesses(scenario)), "t").links) == 10
+        )
         for job in scenario.jobs:
             assert 0 < scenario.ideal_s(job) < 1e9
             assert job.slice_bytes * job.slices * job.sockets >= job.bytes

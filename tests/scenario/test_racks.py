@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scenarios with racks: names, paths, what jobs send over uplinks, and the topology files."""
+
+import itertools
+
+import pytest
+from scenariofiles import SCENARIOS, TWO_RACKS
+
+from flowslot.errors import ConfigError
+from flowslot.topology import Topology, parse_topology
+from flowslot_lab.net import control_ip, data_ip
+from flowslot_lab.plane import SwitchProcesses, topology_toml
+from flowslot_scenario.scenario import Link, Scenario, load, parse
+
+
+@pytest.fixture
+def scenario() -> Scenario:
+    return parse(TWO_RACKS, "racks.toml")
+
+
+def goodput(mbps: float) -> float:
+    """Payload bytes per second."""
+    return mbps * 1e6 / 8 * 1448 / 1514
+
+
+def test_paths_within_and_between_racks(scenario: Scenario) -> None:
+    assert scenario.racks == ("r1", "r2")
+    assert scenario.path("h1", "h2") == ("h1->r1", "r1->h2")
+    assert scenario.path("h3", "h1") == ("h3->r2", "r2->core", "core->r1", "r1->h1")
+    for src, dst in (("h1", "h4"), ("h4", "h1"), ("r1", "h1")):
+        with pytest.raises(KeyError):
+            scenario.path(src, dst)
+    with pytest.raises(ValueError, match="h1 and h1 are the same host"):
+        scenario.path("h1", "h1")
+
+
+def test_paths_without_racks() -> None:
+    scenario = load(SCENARIOS / "ps-incast.toml")
+    assert scenario.racks == ()
+    assert scenario.path("h5", "h1") == ("h5->s1", "s1->h1")
+    assert len(scenario.directed_links()) == 10
+
+
+def test_uplinks_have_their_own_rate_and_buffer(scenario: Scenario) -> None:
+    links = scenario.directed_links()
+    uplinks = ["r1->core", "core->r1", "r2->core", "core->r2"]
+    assert list(links)[-4:] == uplinks
+    assert all(links[name] == Link(rate_mbps=50, buffer_bytes=32_000) for name in uplinks)
+    assert links["h3->r2"] == links["r2->h3"] == Link(rate_mbps=100, buffer_bytes=64_000)
+    assert scenario.capacity_bps("core->r2") == 50e6
+    with pytest.raises(KeyError):
+        scenario.capacity_bps("h1->s1")
+
+
+def test_uplinks_are_as_the_hosts_links_unless_said() -> None:
+    text = TWO_RACKS.replace("uplink_mbps = 50\nuplink_buffer_kb = 32\n", "")
+    scenario = parse(text, "f", ["hosts.h1.rate_mbps=10"])
+    assert scenario.directed_links()["r1->core"] == Link(rate_mbps=100, buffer_bytes=64_000)
+    varied = parse(text, "f", ["links.uplink_mbps=25", "links.uplink_buffer_kb=8"])
+    assert varied.directed_links()["core->r2"] == Link(rate_mbps=25, buffer_bytes=8_000)
+
+
+def test_what_a_ring_sends_over_each_link(scenario: Scenario) -> None:
+    ring = scenario.jobs[0]
+    sent = 2 * 2 * 120_000 // 3
+    # h1 -> h2 stays in the rack; h2 -> h3 and h3 -> h1 cross both uplinks, one way each.
+    assert scenario.link_bytes(ring) == dict.fromkeys(scenario.directed_links(), sent)
+    assert set(scenario.flows_on(ring).values()) == {2}
+    assert scenario.ideal_s(ring) == pytest.approx(0.01 + sent / goodput(50) + 4 * 20e-6)
+    assert "0.16 MB / (50 Mbit/s x 1448/1514) on r1->core" in scenario.explain_ideal(ring)
+
+
+def test_what_a_parameter_server_sends_over_each_link(scenario: Scenario) -> None:
+    ps = scenario.jobs[1]
+    worker, server = 60_000, 120_000
+    assert scenario.link_bytes(ps) == {
+        "h1->r1": server, "r1->h1": server, "h2->r1": worker, "r1->h2": worker,
+        "h3->r2": worker, "r2->h3": worker,
+        "r1->core": worker, "core->r1": worker, "r2->core": worker, "core->r2": worker,
+    }  # fmt: skip
+    assert scenario.flows_on(ps)["r1->h1"] == 6
+    assert scenario.flows_on(ps)["core->r1"] == 3
+    assert scenario.flows_on_link()["core->r1"] == 2 + 3
+    # The server's link at 100 Mbit/s takes as long as an uplink with half of that at 50.
+    assert scenario.ideal_s(ps) == pytest.approx(0.01 + server / goodput(100))
+    barrier = scenario.model_copy(update={"jobs": (ps.model_copy(update={"barrier": True}),)})
+    assert barrier.ideal_s(barrier.jobs[0]) == pytest.approx(0.01 + 2 * server / goodput(100))
+
+
+def test_a_job_within_a_rack_uses_no_uplink() -> None:
+    scenario = parse(TWO_RACKS.replace('["h1", "h2", "h3"]', '["h1", "h2"]'), "f")
+    links = ["h1->r1", "r1->h1", "h2->r1", "r1->h2"]
+    assert list(scenario.link_bytes(scenario.jobs[0])) == links
+
+
+def test_ideal_of_ring4_by_hand() -> None:
+    scenario = load(SCENARIOS / "ring4-two-jobs.toml")
+    # Each worker sends 2 x 3/4 of 1 MB to the next; of four links h1->h2->h3->h4->h1, two leave
+    # their rack, over different uplinks: no directed link carries more than one worker's.
+    by_hand = 0.15 + 1_500_000 * 8 / 100e6 * 1514 / 1448 + 6 * 20e-6
+    for job in scenario.jobs:
+        assert set(scenario.link_bytes(job).values()) == {1_500_000}
+        assert scenario.ideal_s(job) == pytest.approx(by_hand) == pytest.approx(0.27559, abs=1e-5)
+    assert set(scenario.flows_on_link().values()) == {4}
+
+
+ERRORS = {
+    ("hosts.h3.rack=core",): (
+        'field `hosts[2].rack`: "core" is the name of a switch; give the rack another one'
+    ),
+    ("hosts.h1.rack=s1",): (
+        'field `hosts[0].rack`: "s1" is the name of a switch; give the rack another one'
+    ),
+    ("hosts.h3.rack=h2",): (
+        'field `hosts[2].rack`: "h2" is already at `hosts[1].name`; give the rack another name'
+    ),
+    ("hosts.h3.name=core",): (
+        'field `hosts[2].name`: "core" is the name of a switch; give the host another one'
+    ),
+    ("hosts.h3.rack=R1",): (
+        "field `hosts[2].rack`: must begin with a letter from a to z and hold only a-z, 0-9 and "
+        '"-", got "R1"'
+    ),
+    ("hosts.h3.rack=rack-of-many2",): (
+        'field `hosts[2].rack`: must have at most 12 characters, got "rack-of-many2"'
+    ),
+    ("hosts.h3.rack=1",): "field `hosts[2].rack`: must be a valid string, got 1",
+    ("links.uplink_mbps=0",): (
+        "field `links.uplink_mbps`: must be greater than or equal to 1, got 0"
+    ),
+    ("links.uplink_buffer_kb=1",): (
+        "field `links.uplink_buffer_kb`: must be greater than or equal to 2, got 1"
+    ),
+    ("links.uplink_gbps=1",): (
+        "field `links.uplink_gbps`: unknown key; did you mean `uplink_mbps`?"
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "problem"), ERRORS.items(), ids=range(len(ERRORS)))
+def test_errors_name_the_field_and_what_would_be_right(
+    changes: tuple[str, ...], problem: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(TWO_RACKS, "x.toml", changes)
+    assert str(caught.value) == f"x.toml: {problem}"
+
+
+@pytest.mark.parametrize(("without", "other"), [(0, 1), (2, 0)])
+def test_either_all_hosts_have_a_rack_or_none(without: int, other: int) -> None:
+    name = f'name = "h{without + 1}"\n'
+    text = TWO_RACKS.replace(f'{name}rack = "r{2 if without == 2 else 1}"\n', name)
+    with pytest.raises(ConfigError) as caught:
+        parse(text, "x.toml")
+    assert str(caught.value) == (
+        f"x.toml: field `hosts[{without}].rack`: is required, as there is `hosts[{other}].rack`: "
+        "all hosts have one, or none has"
+    )
+
+
+@pytest.mark.parametrize("key", ["uplink_mbps", "uplink_buffer_kb"])
+def test_uplinks_without_racks_are_refused(key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(SCENARIOS / "two-equal.toml", [f"links.{key}=10"])
+    assert f"field `links.{key}`: is for uplinks of racks; give every host a `rack`" in str(
+        caught.value
+    )
+
+
+def assert_paths_agree(scenario: Scenario, topology: Topology) -> None:
+    """Daemons see flows on the links that the scenario says."""
+    for src, dst in itertools.permutations([host.name for host in scenario.hosts], 2):
+        ends = [data_ip(scenario.index(host)) for host in (src, dst)]
+        path = topology.path(*ends)
+        assert path is not None
+        assert tuple(topology.links[i].name for i in path) == scenario.path(src, dst)
+
+
+@pytest.mark.parametrize("name", ["ring4-two-jobs", "ps-incast"])
+@pytest.mark.parametrize("use_switch", [True, False])
+def test_the_topology_file_has_the_scenarios_paths(name: str, use_switch: bool) -> None:
+    scenario = load(SCENARIOS / f"{name}.toml")
+    switches = SwitchProcesses(scenario, use_switch)
+    topology = parse_topology(topology_toml(scenario, switches), "topology.toml")
+    assert_paths_agree(scenario, topology)
+    assert {link.switch for link in topology.links} == ({"s1"} if use_switch else {None})
+    for link in topology.links:
+        assert link.capacity_bps == pytest.approx(scenario.capacity_bps(link.name))
+
+
+def test_a_switch_process_per_rack_holds_what_touches_its_switch(scenario: Scenario) -> None:
+    switches = SwitchProcesses(scenario, per_rack=True)
+    topology = parse_topology(topology_toml(scenario, switches), "topology.toml")
+    assert_paths_agree(scenario, topology)
+    held = {
+        name: {topology.links[i].name for i in topology.switch_links(name)}
+        for name in topology.switches
+    }
+    assert held == {
+        "r1": {"h1->r1", "r1->h1", "h2->r1", "r1->h2", "r1->core", "core->r1"},
+        "r2": {"h3->r2", "r2->h3", "r2->core", "core->r2"},
+    }
+    assert switches.hosts == {"r1": ["h1", "h2"], "r2": ["h3"]}
+    addresses = [switch.address for switch in topology.switches.values()]
+    assert addresses == ["10.77.1.1:7400", "10.77.1.2:7400"]
+    assert not {address.split(":")[0] for address in addresses} & {
+        control_ip(i) for i in range(200)
+    }
+
+
+def test_one_rack_needs_no_routes() -> None:
+    scenario = parse(TWO_RACKS, "f", ["hosts.rack=r1"])
+    topology = parse_topology(topology_toml(scenario, SwitchProcesses(scenario)), "topology.toml")
+    assert topology.settings.routes == ()
+    assert_paths_agree(scenario, topology)

@@ -55,6 +55,7 @@ class Bundle:
     rate: float = math.nan
     ceiling: float = math.nan
     share: float = 0.0
+    most: float = 0.0
     standing: bool = False
     granted: bool = False
     """Since it was last shared out."""
@@ -91,10 +92,17 @@ class Bundle:
             return True
         if not self.active:
             return resized or abs(self.period - told.period) > RELEARN_SHARE * self.period
-        spent = (self.rate if self.rate > 0 else 0.0) * (now - told.at) / SECOND
-        error = abs(self.remaining - max(told.remaining - spent, 0.0))
+        rate = self.rate if self.rate > 0 else 0.0
+        error = self._error(now, told, rate)
+        if self.most > rate:
+            error = max(error, self._error(now, told, self.most))
         tolerance = SMALL_SHARE if small else RESEND_SHARE
         return self._is_another_phase(told) or error > tolerance * self.target
 
     def _is_another_phase(self, told: Told) -> bool:
         return not told.active or self.onset > told.onset + SAME_PHASE_NS
+
+    def _error(self, now: Nanos, told: Told, rate: float) -> float:
+        """By how much an arbiter is wrong about what remains, which has granted `rate`."""
+        spent = rate * (now - told.at) / SECOND
+        return abs(self.remaining - max(told.remaining - spent, 0.0))

@@ -20,13 +20,18 @@ _MAX_DROPPED = 4096  # flows remembered after their end, against grants still on
 
 
 class Granted(NamedTuple):
-    """What a flow may send: payload bytes/s; `standing` and `share` as in Grant."""
+    """What a flow may send: payload bytes/s; `standing` and `share` as in Grant.
+
+    `most`: where several arbiters grant it, what the one that grants most believes that the flow
+    sends at; 0 = they all know.
+    """
 
     flow: int
     rate: float
     ceiling: float
     standing: bool = False
     share: float = 0.0
+    most: float = 0.0
 
 
 def nothing_said(flow: int) -> Granted:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flowslot.settings import parse_toml
-from flowslot.topology_file import Checker, TopologySettings, normal_ip
+from flowslot.topology_file import Checker, NicSettings, TopologySettings, normal_ip
 from flowslot.units import Rate, goodput
 
 
@@ -62,14 +62,15 @@ class Topology:
         if src not in self._nics or dst not in self._nics:
             return None
         (src_host, src_nic), (dst_host, dst_nic) = self._nics[src], self._nics[dst]
-        if src_host == dst_host:
-            return None
+        return None if src_host == dst_host else self._between(src_nic, dst_nic)
+
+    def _between(self, src: NicSettings, dst: NicSettings) -> tuple[int, ...] | None:
         middle: tuple[int, ...] | None = ()
-        if src_nic.rack != dst_nic.rack and src_nic.rack and dst_nic.rack:
-            middle = self._routes.get((src_nic.rack, dst_nic.rack))
+        if src.rack != dst.rack and src.rack and dst.rack:
+            middle = self._routes.get((src.rack, dst.rack))
         if middle is None:
             return None
-        return (self.link_index[src_nic.up], *middle, self.link_index[dst_nic.down])
+        return (self.link_index[src.up], *middle, self.link_index[dst.down])
 
     def host_of(self, ip: str) -> str | None:
         """Name of the host that has this address."""
@@ -83,6 +84,16 @@ class Topology:
     def host_links(self, host: str) -> tuple[int, ...]:
         """Links on which the host sends, one for each NIC. KeyError: no such host."""
         return tuple(dict.fromkeys(self.link_index[nic.up] for nic in self.hosts[host].nics))
+
+    def links_crossed(self, host: str) -> frozenset[int]:
+        """All links that flows from this host may cross. KeyError: no such host."""
+        mine = self.hosts[host].nics
+        addresses = {address for nic in mine for address in nic.addresses}
+        paths = [path for (src, _), path in self._paths.items() if src in addresses]
+        for other in self.hosts.values():
+            if other.name != host:
+                paths += [self._between(a, b) or () for a in mine for b in other.nics]
+        return frozenset(self.host_links(host)).union(*paths)
 
     def switch_links(self, switch: str) -> tuple[int, ...]:
         """Indices of the links held by one switch process."""

@@ -94,6 +94,9 @@ def status(data: Data) -> RenderableType:
         arbiter += f" {domain['switch']}"
     if domain.get("switch_pid"):
         arbiter += f" (pid {domain['switch_pid']})"
+    gone = [one["switch"] for one in domain.get("switches", ()) if not one["live"]]
+    if gone and domain["state"] == "switch":
+        arbiter += f", without {', '.join(gone)}"
     offset = data["clock_offset_us"]
     rows = [
         ("daemon", f"{data['host']} (pid {data['pid']}), up {data['uptime_s']:.0f} s"),

@@ -112,6 +112,7 @@ class Bundles:
                 bundle.told = None  # nothing was told for a while: tell everything
             bundle.rate, bundle.ceiling = grant.rate, grant.ceiling
             bundle.share, bundle.standing = grant.share, grant.standing
+            bundle.most = grant.most
 
     def share_out(self, now: Nanos) -> set[int]:
         """Give each flow its part; returns, by cookie, whose changes or was granted anew."""

@@ -111,7 +111,7 @@ def load(file: Path) -> Config:
         problem = f"cannot read {topology_file}: {why_unreadable(error)}"
         raise ConfigError(str(file), "topology", problem) from None
     topology = parse_topology(text, str(topology_file))
-    _check(settings, topology, file, topology_file)
+    _check(settings, topology, file)
     return Config(file, topology_file, settings, topology)
 
 
@@ -138,20 +138,7 @@ def changed(old: Config, new: Config) -> list[str]:
     return names
 
 
-def switch_of(topology: Topology, source: str) -> str | None:
-    """The switch process that holds links, if any. Raises ConfigError if they are several."""
-    names = list(dict.fromkeys(link.switch for link in topology.links if link.switch))
-    if len(names) > 1:
-        raise ConfigError(
-            source,
-            "links",
-            f"are held by {len(names)} switch processes ({', '.join(names[:4])}); "
-            "a contention domain must be held by exactly one, so name the same switch everywhere",
-        )
-    return names[0] if names else None
-
-
-def _check(settings: DaemonSettings, topology: Topology, file: Path, topology_file: Path) -> None:
+def _check(settings: DaemonSettings, topology: Topology, file: Path) -> None:
     source = str(file)
     if settings.host not in topology.hosts:
         known = ", ".join(list(topology.hosts)[:8])
@@ -160,12 +147,10 @@ def _check(settings: DaemonSettings, topology: Topology, file: Path, topology_fi
         )
         raise ConfigError(source, "host", problem)
     try:
-        spec = registry.get(settings.policy)
+        registry.get(settings.policy)
     except FlowslotError as error:
         raise ConfigError(source, "policy", str(error)) from None
     for link in settings.static.flows_on_link:
         if link not in topology.link_index:
             problem = f'no link is called "{link}" in {settings.topology}'
             raise ConfigError(source, f"static.flows_on_link.{link}", problem)
-    if settings.use_switch and settings.enforces(spec) and spec.needs_arbiter:
-        switch_of(topology, str(topology_file))

@@ -51,6 +51,15 @@ class DomainStats:
         if news.waited_ns is not None:
             self.negotiation.add(news.waited_ns)
 
+    def describe(self) -> dict[str, object]:
+        """Of all streams together, for `flowslot status`."""
+        return {
+            "messages_in": self.messages_in,
+            "messages_out": self.messages_out,
+            "round_trip": self.round_trip.summary(),
+            "error": self.last_error,
+        }
+
     def reservations(self) -> dict[str, int]:
         """Raises, refusals, lowers and lost leases, as this daemon saw them."""
         return {

@@ -119,16 +119,13 @@ class GrpcDomain:
             self._wake.set()
 
     def describe(self) -> dict[str, object]:
-        """See Domain."""
+        """The stream, for `flowslot status`."""
         return {
             "switch": self.switch,
             "address": self._address,
             "switch_pid": self._pid,
             "session": self.negotiator.session,
-            "messages_in": self._stats.messages_in,
-            "messages_out": self._stats.messages_out,
-            "round_trip": self._stats.round_trip.summary(),
-            "error": self._stats.last_error,
+            "live": self.negotiator.live,
         }
 
     async def load_table(self, now: Nanos) -> Floats | None:

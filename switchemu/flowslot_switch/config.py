@@ -48,12 +48,16 @@ class Overrides:
 
 @dataclass(frozen=True, slots=True)
 class SwitchConfig:
-    """A configuration that was read and checked as a whole. `links`: those that we hold."""
+    """A configuration that was read and checked as a whole. `links`: those that we hold.
+
+    `partial`: other switch processes hold other links of the topology.
+    """
 
     name: str
     listen: str
     links: tuple[Link, ...]
     settings: ArbiterSettings
+    partial: bool = False
 
     @property
     def slot_ns(self) -> Nanos:
@@ -91,7 +95,9 @@ def load(file: Path | None, overrides: Overrides) -> SwitchConfig:
     if not links:
         raise ConfigError(str(path), "links", f'no link has switch = "{settings.name}"')
     address = topology.switches[settings.name].address
-    return SwitchConfig(settings.name, settings.listen or address, links, settings.arbiter)
+    partial = any(link.switch not in (None, settings.name) for link in topology.links)
+    listen = settings.listen or address
+    return SwitchConfig(settings.name, listen, links, settings.arbiter, partial)
 
 
 def _settings(file: Path | None, overrides: Overrides, source: str) -> SwitchSettings:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Negotiators, an arbiter and its outboxes; how late anything happens is up to the caller.
+"""Daemons, their arbiters and outboxes; how late anything happens is up to the caller.
 
 Streams are FIFO in each direction. A daemon's kernel is changed by `enforce`, so long after the
-message came as the caller likes.
+message came as the caller likes. Several arbiters hold different links.
 """
 
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from flowslot.messages import Demand, Done, FromArbiter, FromDaemon, HeartbeatEc
 from flowslot.negotiator import Negotiator, News
 from flowslot.policy.base import Floats
 from flowslot.policy.stagger import StaggerAllocator
+from flowslot.shards import Shards
 from flowslot.units import MILLISECOND, Nanos
 
 CAPACITY = np.array([100e6, 100e6, 60e6])
@@ -24,14 +25,23 @@ PATHS = ((0,), (1,), (0, 1), (1, 2), (0, 2))
 CONFIG = ArbiterConfig()
 
 
+class Process:
+    """An arbiter of some links, which it numbers by itself."""
+
+    def __init__(self, links: Sequence[int], *, partial: bool) -> None:
+        self.links = list(links)
+        self.arbiter = Arbiter(CAPACITY[self.links], CONFIG, StaggerAllocator(partial=partial))
+
+    def path(self, links: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(self.links.index(link) for link in links if link in self.links)
+
+
 @dataclass
-class Host:
-    """A daemon: what it negotiates, what its kernel enforces, and what is on its way."""
+class Lane:
+    """A daemon's negotiation with one arbiter, and what is on its way."""
 
     negotiator: Negotiator
-    kernel: dict[int, float] = field(default_factory=dict)
-    paths: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    inc: int = 0
+    process: Process
     news: deque[News] = field(default_factory=deque)
     up: deque[Hello | FromDaemon] = field(default_factory=deque)
     down: deque[FromArbiter] = field(default_factory=deque)
@@ -41,171 +51,209 @@ class Host:
     """(session, flow, grant) of what was put into force"""
 
 
+@dataclass
+class Host:
+    """A daemon: whom it negotiates with, and what its kernel enforces."""
+
+    lanes: list[Lane]
+    shards: Shards
+    kernel: dict[int, float] = field(default_factory=dict)
+    paths: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    incs: dict[int, int] = field(default_factory=dict)
+
+    def put(self, flows: Sequence[int]) -> None:
+        """Put into force what is granted now."""
+        for flow in flows:
+            rate = self.shards.grant(flow).rate
+            self.kernel.pop(flow, None)
+            if rate >= 0:
+                self.kernel[flow] = rate
+
+
 class Talk:
     """The whole. All methods take effect at `now`; only `advance` moves it."""
 
-    def __init__(self, hosts: int = 2) -> None:
+    def __init__(self, hosts: int = 2, held: Sequence[Sequence[int]] = ((0, 1, 2),)) -> None:
+        """`held`: the links of each arbiter."""
         self.now = Nanos(1_000_000_000)
-        self.arbiter = Arbiter(CAPACITY, CONFIG, StaggerAllocator())
-        self.hosts = [
-            Host(
+        self.processes = [Process(links, partial=len(held) > 1) for links in held]
+        self.hosts = [self._host(i) for i in range(hosts)]
+        self.step()
+        self.advance(300)  # recovered
+        for lane in self.lanes:
+            self.reconnect(lane)
+
+    def _host(self, i: int) -> Host:
+        lanes = [
+            Lane(
                 Negotiator(
                     f"h{i}",
-                    range(len(CAPACITY)),
+                    process.links,
                     slot_ns=CONFIG.slot_ns,
                     lease_ns=CONFIG.lease_ns,
                     first_session=1000 * (i + 1),
-                )
+                ),
+                process,
             )
-            for i in range(hosts)
+            for process in self.processes
         ]
-        self.arbiter.step(self.now)
-        self.advance(300)  # recovered
-        for host in self.hosts:
-            self.reconnect(host)
+        return Host(lanes, Shards([lane.negotiator for lane in lanes]))
+
+    @property
+    def lanes(self) -> list[Lane]:
+        return [lane for host in self.hosts for lane in host.lanes]
 
     def advance(self, milliseconds: float) -> None:
         self.now = Nanos(self.now + int(milliseconds * MILLISECOND))
-        for host in self.hosts:
-            if host.negotiator.check(self.now):
-                host.kernel.clear()
+        for lane in self.lanes:
+            self.look(lane)
+
+    def look(self, lane: Lane) -> None:
+        """The daemon notices the end of a lease in time."""
+        if lane.negotiator.check(self.now):
+            self._host_of(lane).put(lane.negotiator.flows())
+
+    def _host_of(self, lane: Lane) -> Host:
+        return next(host for host in self.hosts if any(lane is own for own in host.lanes))
 
     # --- the daemon
 
     def demand(self, host: Host, flow: int, remaining: int) -> None:
         if flow not in host.paths:
-            host.inc += 1
-            host.paths[flow] = PATHS[(flow + len(host.up)) % len(PATHS)]
+            host.incs[flow] = host.incs.get(flow, 0) + 1
+            host.paths[flow] = PATHS[(flow + host.incs[flow]) % len(PATHS)]
         job = f"job{flow % 2}"
-        host.negotiator.demand(self.now, [Demand(flow, host.inc, job, host.paths[flow], remaining)])
+        demand = Demand(flow, host.incs[flow], job, host.paths[flow], remaining)
+        host.shards.demand(self.now, [demand])
 
     def done(self, host: Host, flow: int) -> None:
         if host.paths.pop(flow, None):
             host.kernel.pop(flow, None)
-            host.negotiator.done([Done(flow, host.inc)])
+            host.shards.done([Done(flow, host.incs[flow])])
 
     def give_back(self, host: Host, flow: int) -> None:
-        for grant in host.negotiator.give_back([flow]):
-            if flow in host.kernel:
-                host.kernel[flow] = grant.rate
+        for grant in host.shards.give_back([flow]):
+            host.kernel[flow] = grant.rate
 
-    def reconnect(self, host: Host) -> None:
-        while host.news:
-            self.enforce(host)
-        if host.negotiator.session is not None:
-            host.negotiator.closed(self.now)
-            self.arbiter.goodbye(self.now, host.negotiator.session)
-        host.up.clear()
-        host.old.extend(host.down)
-        host.down.clear()
-        host.outbox = Outbox(64)
-        if host.negotiator.check(self.now):
-            host.kernel.clear()
-        host.up.append(host.negotiator.connect(self.now))
+    def reconnect(self, lane: Lane) -> None:
+        while lane.news:
+            self.enforce(lane)
+        if lane.negotiator.session is not None:
+            lane.negotiator.closed(self.now)
+            lane.process.arbiter.goodbye(self.now, lane.negotiator.session)
+        lane.up.clear()
+        lane.old.extend(lane.down)
+        lane.down.clear()
+        lane.outbox = Outbox(64)
+        self.look(lane)
+        lane.up.append(lane.negotiator.connect(self.now))
 
-    def speak(self, host: Host) -> None:
+    def speak(self, lane: Lane) -> None:
         """The stream takes the next message."""
-        message = host.negotiator.take_message(self.now, self.now)
+        message = lane.negotiator.take_message(self.now, self.now)
         if message is None:
             return
         for ack in message.acks:
-            assert (message.session, ack.flow, ack.seq) in host.in_force, "not in force yet"
-        host.up.append(message)
+            assert (message.session, ack.flow, ack.seq) in lane.in_force, "not in force yet"
+        lane.up.append(message)
 
-    def hear(self, host: Host) -> None:
+    def hear(self, lane: Lane) -> None:
         """The next message of the arbiter arrives; its grants wait to be put into force."""
-        if host.down:
-            message = host.down.popleft()
-            host.old.append(message)
-            host.news.append(host.negotiator.received(self.now, message))
+        if lane.down:
+            message = lane.down.popleft()
+            lane.old.append(message)
+            lane.news.append(lane.negotiator.received(self.now, message))
 
-    def hear_again(self, host: Host, which: int) -> None:
-        """A message of this stream or an older one comes (once more): it has no effect."""
-        if host.old and not host.news:
-            before = {flow: host.negotiator.grant(flow) for flow in host.paths}
-            lease = host.negotiator.lease_end
-            message = host.old[which % len(host.old)]
-            if message.session == host.negotiator.session:
-                return
-            news = host.negotiator.received(self.now, message)
-            assert not (news.changes.acks or news.changes.raised or news.changes.lowered)
-            assert str(before) == str({f: host.negotiator.grant(f) for f in host.paths})
-            assert host.negotiator.lease_end == lease
-            host.negotiator.enforced(news)
-
-    def enforce(self, host: Host) -> None:
-        if not host.news:
+    def hear_again(self, lane: Lane, which: int) -> None:
+        """A message of an older stream comes (once more): it has no effect."""
+        old = [m for m in lane.old if m.session != lane.negotiator.session]
+        if not old:
             return
-        news, negotiator = host.news.popleft(), host.negotiator
+        before = str([lane.negotiator.grant(flow) for flow in range(9)])
+        lease = lane.negotiator.lease_end
+        news = lane.negotiator.received(self.now, old[which % len(old)])
+        assert news == News(news.session)
+        assert before == str([lane.negotiator.grant(flow) for flow in range(9)])
+        assert lane.negotiator.lease_end == lease
+        lane.negotiator.enforced(news)
+
+    def enforce(self, lane: Lane) -> None:
+        if not lane.news:
+            return
+        news, negotiator = lane.news.popleft(), lane.negotiator
         if negotiator.live:
             changed = [*news.changes.lowered, *news.changes.raised]
-            flows = negotiator.flows() if news.began else [grant.flow for grant in changed]
-            host.kernel |= {f: negotiator.grant(f).rate for f in flows if f in host.paths}
-        host.in_force |= {(news.session, ack.flow, ack.seq) for ack in news.changes.acks}
+            began = negotiator.flows() if news.began else []
+            host = self._host_of(lane)
+            host.put([*began, *(grant.flow for grant in changed if grant.flow in host.paths)])
+        lane.in_force |= {(news.session, ack.flow, ack.seq) for ack in news.changes.acks}
         negotiator.enforced(news)
 
-    # --- the arbiter
+    # --- the arbiters
 
-    def arrive(self, host: Host) -> None:
+    def arrive(self, lane: Lane) -> None:
         """The next message of the daemon arrives."""
-        if not host.up:
+        if not lane.up:
             return
-        message, arbiter = host.up.popleft(), self.arbiter
+        message, process = lane.up.popleft(), lane.process
+        arbiter = process.arbiter
         if isinstance(message, Hello):
             arbiter.hello(self.now, message)
             return
         arbiter.done(self.now, message.session, message.dones)
-        refusals = arbiter.demand(self.now, message.session, message.demands)
+        demands = [replace(d, links=process.path(d.links)) for d in message.demands]
+        refusals = arbiter.demand(self.now, message.session, demands)
         arbiter.ack(self.now, message.session, message.acks)
         echo = None
         if message.heartbeat and arbiter.heartbeat(self.now, message.session):
             echo = HeartbeatEcho(message.heartbeat.n, self.now)
-        assert host.outbox.post(refusals=refusals, echo=echo)
+        assert lane.outbox.post(refusals=refusals, echo=echo)
 
     def step(self) -> None:
-        sessions = {host.negotiator.session: host for host in self.hosts}
-        for session, grants in self.arbiter.step(self.now).items():
-            if session in sessions:
-                sessions[session].outbox.post(grants)
+        for process in self.processes:
+            lanes = {x.negotiator.session: x for x in self.lanes if x.process is process}
+            for session, grants in process.arbiter.step(self.now).items():
+                if session in lanes:
+                    lanes[session].outbox.post(grants)
 
-    def send(self, host: Host) -> None:
+    def send(self, lane: Lane) -> None:
         """The arbiter's stream takes what waits."""
-        if host.outbox and host.negotiator.session is not None:
-            host.down.append(host.outbox.take(host.negotiator.session))
+        if lane.outbox and lane.negotiator.session is not None:
+            lane.down.append(lane.outbox.take(lane.negotiator.session))
 
     # --- all
 
     def exchange(self, rounds: int = 20, milliseconds: float = 1.0) -> None:
         """Everything happens promptly for a while."""
-        works: tuple[Callable[[Host], None], ...] = (self.speak, self.arrive)
-        answers: tuple[Callable[[Host], None], ...] = (self.send, self.hear, self.enforce)
         for _ in range(rounds):
             self.advance(milliseconds)
-            for host in self.hosts:
-                if host.negotiator.session is None:
-                    self.reconnect(host)
-                for work in (*works, self.arrive):
-                    work(host)
+            for lane in self.lanes:
+                if lane.negotiator.session is None:
+                    self.reconnect(lane)
+                for work in (self.speak, self.arrive, self.arrive):
+                    work(lane)
             self.step()
-            for host in self.hosts:
-                for work in answers:
-                    work(host)
+            for lane in self.lanes:
+                for work in (self.send, self.hear, self.enforce):
+                    work(lane)
             self.check()
 
-    def enforced(self) -> Floats:
-        """What all kernels enforce, on each link."""
+    def enforced(self, process: Process) -> Floats:
+        """What all kernels enforce of what this arbiter has a say in, on each of its links."""
         load = np.zeros(len(CAPACITY))
-        for host in self.hosts:
-            end = host.negotiator.lease_end
-            if host.negotiator.live and end is not None and self.now < end:
+        for lane in self.lanes:
+            one, host = lane.negotiator, self._host_of(lane)
+            if lane.process is process and one.live and self.now < (one.lease_end or 0):
                 for flow, rate in host.kernel.items():
-                    load[list(host.paths[flow])] += rate
-        return load
+                    if one.grant(flow).rate >= 0:
+                        load[list(host.paths[flow])] += rate
+        return load[process.links]
 
     def check(self) -> None:
         """What is enforced is committed: so leases end at the daemon first, and lowers count
         until they are in force; and it fits."""
-        load = self.enforced()
-        self.arbiter.heartbeat(self.now, -1)  # ends leases that are over, nothing else
-        assert np.all(load <= self.arbiter.commitments() * (1 + 1e-9) + 1e-3)
-        assert np.all(load <= CONFIG.target * CAPACITY * (1 + 1e-9))
+        for process in self.processes:
+            load = self.enforced(process)
+            process.arbiter.heartbeat(self.now, -1)  # ends leases that are over, nothing else
+            assert np.all(load <= process.arbiter.commitments() * (1 + 1e-9) + 1e-3)
+            assert np.all(load <= CONFIG.target * CAPACITY[process.links] * (1 + 1e-9))

@@ -53,3 +53,12 @@ def test_what_the_arbiter_can_work_out_is_no_news() -> None:
     assert not bundle.has_news(at(50), small=True), "it holds, whatever is left"
     bundle.expected *= 1.2
     assert bundle.has_news(at(50), small=False)
+
+
+def test_an_arbiter_that_granted_more_than_another_let_through_is_put_right() -> None:
+    bundle = active()
+    bundle.demand(at(0))
+    bundle.rate, bundle.remaining = 20.0 * MB, 9.0 * MB
+    assert not bundle.has_news(at(50), small=False)
+    bundle.most = 80.0 * MB  # it believes that 6 MB remain
+    assert bundle.has_news(at(50), small=False)

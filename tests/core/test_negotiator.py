@@ -6,7 +6,7 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from talk import CONFIG, Host, Talk
+from talk import CONFIG, Host, Lane, Talk
 
 from flowslot.messages import (
     Ack,
@@ -234,13 +234,14 @@ EVENTS = st.lists(
             ]
         ),
         st.integers(0, 1),
+        st.integers(0, 1),
         st.integers(0, 9),
     ),
     max_size=120,
 )
 
 
-def happen(talk: Talk, what: str, host: Host, number: int) -> None:
+def happen(talk: Talk, what: str, host: Host, lane: Lane, number: int) -> None:
     flow = number % 3
     match what:
         case "demand":
@@ -248,36 +249,41 @@ def happen(talk: Talk, what: str, host: Host, number: int) -> None:
         case "give_back" | "done":
             getattr(talk, what)(host, flow)
         case "beat":
-            host.negotiator.beat(talk.now)
+            host.shards.beat(talk.now)
         case "advance":
             talk.advance((0.1, 1, 3, 10, 30, 60, 100, 150, 240, 250)[number])
         case "step":
             talk.step()
         case "hear_again":
-            talk.hear_again(host, number)
+            talk.hear_again(lane, number)
         case _:
-            getattr(talk, what)(host)
+            getattr(talk, what)(lane)
 
 
-@settings(max_examples=300, deadline=None)
+@pytest.mark.parametrize("held", [[(0, 1, 2)], [(0,), (2, 1)]], ids=["one", "two"])
+@settings(max_examples=200, deadline=None)
 @given(EVENTS, st.booleans())
 def test_in_any_order_what_is_enforced_is_committed(
-    events: list[tuple[str, int, int]], busy: bool
+    held: list[tuple[int, ...]], events: list[tuple[str, int, int, int]], busy: bool
 ) -> None:
     """Also: no acknowledgement before enforcement, stale messages have no effect (see Talk)."""
-    talk = Talk()
+    talk = Talk(held=held)
     if busy:
-        for host in talk.hosts:
-            for flow in range(3):
-                talk.demand(host, flow, 10**8)
+        ask(talk)
         talk.exchange()
-        assert talk.enforced().max() > 0.9 * CONFIG.target * 100e6
-    for what, which, number in events:
-        happen(talk, what, talk.hosts[which], number)
+        assert talk.enforced(talk.processes[-1]).max() > 0.9 * CONFIG.target * 100e6
+    for what, which, via, number in events:
+        host = talk.hosts[which]
+        happen(talk, what, host, host.lanes[via % len(host.lanes)], number)
         talk.check()
-    for host in talk.hosts:  # it finds its feet again
+    ask(talk)
+    talk.exchange(rounds=500)  # it finds its feet again
+    assert all(lane.negotiator.live for lane in talk.lanes)
+    for process in talk.processes:
+        assert talk.enforced(process).max() > 0
+
+
+def ask(talk: Talk) -> None:
+    for host in talk.hosts:
         for flow in range(3):
             talk.demand(host, flow, 10**8)
-    talk.exchange(rounds=500)
-    assert all(host.negotiator.live for host in talk.hosts)
-    assert talk.enforced().max() > 0.9 * CONFIG.target * 60e6

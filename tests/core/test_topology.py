@@ -111,6 +111,23 @@ def test_paths(topology: Topology) -> None:
     assert names(topology, "10.78.0.1", "10.79.0.3") == ["h1->s1", "s3->h3"]
 
 
+def test_the_links_that_a_host_may_send_across(topology: Topology) -> None:
+    for host in topology.hosts.values():
+        addresses = [address for nic in host.nics for address in nic.addresses]
+        others = [
+            address
+            for other in topology.hosts.values()
+            for nic in other.nics
+            for address in nic.addresses
+        ]
+        paths = [topology.path(src, dst) or () for src in addresses for dst in others]
+        crossed = topology.links_crossed(host.name)
+        assert crossed.issuperset([link for path in paths for link in path])
+        assert crossed.issuperset(topology.host_links(host.name))
+    named = {topology.links[i].name for i in topology.links_crossed("h2")}
+    assert "h2->s1" in named and "s1->h1" in named and not named & {"h1->s1", "h3->s2", "s1->h2"}
+
+
 def test_unmapped(topology: Topology) -> None:
     assert topology.path("10.78.0.3", "10.78.0.1") is None  # no route r2 -> r1
     assert topology.path("10.78.0.1", "8.8.8.8") is None

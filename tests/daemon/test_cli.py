@@ -152,6 +152,19 @@ def test_tables(daemon, command, text):
     assert lines(run.stdout) == text
 
 
+def test_status_names_the_switch_processes_that_are_gone(daemon):
+    directory, special = daemon
+    streams = [{"switch": f"s{i}", "live": i != 2} for i in (1, 2, 3)]
+    domain = {"state": "switch", "switch": "s1, s3", "switches": streams}
+    special["status"] = json.dumps({"ok": True, "result": {**STATUS, "domain": domain}})
+    run = flowslot("status", "--runtime-dir", directory)
+    assert "arbiter        switch s1, s3, without s2\n" in lines(run.stdout)
+    domain |= {"state": "fallback", "switch": "s1, s2, s3"}
+    special["status"] = json.dumps({"ok": True, "result": {**STATUS, "domain": domain}})
+    run = flowslot("status", "--runtime-dir", directory)
+    assert "arbiter        fallback s1, s2, s3\n" in lines(run.stdout)
+
+
 @pytest.mark.parametrize("command", ["status", "flows", "schedule", "links", "jobs"])
 def test_json_and_yaml_carry_everything(daemon, command):
     as_json = flowslot(command, "-o", "json", "--socket", daemon[0] / "control.sock")

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from flowslot.arbiter import LEASE_SLOTS
-from flowslot.errors import ConfigError
 from flowslot.grantbook import Granted
 from flowslot.messages import Demand, Done
 from flowslot.policy import registry
@@ -163,16 +162,6 @@ def test_local_has_no_say_beyond_its_own_links(tmp_path: Path) -> None:
 def test_use_switch_false_keeps_the_daemon_to_itself(tmp_path: Path) -> None:
     host = Host(tmp_path, "h1", topology(1), use_switch="false")
     assert host.state == "local"
-
-
-def test_several_switch_processes_are_a_clear_error(tmp_path: Path) -> None:
-    text = topology(1) + '[[switches]]\nname = "s2"\naddress = "127.0.0.1:2"\n'
-    text = text.replace('switch = "s1"', 'switch = "s2"', 1)
-    with pytest.raises(ConfigError, match="exactly one") as error:
-        Host(tmp_path, "h1", text)
-    assert "topology.toml" in str(error.value)
-    assert "s1" in str(error.value)
-    assert "s2" in str(error.value)
 
 
 # --- with one

@@ -24,6 +24,7 @@ from flowslotd import config
 from flowslotd.clock import own_moment
 from flowslotd.control import AlreadyRunning, Control
 from flowslotd.daemon import Daemon
+from flowslotd.domain import switches_of
 from flowslotd.flowinfo import Ended
 from flowslotd.metrics import Durations
 from flowslotd.ownership import holds_socket
@@ -315,24 +316,17 @@ def test_an_error_in_the_topology_names_that_file(write):
         config.load(write('host = "h1"', bad))
 
 
-def test_what_the_daemon_would_refuse_is_found_when_the_file_is_checked(write):
-    two = TOPOLOGY + "".join(
-        f'''
-[[switches]]
-name = "{name}"
-address = "127.0.0.1:7402"
-[[links]]
-name = "of {name}"
-capacity_gbps = 1
-switch = "{name}"
-'''
-        for name in ("s1", "s2")
+def test_of_several_switch_processes_those_matter_that_flows_of_this_host_may_cross(write):
+    several = TOPOLOGY.replace('name = "h1->s1"\ncap', 'name = "h1->s1"\nswitch = "s1"\ncap')
+    several = several.replace('name = "s1->h1"\ncap', 'name = "s1->h1"\nswitch = "s2"\ncap')
+    several = several.replace('name = "s1->h2"\ncap', 'name = "s1->h2"\nswitch = "s3"\ncap')
+    several += "".join(
+        f'[[switches]]\nname = "s{i}"\naddress = "127.0.0.1:740{i}"\n' for i in (1, 2, 3)
     )
-    enforce = 'host = "h1"\nmode = "enforce"'
-    with pytest.raises(ConfigError, match=r"topology.toml: field `links`: are held by 2 switch"):
-        config.load(write(enforce, two))
-    for text in ('host = "h1"', f"{enforce}\nuse_switch = false", f'{enforce}\npolicy = "static"'):
-        config.load(write(text, two))
+    for host, expected in (("h1", ["s1", "s3"]), ("h2", ["s2"]), ("h3", ["s2", "s3"])):
+        made = config.load(write(f'host = "{host}"\nmode = "enforce"', several))
+        assert switches_of(made) == expected
+    assert switches_of(config.load(write('host = "h1"'))) == []
 
 
 def test_a_file_that_is_no_text_is_said_to_be_none(write):

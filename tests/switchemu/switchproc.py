@@ -56,18 +56,25 @@ def until(probe: Callable[[], T], what: str) -> T:
 class Switch:
     """A switch process on a port of its own, its files in `folder`; ended with the context."""
 
-    def __init__(self, folder: Path, slot_ms: float = 60.0, lease_slots: int = LEASE_SLOTS) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        slot_ms: float = 60.0,
+        lease_slots: int = LEASE_SLOTS,
+        name: str = "s1",
+    ) -> None:
+        self.name = name
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
-        self.config = folder / "switch.toml"
+        self.config = folder / ("switch.toml" if name == "s1" else f"{name}.toml")
         self.topology = folder / "topology.toml"
-        self.log = folder / "switch.log"
+        self.log = self.config.with_suffix(".log")
         self.topology.write_text(topology(self.port))
         self.configure(f"[arbiter]\nslot_ms = {slot_ms}\nlease_slots = {lease_slots}\n")
         self.process: subprocess.Popen[bytes] | None = None
 
     def configure(self, text: str) -> None:
-        self.config.write_text(f'name = "s1"\n{text}')
+        self.config.write_text(f'name = "{self.name}"\n{text}')
 
     def __enter__(self) -> Self:
         return self

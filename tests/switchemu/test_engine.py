@@ -12,6 +12,7 @@ from switchproc import topology
 
 from flowslot.arbiter import Arbiter
 from flowslot.messages import Demand, FromDaemon, Grant, Hello, Opening
+from flowslot.policy.stagger import StaggerAllocator
 from flowslot_switch.config import Overrides, load
 from flowslot_switch.engine import SPACING_S, Engine
 from flowslot_switch.stream import Closing
@@ -75,6 +76,26 @@ def test_what_has_come_is_decided_on_together_as_soon_as_it_is_read(run: Any) ->
         assert {grant.flow for grant in daemon.grants} == {7, 8}
 
     run(test)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_an_arbiter_knows_whether_others_hold_other_links(tmp_path: Path, alone: bool) -> None:
+    text = topology(port=7400)
+    if not alone:
+        text += '[[switches]]\nname = "s2"\naddress = "127.0.0.1:7401"\n'
+        text = text.replace('switch = "s1"', 'switch = "s2"', 1)
+    (tmp_path / "topology.toml").write_text(text)
+    config = load(None, Overrides(name="s1", topology=tmp_path / "topology.toml"))
+    assert config.partial is not alone
+
+    async def partial() -> bool:
+        engine = Engine(config, lambda error: None)
+        engine.close(Closing("over"))
+        allocator = engine.arbiter._allocator
+        assert isinstance(allocator, StaggerAllocator)
+        return allocator._partial
+
+    assert asyncio.run(partial()) is not alone
 
 
 def test_there_is_time_for_other_things_between_two_decisions(run: Any) -> None:

@@ -7,7 +7,6 @@ Exit status: 0 ok, 1 a run failed or was not real, 2 bad scenario or usage.
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import shutil
 import signal
@@ -19,7 +18,6 @@ from types import FrameType
 from typing import Annotated, Literal, NoReturn
 
 import typer
-import yaml
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -29,9 +27,8 @@ from flowslot_lab.net import LabError
 from flowslot_lab.runner import POLICIES, Options, RunFailed, measure
 from flowslot_lab.state import ROOT, RunState, clean_dead
 from flowslot_scenario import scenario as scenarios
-from flowslot_scenario.results import Results
+from flowslot_scenario.output import show
 from flowslot_scenario.scenario import Scenario
-from flowslot_scenario.table import print_result
 
 app = typer.Typer(
     name="lab",
@@ -102,7 +99,7 @@ def run(
         except (LabError, RunFailed) as error:
             bar.stop()
             _die(str(error), _FAILURE)
-    _print(result, output)
+    show(result, output)
     if figure is not None:
         # After the results, which have taken minutes to measure.
         try:
@@ -169,18 +166,6 @@ def _can_be_made(directory: Path, file: Path | None = None) -> bool:
         return free and existing.is_dir() and os.access(existing, os.W_OK)
     except OSError:  # a name that is too long, a folder that may not be looked into
         return False
-
-
-def _print(result: Results, output: str) -> None:
-    match output:
-        case "json":
-            print(json.dumps(result.to_json(), indent=1))
-        case "yaml":
-            # By way of JSON, which knows plain types only.
-            plain = json.loads(json.dumps(result.to_json()))
-            print(yaml.safe_dump(plain, sort_keys=False), end="")
-        case _:
-            print_result(result, Console(width=None if sys.stdout.isatty() else 120))
 
 
 def _policies(text: str) -> tuple[str, ...]:

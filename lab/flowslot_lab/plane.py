@@ -56,13 +56,9 @@ class SwitchProcesses:
         else:
             self.addresses = {SWITCH: f"{SWITCH_CONTROL_IP}:{_SWITCH_PORT}"}
         self.hosts = {name: [] for name in self.addresses}
+        self.holder = scenario.held_by(per_rack)
         for host in scenario.hosts:
-            name = host.switch if per_rack else SWITCH
-            self.hosts[name].append(host.name)
-            self.holder[host.up] = self.holder[host.down] = name
-        for rack in racks:
-            name = rack if per_rack else SWITCH
-            self.holder[rack_up(rack)] = self.holder[rack_down(rack)] = name
+            self.hosts[self.holder[host.up]].append(host.name)
 
 
 class ControlPlane:

@@ -143,6 +143,13 @@ class Scenario(Settings):
             return (first.up, last.down)
         return (first.up, rack_up(first.switch), rack_down(last.switch), last.down)
 
+    def held_by(self, per_rack: bool) -> dict[str, str]:
+        """Which switch process holds each directed link: one for all, or each rack's own those that
+        begin or end at its switch."""
+        hosts = {link: host.switch for host in self.hosts for link in (host.up, host.down)}
+        uplinks = {link: rack for rack in self.racks for link in (rack_up(rack), rack_down(rack))}
+        return {link: rack if per_rack else SWITCH for link, rack in (hosts | uplinks).items()}
+
     def directed_links(self) -> dict[str, Link]:
         """Every directed link by name: of the hosts, then of the racks, in the file's order."""
         links: dict[str, Link] = {}

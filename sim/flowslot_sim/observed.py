@@ -104,3 +104,20 @@ class Observer:
         weight = np.where(idle, self._network.rows["total"], left)
         parts: Floats = rates[self.of] * weight / np.maximum(self._sum(weight), 1.0)[self.of]
         return parts
+
+    def split_one(self, b: int, rate: float) -> Floats:
+        """The same for one bunch, float64[its flows]."""
+        rows = list(self.bunches[b].rows)
+        if len(rows) == 1:
+            return np.array([rate])
+        of = self._network.rows[rows]
+        left = np.where(of["active"], np.maximum(of["total"] - of["sent"], 1.0), 0.0)
+        weight = left if self.active[b] else of["total"]
+        parts: Floats = rate * weight / max(float(weight.sum()), 1.0)
+        return parts
+
+    def going_on(self, rows: Sequence[int]) -> list[int]:
+        """Bunches of these flows, which are about to end, that have others."""
+        ending = np.bincount(self.of[list(rows)], minlength=len(self.bunches))
+        left: list[int] = np.flatnonzero((ending > 0) & (ending < self.active)).tolist()
+        return left

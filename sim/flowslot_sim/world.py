@@ -32,13 +32,13 @@ class SimJob:
 @dataclass(frozen=True, slots=True)
 class World:
     """`capacity`: goodput of each link, payload bytes/s. `hosts`: every one that has a daemon.
-    `switch_of`: which switch process holds each link."""
+    `switch_of`: which switch process holds each link; None: there is none."""
 
     links: tuple[str, ...]
     capacity: tuple[float, ...]
     hosts: tuple[str, ...]
     jobs: tuple[SimJob, ...]
-    switch_of: tuple[str, ...] = ()
+    switch_of: tuple[str | None, ...] = ()
 
     def egress(self, host: str) -> tuple[int, ...]:
         """The links by which the host's flows leave it."""
@@ -46,10 +46,12 @@ class World:
         return tuple(first)
 
 
-def from_scenario(scenario: Scenario, seed: int | None = None) -> World:
-    """A scenario's network and jobs. `seed`: of computation times, instead of the scenario's."""
-    seed = scenario.seed if seed is None else seed
-    links = tuple(scenario.directed_links())
+def from_scenario(scenario: Scenario, use_switch: bool = True, per_rack: bool = False) -> World:
+    """A scenario's network and jobs. `use_switch`: with switch processes; `per_rack`: one for each
+    rack."""
+    seed, links = scenario.seed, tuple(scenario.directed_links())
+    holder = scenario.held_by(per_rack)
+    switch_of = tuple(holder[link] if use_switch else None for link in links)
     index = {link: i for i, link in enumerate(links)}
     capacity = tuple(goodput(scenario.capacity_bps(link)) for link in links)
 
@@ -58,7 +60,7 @@ def from_scenario(scenario: Scenario, seed: int | None = None) -> World:
 
     jobs = tuple(_job(scenario, job, path, seed) for job in scenario.jobs)
     hosts = tuple(host.name for host in scenario.hosts)
-    return World(links, capacity, hosts, jobs)
+    return World(links, capacity, hosts, jobs, switch_of)
 
 
 Path = Callable[[str, str], tuple[int, ...]]

@@ -6,7 +6,7 @@ import pytest
 
 from flowslot.policy.registry import PolicyOptions, get
 from flowslot_sim.mixes import WORLDS
-from flowslot_sim.planes import Exact, Free
+from flowslot_sim.plane.simple import Exact, Free
 from flowslot_sim.simulation import Control, Simulation
 
 

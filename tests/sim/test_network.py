@@ -6,7 +6,7 @@ import math
 import pytest
 
 from flowslot_sim.network import FlowSpec
-from flowslot_sim.planes import Free
+from flowslot_sim.plane.simple import Free
 from flowslot_sim.simulation import Simulation, Stalled
 from flowslot_sim.world import SimJob, World
 

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What would be if nobody scheduled anything: a fair run of the same jobs, beside the real one.
+
+Each job computes for as long as it was observed to, then sends as many bytes as it was observed to,
+and starts anew: closed-loop, whatever its real iterations do. Jobs that send share the links
+max-min, each as one: with the same rate on its busiest link, however many flows it has there. Who
+is behind its virtual self would have been better off without us, and is late. All of it is worked
+out from what an arbiter is told anyway.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from flowslot.policy.base import AllocationState, Bools
+from flowslot.policy.virtual import loops
+from flowslot.policy.virtual.loops import JOB
+from flowslot.units import Nanos
+
+SMOOTHING = 0.25
+"""Weight of the latest observation in a job's computation time."""
+
+
+class VirtualFair:
+    """See the module. `look` at every allocation."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._jobs = np.zeros(0, JOB)
+        self._ended_at: list[float] = []
+        """When each job's real communication has ended last; NaN: never."""
+        self._active: list[bool] = []
+        self._now = 0.0
+
+    def look(self, state: AllocationState, now: Nanos) -> Bools:
+        """Go on to `now`; which jobs are late, bool[J]: their virtual selves have ended the
+        iteration that they are in, or are about to begin."""
+        self._follow(state.job_names)
+        volume = np.where(state.next_bytes > 0, state.next_bytes, state.remaining)
+        need = np.zeros((len(self._names), len(state.goodput)))
+        loops.add_up(state.paths, state.job, volume, need)
+        loops.run(self._now, float(now), loops.table(self._jobs), need, state.goodput)
+        self._now = float(now)
+        self._see(state, now)
+        late: Bools = self._jobs["lead"] > 0
+        return late
+
+    def _follow(self, names: Sequence[str]) -> None:
+        """Jobs come and go: an index may have got another job."""
+        if self._names == names:
+            return
+        more = len(names) - len(self._names)
+        if more > 0:
+            self._names += [""] * more
+            self._ended_at += [math.nan] * more
+            self._active += [False] * more
+            self._jobs = np.concatenate((self._jobs, np.zeros(more, JOB)))
+        for j, name in enumerate(names):
+            if self._names[j] != name:
+                self._names[j], self._ended_at[j], self._active[j] = name, math.nan, False
+                self._jobs[j] = np.zeros((), JOB)
+
+    def _see(self, state: AllocationState, now: Nanos) -> None:
+        """Whose real communication has begun or ended since the last look."""
+        n = len(self._names)
+        at_work = state.remaining > 0
+        active = np.bincount(state.job[at_work], minlength=n) > 0
+        for j in np.flatnonzero(active != self._active).tolist():
+            mine = state.job == j
+            self._active[j] = bool(active[j])
+            if active[j]:
+                self._begin(j, now - float(state.wait_ns[mine & at_work].max()))
+            else:
+                idle = float(state.idle_ns[mine].min(initial=math.inf))
+                self._ended_at[j] = now - idle if math.isfinite(idle) else float(now)
+                self._jobs["lead"][j] -= 1
+
+    def _begin(self, j: int, at: float) -> None:
+        if math.isnan(self._ended_at[j]):
+            return
+        job = self._jobs[j]
+        took = max(at - self._ended_at[j], 0.0)
+        if job["runs"]:
+            job["compute"] += (took - job["compute"]) * SMOOTHING
+        else:
+            # Known from now on: its virtual self begins together with it.
+            job["runs"], job["compute"], job["lead"], job["left"] = True, took, 0, 1.0

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+# Types of loops.py, for the compiler. Job: the fields of JOB, in the same order; that they are the
+# same is checked when arrays of them are made.
+cimport cython
+from libc.stdint cimport int32_t, int64_t, uint8_t
+
+cdef packed struct Job:
+    uint8_t runs
+    int64_t lead
+    double left
+    double until
+    double compute
+    double most
+    double speed
+
+cdef double _inf, _second, _rounding
+cdef int _most_steps
+
+@cython.locals(i=Py_ssize_t, h=Py_ssize_t)
+cpdef void add_up(
+    const int32_t[:, ::1] paths, const int64_t[:] job, const double[::1] volume,
+    double[:, ::1] need,
+)
+
+@cython.locals(
+    work=double[:, ::1], now=double, stale=cython.bint, j=Py_ssize_t, step=double
+)
+cpdef void run(
+    double begin, double end, Job[::1] jobs, const double[:, ::1] need, const double[::1] goodput
+)
+
+@cython.locals(j=Py_ssize_t, link=Py_ssize_t)
+cdef void find_most(Job[::1] jobs, const double[:, ::1] need)
+
+@cython.locals(j=Py_ssize_t, step=double)
+cdef double until_next(Job[::1] jobs, double now, double most)
+
+@cython.locals(j=Py_ssize_t, link=Py_ssize_t)
+cdef void add_wishes(Job[::1] jobs, const double[:, ::1] need, double[::1] wish)
+
+cdef bint advance(Job[::1] jobs, Py_ssize_t j, double now, double step)
+
+@cython.locals(
+    left=double[::1], wish=double[::1], waiting=Py_ssize_t, j=Py_ssize_t, link=Py_ssize_t,
+    level=double, step=double,
+)
+cdef void find_speeds(
+    Job[::1] jobs, const double[:, ::1] need, const double[::1] goodput, double[:, ::1] work
+)
+
+@cython.locals(
+    left=double[::1], wish=double[::1], n=Py_ssize_t, j=Py_ssize_t, link=Py_ssize_t,
+    full=cython.bint,
+)
+cdef Py_ssize_t settle(
+    Job[::1] jobs, const double[:, ::1] need, const double[::1] goodput, double[:, ::1] work,
+    double level,
+)

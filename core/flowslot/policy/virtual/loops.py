@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The virtual run from event to event, for whose sake this file is compiled (types: loops.pxd).
+
+What is done is the same when it is not compiled. J jobs, L links; arrays over links have L + 1
+entries, of which the last one counts for nothing. `need`, float64[J, L + 1]: bytes per iteration;
+`jobs` is what `table` makes of JOB[J]. Times are ns, rates payload bytes/s.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+COMPILED = not __file__.endswith(".py")
+
+JOB = np.dtype(
+    [
+        ("runs", np.bool_),  # enough is known of it
+        ("lead", np.int64),  # iterations that its virtual self has ended more than it has
+        ("left", np.float64),  # part of the virtual communication that is left; 0: it computes
+        ("until", np.float64),  # when the virtual computation ends
+        ("compute", np.float64),  # ns from the end of its communication to the next one's beginning
+        ("most", np.float64),  # bytes on its busiest link
+        ("speed", np.float64),  # part of its communication that it does per ns
+    ]
+)
+MOST_STEPS = 10_000
+"""Virtual events from one look to the next; after more, what is left of the time is left out."""
+_most_steps, _inf, _second, _rounding = MOST_STEPS, math.inf, 1e9, 1e-9
+
+
+def table(jobs: NDArray[np.void]) -> Any:
+    """JOB[J] as the functions below want it."""
+    return jobs if COMPILED else jobs.view(np.recarray)
+
+
+def add_up(
+    paths: NDArray[np.int32],
+    job: NDArray[np.int64],
+    volume: NDArray[np.float64],
+    need: NDArray[np.float64],
+) -> None:
+    """Bytes per iteration of each job on each link, from those of its flows: `need`, zero before.
+    `paths`, int32[F, H], padded with L."""
+    for i in range(len(job)):
+        for h in range(paths.shape[1]):
+            need[job[i], paths[i, h]] += volume[i]
+
+
+def run(
+    begin: float,
+    end: float,
+    jobs: Any,
+    need: NDArray[np.float64],
+    goodput: NDArray[np.float64],
+) -> None:
+    """Go on from one time to another: somebody has sent everything, or has computed."""
+    work = np.zeros((3, len(goodput)))
+    now, stale = begin, True
+    find_most(jobs, need)
+    for _ in range(_most_steps):
+        if now >= end:
+            return
+        if stale:
+            find_speeds(jobs, need, goodput, work)
+            stale = False
+        step = until_next(jobs, now, end - now)
+        now += step
+        for j in range(len(jobs)):
+            if jobs[j].runs and advance(jobs, j, now, step):
+                stale = True
+
+
+def find_most(jobs: Any, need: Any) -> None:
+    """Bytes of each job on its busiest link: `most`."""
+    for j in range(len(jobs)):
+        jobs[j].most = 0.0
+        for link in range(need.shape[1] - 1):
+            jobs[j].most = max(jobs[j].most, need[j, link])
+
+
+def until_next(jobs: Any, now: float, most: float) -> float:
+    """In how many ns the first job ends, or begins, to send; at most `most`."""
+    step = most
+    for j in range(len(jobs)):
+        if jobs[j].runs and jobs[j].left > 0:
+            if jobs[j].speed > 0:
+                step = min(step, jobs[j].left / jobs[j].speed)
+        elif jobs[j].runs:
+            step = min(step, max(jobs[j].until - now, 0.0))
+    return step
+
+
+def advance(jobs: Any, j: int, now: float, step: float) -> bool:
+    """So much time has passed for a job; True: it has ended, or begun, to send."""
+    if jobs[j].left > 0:
+        jobs[j].left -= step * jobs[j].speed
+        if jobs[j].left > _rounding:
+            return False
+        jobs[j].left, jobs[j].until = 0.0, now + jobs[j].compute
+        jobs[j].lead += 1
+        return True
+    if now < jobs[j].until:
+        return False
+    jobs[j].left = 1.0
+    return True
+
+
+def find_speeds(jobs: Any, need: Any, goodput: Any, work: Any) -> None:
+    """Progressive filling: the rates of all jobs on their busiest links grow alike, until a link
+    of theirs is full. `work`: float64[3, L + 1]."""
+    left, wish, waiting, level = work[0], work[1], 0, 0.0
+    for link in range(len(goodput)):
+        left[link] = goodput[link]
+    for j in range(len(jobs)):
+        jobs[j].speed = 0.0
+        if jobs[j].runs and jobs[j].left > 0:
+            # -1: its rate still grows. A job all of whose flows have gone is done at once.
+            jobs[j].speed = -1.0 if jobs[j].most > 0 else 1.0
+            waiting += jobs[j].most > 0
+    while waiting:
+        add_wishes(jobs, need, wish)
+        step = _inf
+        for link in range(len(goodput) - 1):
+            if wish[link] > 0:
+                step = min(step, left[link] / wish[link])
+        level += step
+        for link in range(len(goodput) - 1):
+            left[link] = max(left[link] - step * wish[link], 0.0)
+        waiting -= settle(jobs, need, goodput, work, level)
+
+
+def add_wishes(jobs: Any, need: Any, wish: Any) -> None:
+    """How much of each link is used for each byte/s of growth: `wish`, float64[L + 1]."""
+    for link in range(need.shape[1] - 1):
+        wish[link] = 0.0
+        for j in range(len(jobs)):
+            if jobs[j].speed < 0:
+                wish[link] += need[j, link] / jobs[j].most
+
+
+def settle(jobs: Any, need: Any, goodput: Any, work: Any, level: float) -> int:
+    """Jobs that cross a full link have the rate `level` on their busiest one; how many do."""
+    left, wish, n = work[0], work[1], 0
+    for j in range(len(jobs)):
+        if jobs[j].speed >= 0:
+            continue
+        for link in range(len(goodput) - 1):
+            full = wish[link] > 0 and left[link] <= _rounding * goodput[link]
+            if full and need[j, link] > 0:
+                jobs[j].speed = level / jobs[j].most / _second
+                n += 1
+                break
+    return n

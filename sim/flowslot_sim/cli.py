@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`flowslot sim`: what a scenario would be like on ideal links, in simulated time.
+
+Exit status: 0 ok, 1 a run stalled, 2 bad scenario or usage.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal, NoReturn
+
+import typer
+
+from flowslot.errors import ConfigError
+from flowslot.units import MILLISECOND
+from flowslot_scenario import scenario as scenarios
+from flowslot_scenario.output import show
+from flowslot_sim.plane.messages import Plant
+from flowslot_sim.plane.wire import Delays
+from flowslot_sim.runner import POLICIES, Options, simulate
+from flowslot_sim.simulation import Stalled
+
+app = typer.Typer(
+    name="sim",
+    help="Scenarios on a fluid network, with the real protocol, in simulated time.",
+    no_args_is_help=True,
+    add_completion=False,
+)
+_FAILURE, _BAD_INPUT = 1, 2
+
+
+@app.callback()
+def main() -> None:
+    """Scenarios on a fluid network, with the real protocol, in simulated time."""
+
+
+@app.command()
+def run(
+    scenario: Annotated[Path, typer.Argument(help="scenario file (TOML)", metavar="SCENARIO")],
+    *,
+    policy: Annotated[
+        str, typer.Option(help=f"comma-separated, of: {', '.join(POLICIES)}")
+    ] = "stagger,static,fair",
+    seeds: Annotated[
+        int, typer.Option(min=1, max=10_000, help="so many, from the scenario's seed on")
+    ] = 1,
+    iterations: Annotated[
+        int | None,
+        typer.Option(min=1, max=10**6, help="measured per job and seed [default: the scenario's]"),
+    ] = None,
+    delay_ms: Annotated[
+        float, typer.Option(min=0.0, max=1000.0, help="of a message, one way")
+    ] = 0.5,
+    switch: Annotated[bool, typer.Option(help="with a switch process, or with none at all")] = True,
+    switches: Annotated[
+        Literal["one", "per-rack"], typer.Option(help="switch processes: one, or one per rack")
+    ] = "one",
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=2**32 - 1, help="instead of the scenario's")
+    ] = None,
+    change: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", help="a variant: links.buffer_kb=16, jobs.bytes=6e6, jobs.a.sockets=4"
+        ),
+    ] = None,
+    output: Annotated[Literal["table", "json", "yaml"], typer.Option("-o", "--output")] = "table",
+) -> None:
+    """Simulate a scenario under each policy and compare."""
+    try:
+        loaded = scenarios.load(scenario, change or [])
+    except ConfigError as error:
+        _die(str(error), _BAD_INPUT)
+    if seed is not None:
+        loaded = loaded.model_copy(update={"seed": seed})
+    per_rack = switches == "per-rack"
+    if per_rack and not loaded.racks:
+        _die(f"--switches per-rack: {scenario}: its hosts have no `rack`", _BAD_INPUT)
+    delay = round(delay_ms * MILLISECOND)
+    plant = Plant(delays=Delays(low=delay, high=delay))
+    options = Options(_policies(policy), seeds, iterations, switch, per_rack, plant)
+    try:
+        result = simulate(loaded, options)
+    except Stalled as error:
+        _die(str(error), _FAILURE)
+    show(result, output)
+
+
+def _policies(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    for name in names:
+        if name not in POLICIES:
+            _die(f'--policy: no policy is called "{name}"; of: {", ".join(POLICIES)}', _BAD_INPUT)
+    if not names:
+        _die(f"--policy: name at least one of: {', '.join(POLICIES)}", _BAD_INPUT)
+    return names
+
+
+def _die(text: str, status: int) -> NoReturn:
+    print(f"flowslot sim: {text}", file=sys.stderr)
+    raise typer.Exit(status)

@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A simulated daemon: core's side of the protocol between a host's flows and streams to switches.
+
+What `flowslotd` does between its sources (here: the simulation's flows) and its pacer (here: the
+rates of the fluid network), in the same order and by the same objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from flowslot.bundle import Bundle
+from flowslot.grantbook import Granted, nothing_said
+from flowslot.messages import FromArbiter, FromDaemon, Hello
+from flowslot.negotiator import Negotiator
+from flowslot.ownlinks import OwnLinks
+from flowslot.shards import Shards
+from flowslot.units import MILLISECOND, SECOND, Nanos
+from flowslot_sim.events import Event, Events
+from flowslot_sim.observed import Observer
+from flowslot_sim.plane.switch import SwitchNode
+from flowslot_sim.plane.wire import Clock, Stream
+
+FIRST_RETRY_NS, LAST_RETRY_NS = 20 * MILLISECOND, SECOND
+ENTRY_SLOTS = 2
+"""Rates outlive the last sign of life of their daemon by this many slots."""
+
+
+class Kernel(Protocol):
+    """Where rates are put into force."""
+
+    def put(self, now: Nanos, b: int, grant: Granted, covered: bool, until: Nanos) -> None:
+        """Bunch b has this rate until then, unless it is renewed; NaN: it is left alone."""
+        ...
+
+    def renew(self, bunches: Iterable[int], until: Nanos) -> None:
+        """What these have stays in force until then."""
+        ...
+
+
+class _Link(NamedTuple):
+    """A negotiator, its switch process, and the stream between them if there is one."""
+
+    negotiator: Negotiator
+    switch: SwitchNode
+
+
+class DaemonNode:
+    """The daemon of one host. A dead one does nothing; its rates run out."""
+
+    def __init__(
+        self,
+        *,
+        events: Events,
+        clock: Clock,
+        observer: Observer,
+        mine: Sequence[int],
+        kernel: Kernel,
+        switches: Sequence[tuple[Negotiator, SwitchNode]],
+        make_own: Callable[[Nanos], OwnLinks],
+        open_stream: Callable[[], Stream],
+        random: np.random.Generator,
+        slot_ns: Nanos,
+    ) -> None:
+        """`mine`: its bunches, by their number in `observer`. `make_own`: for the time without any
+        switch process."""
+        self.alive = True
+        self.messages = 0
+        self._events, self._clock, self._observer = events, clock, observer
+        self._kernel, self._random, self._slot_ns = kernel, random, slot_ns
+        self._links = [_Link(*pair) for pair in switches]
+        self._shards = Shards([link.negotiator for link in self._links])
+        self._make_own, self._open_stream = make_own, open_stream
+        self._streams: list[Stream | None] = [None] * len(self._links)
+        self._retry = [FIRST_RETRY_NS] * len(self._links)
+        self._alarms: list[Event | None] = [None] * len(self._links)
+        self._own: OwnLinks | None = None
+        self._own_alarm: Event | None = None
+        bunches = observer.bunches
+        self._bundles = {
+            b: Bundle(b + 1, bunches[b].job, bunches[b].links, 0, flows=len(bunches[b].rows))
+            for b in mine
+        }
+        self._started: set[int] = set()
+        """Bunches whose flows are there: a socket that has never sent is nobody's business."""
+
+    # --- life
+
+    def start(self, now: Nanos) -> None:
+        """Begin to negotiate."""
+        self._to_own(now)
+        for k in range(len(self._links)):
+            self._connect(now, k)
+
+    def kill(self, now: Nanos) -> None:
+        """The process ends without a word; the kernel closes its streams."""
+        self.alive = False
+        for alarm in (*self._alarms, self._own_alarm):
+            if alarm is not None:
+                alarm.cancel()
+        for stream in self._streams:
+            if stream is not None:
+                stream.close(now)
+
+    def hold(self, until: Nanos) -> None:
+        """Its streams stand still until then."""
+        for stream in self._streams:
+            if stream is not None:
+                stream.hold(until)
+
+    # --- what flows do
+
+    def touched(self, now: Nanos, bunches: Iterable[int]) -> None:
+        """Flows of these bunches have begun, or all of them have ended."""
+        if self.alive:
+            self._started.update(bunches)
+            self._pass(now, small=False)
+
+    def on_slot(self, now: Nanos) -> None:
+        """Once per slot of this host."""
+        if self.alive:
+            self._shards.beat(self._clock.read(now))
+            self._pass(now, small=True)
+            self._kernel.renew(self._started, self._deadline(now))
+
+    def _pass(self, now: Nanos, *, small: bool) -> None:
+        """Look at all flows; give back what is over; say what is new; put into force."""
+        at = self._clock.read(now)
+        self._look(now, at)
+        ended = self._ended()
+        if ended:
+            given = self._shards.give_back(ended) if self._own is None else []
+            self._take(now, given)
+        said = [self._bundles[b] for b in self._started]
+        demands = [bundle.demand(at) for bundle in said if bundle.has_news(at, small)]
+        if demands:
+            self._shards.demand(at, demands)
+            if self._own is not None:
+                self._own.load(at, demands)
+                self._settle(now)
+        self._flush(now)
+
+    def _look(self, now: Nanos, at: Nanos) -> None:
+        seen = self._observer
+        shift = at - now  # onsets were seen on the simulation's clock
+        remaining, due = seen.remaining(), seen.due(now)
+        for b in self._started:
+            bundle = self._bundles[b]
+            bundle.active = bool(seen.active[b])
+            bundle.remaining = float(remaining[b])
+            bundle.target = bundle.expected = float(seen.expected[b])
+            bundle.onset, bundle.due = int(seen.onset[b]) + shift, int(due[b]) + shift
+            bundle.period = int(seen.period[b])
+
+    def _ended(self) -> list[int]:
+        """Bundles with grants, of jobs whose last active flow here has ended since it was told."""
+        bundles = [self._bundles[b] for b in self._started]
+        busy = {bundle.job for bundle in bundles if bundle.active}
+        over = {b.job for b in bundles if b.told and b.told.active and b.job not in busy}
+        return [b.id for b in bundles if b.job in over and b.rate > 0 and not b.standing]
+
+    # --- what arbiters say
+
+    def _take(self, now: Nanos, grants: Iterable[Granted]) -> None:
+        """Put into force."""
+        until = self._deadline(now)
+        for grant in grants:
+            bundle = self._bundles[grant.flow - 1]
+            if bundle.standing and not grant.standing:
+                bundle.told = None  # nothing was told for a while: tell everything
+            bundle.rate, bundle.ceiling, bundle.standing = (
+                grant.rate,
+                grant.ceiling,
+                grant.standing,
+            )
+            covered = self._own is None and self._shards.covers(bundle.links)
+            self._kernel.put(now, grant.flow - 1, grant, covered, until)
+
+    def _deadline(self, now: Nanos) -> Nanos:
+        own = now + ENTRY_SLOTS * self._slot_ns
+        lease = self._shards.lease_end if self._own is None else None
+        return Nanos(own if lease is None else min(own, self._clock.when(lease)))
+
+    def _heard(self, now: Nanos, k: int, message: FromArbiter) -> None:
+        if not self.alive:
+            return
+        negotiator = self._links[k].negotiator
+        news = negotiator.received(self._clock.read(now), message)
+        if news.synced:
+            self._retry[k] = FIRST_RETRY_NS
+        if news.began:
+            self._to_switches(now)
+            self._take(now, map(self._shards.grant, negotiator.flows()))
+        elif negotiator.live:
+            changed = [*news.changes.lowered, *news.changes.raised]
+            self._take(now, [self._shards.grant(grant.flow) for grant in changed])
+        negotiator.enforced(news)
+        if any(self._bundles[b].told is None for b in self._started):
+            self._pass(now, small=False)
+        self._flush(now)
+
+    # --- streams
+
+    def _connect(self, now: Nanos, k: int) -> None:
+        link = self._links[k]
+        if not self.alive:
+            return
+        if not link.switch.alive:
+            self._again(now, k)
+            return
+        at = self._clock.read(now)
+        self._check(now, k)
+        hello = link.negotiator.connect(at)
+        stream = self._streams[k] = self._open_stream()
+        stream.on_close(lambda then: self._closed(then, k, stream))
+        if link.negotiator.live:
+            self._take(now, map(self._shards.grant, link.negotiator.flows()))
+        self._send(now, k, hello)
+
+    def _closed(self, now: Nanos, k: int, stream: Stream) -> None:
+        if self._streams[k] is not stream:
+            return
+        self._streams[k] = None
+        if self.alive:
+            self._links[k].negotiator.closed(self._clock.read(now))
+            self._check(now, k)
+            self._again(now, k)
+
+    def _again(self, now: Nanos, k: int) -> None:
+        wait = self._retry[k] * self._random.uniform(0.75, 1.25)
+        self._retry[k] = min(2 * self._retry[k], LAST_RETRY_NS)
+        self._events.after(int(wait), lambda then: self._connect(then, k))
+
+    def _flush(self, now: Nanos) -> None:
+        for k in range(len(self._links)):
+            if self._streams[k] is not None:
+                self._send(now, k, None)
+            self._rearm(now, k)
+
+    def _send(self, now: Nanos, k: int, hello: Hello | None) -> None:
+        link, stream, at = self._links[k], self._streams[k], self._clock.read(now)
+        message: FromDaemon | None = link.negotiator.take_message(at, at)
+        if message is None or stream is None:
+            return
+        self.messages += 1
+
+        def answer(then: Nanos, reply: FromArbiter) -> None:
+            self._heard(then, k, reply)
+
+        said = message
+        stream.send(True, lambda then: link.switch.hear(then, stream, hello, said, answer))
+
+    # --- time
+
+    def _rearm(self, now: Nanos, k: int) -> None:
+        alarm = self._alarms[k]
+        if alarm is not None:
+            alarm.cancel()
+        due = self._links[k].negotiator.next_wakeup(self._clock.read(now))
+        self._alarms[k] = None
+        if due is not None:
+            self._alarms[k] = self._events.at(
+                self._clock.when(due), lambda then: self._alarmed(then, k)
+            )
+
+    def _alarmed(self, now: Nanos, k: int) -> None:
+        self._check(now, k)
+        self._flush(now)
+
+    def _check(self, now: Nanos, k: int) -> None:
+        """Whether the lease still lives."""
+        negotiator, stream = self._links[k].negotiator, self._streams[k]
+        flows = negotiator.flows()
+        lost = negotiator.check(self._clock.read(now))
+        if lost:
+            if self._shards.live:
+                self._take(now, map(self._shards.grant, flows))
+            else:
+                self._to_own(now)
+        if negotiator.session is None and stream is not None:
+            stream.close(now)
+
+    # --- without a switch
+
+    def _to_own(self, now: Nanos) -> None:
+        """Share out this host's own links, beginning with what was told before."""
+        at = self._clock.read(now)
+        self._own = self._make_own(at)
+        self._own.load(at, self._shards.picture(at))
+        self._take(now, [nothing_said(bundle.id) for bundle in self._bundles.values()])
+        self._settle(now)
+
+    def _to_switches(self, now: Nanos) -> None:
+        self._own = None
+        if self._own_alarm is not None:
+            self._own_alarm.cancel()
+
+    def _settle(self, now: Nanos) -> None:
+        own = self._own
+        if own is None or not self.alive:
+            return
+        at = self._clock.read(now)
+        self._take(now, own.settle(at).changed)
+        if self._own_alarm is not None:
+            self._own_alarm.cancel()
+        self._own_alarm = self._events.at(self._clock.when(own.next_wakeup(at)), self._settle)

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clocks and streams between simulated processes. In a stream, messages keep their order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from flowslot.units import MILLISECOND, Nanos
+from flowslot_sim.events import Events
+
+
+@dataclass(frozen=True, slots=True)
+class Delays:
+    """How long a message takes, one way. Times in ns.
+
+    Uniform from `low` to `high`; a message in `1 / rare` takes `slow` instead (0: none does). One
+    in `1 / twice` comes a second time (0: none does).
+    """
+
+    low: int = MILLISECOND
+    high: int = MILLISECOND
+    slow: int = 10 * MILLISECOND
+    rare: float = 0.0
+    twice: float = 0.0
+
+    def draw(self, random: np.random.Generator) -> int:
+        """The delay of one message."""
+        if self.rare and random.random() < self.rare:
+            return self.slow
+        return int(random.integers(self.low, self.high, endpoint=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """A host's monotonic clock: ns since some moment of its own, `ppm` too fast."""
+
+    offset: int = 0
+    ppm: float = 0.0
+
+    def read(self, now: Nanos) -> Nanos:
+        """What it shows at a time of the simulation."""
+        return Nanos(self.offset + now + int(now * self.ppm / 1e6))
+
+    def when(self, shown: int) -> Nanos:
+        """When it shows that, or a moment later."""
+        return Nanos(int((shown - self.offset) / (1 + self.ppm / 1e6)) + 2)
+
+
+class Stream:
+    """A connection between a daemon and a switch process, as both see it: open, or not.
+
+    `hold` makes everything wait that is sent in either direction until a time: a network that
+    stands still, or a machine that does.
+    """
+
+    def __init__(self, events: Events, random: np.random.Generator, delays: Delays) -> None:
+        self.open = True
+        self._events = events
+        self._random = random
+        self._delays = delays
+        self._last = [0, 0]
+        self._held_until = 0
+        self._on_close: list[Callable[[Nanos], None]] = []
+
+    def send(self, up: bool, deliver: Callable[[Nanos], None]) -> None:
+        """`deliver` is called when the message arrives, if the stream is still open then."""
+        delay = self._delays.draw(self._random)
+        at = max(self._events.now + delay, self._last[up], self._held_until)
+        self._last[up] = at
+        copies = 1
+        if self._delays.twice and self._random.random() < self._delays.twice:
+            copies = 2
+        for _ in range(copies):
+            self._events.at(at, lambda now: deliver(now) if self.open else None)
+
+    def hold(self, until: Nanos) -> None:
+        """What is sent from now on arrives no earlier."""
+        self._held_until = max(self._held_until, until)
+
+    def on_close(self, action: Callable[[Nanos], None]) -> None:
+        """To be called once when the stream has ended."""
+        self._on_close.append(action)
+
+    def close(self, now: Nanos) -> None:
+        """It ends, for both sides at once; what is on its way is lost."""
+        if self.open:
+            self.open = False
+            for action in self._on_close:
+                action(now)

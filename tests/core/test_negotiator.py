@@ -237,7 +237,8 @@ EVENTS = st.lists(
         st.integers(0, 1),
         st.integers(0, 9),
     ),
-    max_size=120,
+    min_size=60,  # or they are five on average, and hardly ever get as far as an acknowledgement
+    max_size=160,
 )
 
 
@@ -261,7 +262,7 @@ def happen(talk: Talk, what: str, host: Host, lane: Lane, number: int) -> None:
 
 
 @pytest.mark.parametrize("held", [[(0, 1, 2)], [(0,), (2, 1)]], ids=["one", "two"])
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(EVENTS, st.booleans())
 def test_in_any_order_what_is_enforced_is_committed(
     held: list[tuple[int, ...]], events: list[tuple[str, int, int, int]], busy: bool
@@ -280,7 +281,9 @@ def test_in_any_order_what_is_enforced_is_committed(
     talk.exchange(rounds=500)  # it finds its feet again
     assert all(lane.negotiator.live for lane in talk.lanes)
     for process in talk.processes:
-        assert talk.enforced(process).max() > 0
+        crossed = {link for host in talk.hosts for path in host.paths.values() for link in path}
+        if crossed.intersection(process.links):  # a flow that begins anew takes another path
+            assert talk.enforced(process).max() > 0
 
 
 def ask(talk: Talk) -> None:

@@ -7,15 +7,12 @@ from typing import Annotated
 
 from pydantic import Field, FiniteFloat
 
-from flowslot.arbiter import LEASE_SLOTS, ArbiterConfig
+from flowslot.arbiter import GATHER_NS, LEASE_SLOTS, ArbiterConfig
 from flowslot.errors import ConfigError, why_unreadable
 from flowslot.settings import PathText, Settings, parse_toml
 from flowslot.topology import Link, parse_topology
 from flowslot.topology_file import Endpoint, Name
 from flowslot.units import MILLISECOND, Nanos
-
-GATHER_NS = Nanos(4 * MILLISECOND)
-"""Longer than the ranks of a job take to say that they begin, see ArbiterConfig."""
 
 
 class ArbiterSettings(Settings):

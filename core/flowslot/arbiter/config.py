@@ -14,6 +14,8 @@ _LEASE = Nanos(LEASE_SLOTS * _SLOT)
 _GUARD = MILLISECOND
 _ACK_TIMEOUT = Nanos(8 * _SLOT)
 _ORIGIN = Nanos(0)
+GATHER_NS = Nanos(4 * MILLISECOND)
+"""For switch processes: longer than the ranks of a job take to say that they begin."""
 _AT_ONCE = Nanos(0)
 
 

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from flowslot.arbiter import LEASE_SLOTS, ArbiterConfig
+from flowslot.arbiter import GATHER_NS, LEASE_SLOTS, ArbiterConfig
 from flowslot.grantbook import Granted
 from flowslot.negotiator import Negotiator
 from flowslot.ownlinks import OwnLinks
@@ -29,7 +29,6 @@ MakeAllocator = Callable[[bool], Allocator]
 
 
 ONE_MS = Delays()
-AT_ONCE = Nanos(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ class Plant:
     slot_ns: Nanos = DEFAULT_SLOT
     target: float = 0.96
     skew_ppm: float = 0.0
-    gather_ns: Nanos = AT_ONCE
+    gather_ns: Nanos = GATHER_NS
     lease_slots: int = LEASE_SLOTS
 
 

@@ -90,6 +90,7 @@ class Negotiator:
         self._dirty: dict[int, None] = {}
         self._dones: dict[int, Done] = {}
         self._acks: dict[int, Ack] = {}
+        self._refused: set[int] = set()
         self._open = False
         self._beats = False
         """A heartbeat is to travel with the next message."""
@@ -126,6 +127,10 @@ class Negotiator:
         """What a flow may send; NaN: the arbiter has no say (yet)."""
         return self._book.grant(flow) if flow in self._book else nothing_said(flow)
 
+    def refuses(self, flow: int) -> bool:
+        """The arbiter does not accept what was last said of the flow: it will not answer."""
+        return flow in self._refused
+
     def flows(self) -> list[int]:
         """All flows that the arbiter is asked for."""
         return list(self._known)
@@ -152,6 +157,7 @@ class Negotiator:
             flow = demand.flow
             self._known[flow] = (demand, now)
             self._dirty[flow] = None
+            self._refused.discard(flow)
             if demand.remaining <= 0:
                 self._asked.pop(flow, None)
             elif flow not in self._asked and self._book.grant(flow).rate <= 0:
@@ -164,6 +170,7 @@ class Negotiator:
                 self._dones[done.flow] = self._book.drop(done.flow, done.inc)
             for waiting in (self._dirty, self._asked, self._acks):
                 waiting.pop(done.flow, None)
+            self._refused.discard(done.flow)
 
     def give_back(self, flows: Iterable[int]) -> list[Granted]:
         """Stop using these grants, and say so with the flows' demands.
@@ -247,6 +254,8 @@ class Negotiator:
         for refusal in message.refusals:
             self._asked.pop(refusal.flow, None)
             known = self._known.get(refusal.flow)
+            if known is not None:
+                self._refused.add(refusal.flow)
             job = known[0].job if known else refusal.flow
             news.refused.append(f"flows of job {job} refused: {refusal.reason}")
         if message.grants:

@@ -3,9 +3,10 @@
 
 A flow is paced at the smallest rate that any arbiter of its path grants, so that a raise takes
 effect once all agree to it and a lower at once, and none is ever sent more than it has granted:
-each can be acknowledged by itself. An arbiter counts while it is live and has answered for the
-flow. While it has not, or is gone, its links are on their own, as they are without it, and what the
-others say holds; with none left, nobody has a say.
+each can be acknowledged by itself. An arbiter counts while it is live: until it has answered for
+the flow, nothing of its links is the flow's, so the least is nothing (and the top-up, in the
+kernel). When it is gone, its links are on their own, as they are without it, and what the others
+say holds; with none left, or when one refuses the flow, nobody has a say.
 """
 
 import math
@@ -19,6 +20,7 @@ from flowslot.units import Nanos
 
 def combined(flow: int, said: Sequence[Granted]) -> Granted:
     """The least of what live arbiters say about a flow; a rate of NaN: that one has not answered.
+    When none has, the flow is left alone; when some have not, it has nothing yet.
 
     It is standing when it is for all of them, as otherwise one has to hear of its phases.
     """
@@ -28,6 +30,8 @@ def combined(flow: int, said: Sequence[Granted]) -> Granted:
     if len(said) == 1:
         return said[0]
     least, most = (pick(grant.rate for grant in answers) for pick in (min, max))
+    if len(answers) < len(said):
+        least = 0.0
     return Granted(
         flow,
         least,
@@ -98,8 +102,10 @@ class Shards:
         known = self._known.get(flow)
         if known is None:
             return nothing_said(flow)
-        asked = self._arbiters_of(known[0].links)
-        return combined(flow, [arbiter.grant(flow) for arbiter in asked if arbiter.live])
+        live = [arbiter for arbiter in self._arbiters_of(known[0].links) if arbiter.live]
+        if any(arbiter.refuses(flow) for arbiter in live):
+            return nothing_said(flow)
+        return combined(flow, [arbiter.grant(flow) for arbiter in live])
 
     def covers(self, links: tuple[int, ...]) -> bool:
         """Live arbiters hold every one of these links."""

@@ -60,11 +60,12 @@ def test_the_least_of_what_is_said() -> None:
     assert combined(1, [granted(5.0, standing=True)]) == granted(5.0, standing=True)
 
 
-def test_who_has_not_answered_does_not_count_but_wants_to_hear() -> None:
+def test_until_all_have_answered_a_flow_has_nothing() -> None:
     silent = granted(math.nan, math.nan)
     assert math.isnan(combined(1, []).rate) and math.isnan(combined(1, [silent, silent]).rate)
     one = combined(1, [granted(5.0, standing=True), silent])
-    assert (one.rate, one.ceiling, one.standing) == (5.0, 90.0, False)
+    # Of the silent one's links the flow has nothing yet.
+    assert (one.rate, one.ceiling, one.standing) == (0.0, 90.0, False)
 
 
 def test_a_raise_takes_effect_once_all_agree_and_a_lower_at_once() -> None:

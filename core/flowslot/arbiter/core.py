@@ -184,6 +184,10 @@ class Arbiter:
         """What the session is at present."""
         return self._sessions.state(session)
 
+    def daemons(self) -> list[str]:
+        """Names of those that may still enforce something."""
+        return [session.daemon for session in self._sessions]
+
     # --- what the arbiter answers
 
     def step(self, now: Nanos) -> dict[int, list[Grant]]:

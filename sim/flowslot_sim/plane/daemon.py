@@ -19,7 +19,7 @@ from flowslot.negotiator import Negotiator
 from flowslot.ownlinks import OwnLinks
 from flowslot.shards import Shards
 from flowslot.units import MILLISECOND, SECOND, Nanos
-from flowslot_sim.events import Event, Events
+from flowslot_sim.events import Action, Event, Events
 from flowslot_sim.observed import Observer
 from flowslot_sim.plane.switch import SwitchNode
 from flowslot_sim.plane.wire import Clock, Stream
@@ -77,6 +77,7 @@ class DaemonNode:
         self._streams: list[Stream | None] = [None] * len(self._links)
         self._retry = [FIRST_RETRY_NS] * len(self._links)
         self._alarms: list[Event | None] = [None] * len(self._links)
+        self._frozen_until = Nanos(0)
         self._own: OwnLinks | None = None
         self._own_alarm: Event | None = None
         bunches = observer.bunches
@@ -105,23 +106,45 @@ class DaemonNode:
             if stream is not None:
                 stream.close(now)
 
+    def negotiating(self) -> bool:
+        """All switch processes that it has to do with honour its grants."""
+        return self.alive and all(link.negotiator.live for link in self._links)
+
     def hold(self, until: Nanos) -> None:
         """Its streams stand still until then."""
         for stream in self._streams:
             if stream is not None:
                 stream.hold(until)
 
+    def cut(self, now: Nanos) -> None:
+        """Its streams end; it begins new ones."""
+        for stream in list(self._streams):
+            if stream is not None:
+                stream.close(now)
+
+    def freeze(self, until: Nanos) -> None:
+        """The process stands still until then: whatever happens to it waits."""
+        self._frozen_until = max(self._frozen_until, until)
+
+    def _waits(self, action: Action) -> bool:
+        """A dead process does nothing, and a frozen one does it later."""
+        if self.alive and self._events.now < self._frozen_until:
+            self._events.at(self._frozen_until, action)
+            return True
+        return not self.alive
+
     # --- what flows do
 
     def touched(self, now: Nanos, bunches: Iterable[int]) -> None:
         """Flows of these bunches have begun, or all of them have ended."""
-        if self.alive:
-            self._started.update(bunches)
+        its = list(bunches)
+        if not self._waits(lambda then: self.touched(then, its)):
+            self._started.update(its)
             self._pass(now, small=False)
 
     def on_slot(self, now: Nanos) -> None:
         """Once per slot of this host."""
-        if self.alive:
+        if self.alive and now >= self._frozen_until:
             self._shards.beat(self._clock.read(now))
             self._pass(now, small=True)
             self._kernel.renew(self._started, self._deadline(now))
@@ -185,7 +208,7 @@ class DaemonNode:
         return Nanos(own if lease is None else min(own, self._clock.when(lease)))
 
     def _heard(self, now: Nanos, k: int, message: FromArbiter) -> None:
-        if not self.alive:
+        if self._waits(lambda then: self._heard(then, k, message)):
             return
         negotiator = self._links[k].negotiator
         news = negotiator.received(self._clock.read(now), message)
@@ -206,7 +229,7 @@ class DaemonNode:
 
     def _connect(self, now: Nanos, k: int) -> None:
         link = self._links[k]
-        if not self.alive:
+        if self._waits(lambda then: self._connect(then, k)):
             return
         if not link.switch.alive:
             self._again(now, k)
@@ -223,8 +246,8 @@ class DaemonNode:
     def _closed(self, now: Nanos, k: int, stream: Stream) -> None:
         if self._streams[k] is not stream:
             return
-        self._streams[k] = None
-        if self.alive:
+        if not self._waits(lambda then: self._closed(then, k, stream)):
+            self._streams[k] = None
             self._links[k].negotiator.closed(self._clock.read(now))
             self._check(now, k)
             self._again(now, k)
@@ -267,6 +290,8 @@ class DaemonNode:
             )
 
     def _alarmed(self, now: Nanos, k: int) -> None:
+        if self._waits(lambda then: self._alarmed(then, k)):
+            return
         self._check(now, k)
         self._flush(now)
 
@@ -300,7 +325,7 @@ class DaemonNode:
 
     def _settle(self, now: Nanos) -> None:
         own = self._own
-        if own is None or not self.alive:
+        if own is None or self._waits(self._settle):
             return
         at = self._clock.read(now)
         self._take(now, own.settle(at).changed)

@@ -254,6 +254,10 @@ class FluidKernel:
             reserved = self._observer.split_one(b, rate)
         self._sim.network.pace(rows, reserved, np.full(len(rows), math.inf))
 
+    def in_force(self, b: int) -> bool:
+        """An arbiter's rate, more than nothing, is in force for a bunch."""
+        return self._entries[b].rate > 0
+
     def guaranteed(self) -> NDArray[np.float64]:
         """What flows are in force to send at by live arbiters' leave, on each link, float64[L]."""
         sums = np.zeros(len(self._sim.world.links))

@@ -78,6 +78,14 @@ class SwitchNode:
         for peer in peers.values():
             peer.stream.close(now)
 
+    def time(self) -> Nanos:
+        """What its clock shows."""
+        return self._clock.read(self._events.now)
+
+    def daemons_with_grants(self) -> list[str]:
+        """Daemons whose sessions are honoured, or whose lease still runs."""
+        return self.arbiter.daemons()
+
     def counts(self) -> list[int]:
         """Granted, refused, pre-empted and expired, over all lives."""
         a = self.arbiter

@@ -42,7 +42,7 @@ class VirtualFair:
         loops.add_up(state.paths, state.job, volume, need)
         loops.run(self._now, float(now), loops.table(self._jobs), need, state.goodput)
         self._now = float(now)
-        self._see(state, now)
+        self._see(state, now, need[:, :-1] > 0)
         late: Bools = self._jobs["lead"] > 0
         return late
 
@@ -61,8 +61,9 @@ class VirtualFair:
                 self._names[j], self._ended_at[j], self._active[j] = name, math.nan, False
                 self._jobs[j] = np.zeros((), JOB)
 
-    def _see(self, state: AllocationState, now: Nanos) -> None:
-        """Whose real communication has begun or ended since the last look."""
+    def _see(self, state: AllocationState, now: Nanos, crosses: Bools) -> None:
+        """Whose real communication has begun or ended since the last look. `crosses`, bool[J, L]:
+        who uses which links."""
         n = len(self._names)
         at_work = state.remaining > 0
         active = np.bincount(state.job[at_work], minlength=n) > 0
@@ -71,10 +72,21 @@ class VirtualFair:
             self._active[j] = bool(active[j])
             if active[j]:
                 self._begin(j, now - float(state.wait_ns[mine & at_work].max()))
+                self._forgive(j, crosses)
             else:
                 idle = float(state.idle_ns[mine].min(initial=math.inf))
                 self._ended_at[j] = now - idle if math.isfinite(idle) else float(now)
                 self._jobs["lead"][j] -= 1
+
+    def _forgive(self, j: int, crosses: Bools) -> None:
+        """Where everybody is late, nobody can be helped: all would have their fair shares for ever,
+        and never take turns again. Such a job begins anew together with its virtual self."""
+        jobs = self._jobs
+        if jobs["lead"][j] <= 0:
+            return
+        others = crosses[:, crosses[j]].any(axis=1) & jobs["runs"]
+        if others.sum() > 1 and (jobs["lead"][others] > 0).all():
+            jobs["lead"][j], jobs["left"][j] = 0, 1.0
 
     def _begin(self, j: int, at: float) -> None:
         if math.isnan(self._ended_at[j]):

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the protocol promises, under random delays, duplicates, crashes and amnesia."""
+
+import sys
+from pathlib import Path
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+sys.path.append(str(Path(__file__).parent))
+from chaos import FAULTS, Chaos, Fault, plant, star
+
+from flowslot.units import SECOND
+
+faults = st.lists(
+    st.builds(
+        Fault,
+        at_s=st.floats(0.1, 3.0),
+        kind=st.sampled_from(FAULTS),
+        who=st.integers(0, 4),
+        lasts_s=st.floats(0.01, 0.8),
+    ),
+    max_size=8,
+)
+HORIZON_S = 0.6
+"""K = 10 slots of 60 ms."""
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), faults, st.sampled_from([1.0, 10.0, 50.0]), st.booleans())
+def test_no_link_is_ever_over_committed_and_all_heals(
+    seed: int, faults: list[Fault], slowest_ms: float, per_rack: bool
+) -> None:
+    chaos = Chaos(star(seed, per_rack=per_rack), plant(slowest_ms), faults, seed)
+    chaos.run(4.5, chaos.never_too_much)
+    # The last fault may have ended at 3.8 s. From then on every job gets on, in bounded time.
+    before = [len(progress.ends) for progress in chaos.sim.progress]
+    chaos.run(7.5, chaos.never_too_much)
+    after = [len(progress.ends) for progress in chaos.sim.progress]
+    assert all(a > b for a, b in zip(after, before, strict=True)), "no deadlock"
+    assert all(daemon.negotiating() for daemon in chaos.plane.daemons.values())
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from([1.0, 50.0]), st.booleans())
+def test_every_ready_job_sends_within_a_bound(seed: int, slowest_ms: float, per_rack: bool) -> None:
+    chaos = Chaos(star(seed, per_rack=per_rack), plant(slowest_ms), [], seed)
+    moved = [0.0] * len(chaos.sim.rows_of)
+    since = [0] * len(chaos.sim.rows_of)
+
+    def check() -> None:
+        chaos.never_too_much()
+        rows, now = chaos.sim.network.rows, chaos.sim.now
+        for j, its in enumerate(chaos.sim.rows_of):
+            at = slice(its.start, its.stop)
+            sent = float(rows["sent"][at].sum())
+            if sent != moved[j] or not rows["active"][at].any():
+                moved[j], since[j] = sent, now
+            assert now - since[j] <= 0.2 * SECOND, f"job {j} stands still since {since[j]}"
+
+    chaos.run(3.0, check)
+
+
+@pytest.mark.parametrize("per_rack", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_amnesia_heals_within_one_horizon(seed: int, per_rack: bool) -> None:
+    """A switch process that has forgotten everything: nobody is over-committed meanwhile."""
+    forgets = Fault(2.0, "restart switch", seed, 0.0)
+    chaos = Chaos(star(seed, per_rack=per_rack), plant(1.0, twice=0.0), [forgets], seed)
+    chaos.run(2.0, chaos.never_too_much)
+    assert all(daemon.negotiating() for daemon in chaos.plane.daemons.values())
+    chaos.run(2.0 + HORIZON_S, chaos.never_too_much)
+    assert all(daemon.negotiating() for daemon in chaos.plane.daemons.values())
+    # Whoever sends then, or begins later, has a rate from it after a round trip and a decision.
+    late = chaos.sim.now
+    waiting: dict[int, int] = {}
+
+    def check() -> None:
+        chaos.never_too_much()
+        for b in np.flatnonzero(chaos.plane.observer.active).tolist():
+            if chaos.plane.kernel.in_force(b):
+                waiting[b] = chaos.sim.now
+            onset = max(late, int(chaos.plane.observer.onset[b]))
+            assert chaos.sim.now - max(onset, waiting.get(b, 0)) < 0.05 * SECOND
+
+    chaos.run(2.0 + HORIZON_S + 1.0, check)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_a_vanished_daemon_held_is_free_after_its_lease(seed: int) -> None:
+    """And what it had put into force is void before that."""
+    vanishes = Fault(2.0, "vanish", 0, 10.0)
+    chaos = Chaos(star(seed), plant(1.0, twice=0.0), [vanishes], seed)
+    chaos.run(2.001, chaos.never_too_much)
+    host = sorted(chaos.plane.daemons)[0]
+    lost = [b for b, bunch in enumerate(chaos.plane.observer.bunches) if bunch.host == host]
+    switch = chaos.plane.switches["s0"]
+    assert sorted(switch.daemons_with_grants())[0].startswith(f"{host}-")
+    chaos.run(2.0 + 2 * 0.06 + 0.005, chaos.never_too_much)
+    assert not any(chaos.plane.kernel.in_force(b) for b in lost)
+    chaos.run(2.0 + chaos.lease / SECOND + 0.07, chaos.never_too_much)
+    assert not any(name.startswith(f"{host}-") for name in switch.daemons_with_grants())

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from flowslot_sim.simulation import Control, Simulation
 from flowslot_sim.world import World, from_scenario
 
 TARGET = 0.96
-STANDARD = Plant()
+STANDARD, DEFAULTS = Plant(), PolicyOptions()
 EXACT = "-exact"
 """Ending of a policy's name: its allocator knows everything at once, and needs no messages."""
 POLICIES = ("stagger", "stagger-exact", "static", "fair")
@@ -37,7 +37,9 @@ class Options:
     plant: Plant = STANDARD
 
 
-def control(policy: str, plant: Plant, seed: int) -> Callable[[Simulation], Control]:
+def control(
+    policy: str, plant: Plant, seed: int, options: PolicyOptions = DEFAULTS
+) -> Callable[[Simulation], Control]:
     """What makes the control plane of a policy. FlowslotError: there is no such policy."""
     name = policy.removesuffix(EXACT)
     if name == "fair":
@@ -47,8 +49,8 @@ def control(policy: str, plant: Plant, seed: int) -> Callable[[Simulation], Cont
     make = get(name).allocator
     assert make is not None
     if policy.endswith(EXACT):
-        return lambda sim: Exact(sim, make(PolicyOptions()), plant.target)
-    return lambda sim: Messages(sim, lambda p: make(PolicyOptions(partial=p)), plant, seed)
+        return lambda sim: Exact(sim, make(options), plant.target)
+    return lambda sim: Messages(sim, lambda p: make(replace(options, partial=p)), plant, seed)
 
 
 def simulate(scenario: Scenario, options: Options) -> Results:

@@ -19,6 +19,8 @@ class PolicyOptions:
     floor_share: float = 1 / 4
     partial: bool = False
     """The allocator decides about some of the links only, and others about others."""
+    top_up: bool = True
+    """What the turns of a gang policy leave is granted to active flows as well."""
     flows_on_link: Mapping[int, int] = field(default_factory=dict)
 
 
@@ -44,7 +46,7 @@ _POLICIES = {
             "stagger",
             host_policy=lambda options: StaggerPolicy(),
             allocator=lambda options: StaggerAllocator(
-                options.floor_share, partial=options.partial
+                options.floor_share, partial=options.partial, top_up=options.top_up
             ),
             needs_arbiter=True,
             paces=True,

@@ -38,17 +38,22 @@ class StaggerAllocator:
     """See the module. `floor_share`: part of its max-min fair rate that is always a flow's own,
     as long as its job is not late.
 
+    `top_up`: what the turns leave is given to active flows as well, and not only to those in the
+    kernel that are quick to take it (ADR 24 says what that is good for).
     `partial`: other arbiters, unheard, decide about other links of the same jobs. Two that put
     the same two jobs in different order make each wait for the other, all the time; so the order
     hangs on what they all see alike: size classes of whole iterations, then names.
     """
 
-    def __init__(self, floor_share: float = 1 / 4, *, partial: bool = False) -> None:
+    def __init__(
+        self, floor_share: float = 1 / 4, *, partial: bool = False, top_up: bool = True
+    ) -> None:
         if not 0.0 < floor_share <= 1.0:
             raise ValueError("floor_share must be greater than 0 and at most 1")
         self._floor_share = floor_share
         self._fair = VirtualFair()
         self._partial = partial
+        self._top_up = top_up
         self._settled = False
         self._standing: Bools | None = None
         self._sharing = loops.Sharing(0, 0, 0)
@@ -64,7 +69,7 @@ class StaggerAllocator:
         self._settled = allocation.settled
         self._standing = self._sharing.rows["solo"].copy()
         if not self._settled:
-            allocation.run()
+            allocation.run(self._top_up)
         rates: Floats = self._sharing.rows["rate"].copy()
         return rates
 
@@ -111,8 +116,8 @@ class _Allocation:
             sharing.time_whole()
             self._whole = np.asarray(sharing.seconds).tolist()
 
-    def run(self) -> None:
-        """Let the jobs that share links take turns."""
+    def run(self, top_up: bool) -> None:
+        """Let the jobs that share links take turns. `top_up`: and use what that leaves."""
         sharing = self._sharing
         sharing.classify()
         sharing.gather(ACTIVE)
@@ -121,7 +126,8 @@ class _Allocation:
         # Floors, so that everybody makes progress; then what is left, gang by gang.
         sharing.lay_floors(self._floors)
         sharing.serve(order)
-        sharing.top_up(order)
+        if top_up:
+            sharing.top_up(order)
         # Standing grants: flows of active jobs that are still to come, then who is due first.
         sharing.find_coming()
         sharing.gather(COMING)

@@ -37,6 +37,7 @@ class Plant:
 
     `target`: part of the links that is given out. `skew_ppm`: clocks run fast or slow by up to so
     much, and show times that are up to an hour apart. `gather_ns`: as in ArbiterConfig.
+    `kernel_top_up`: flows use what others leave without being told to.
     """
 
     delays: Delays = ONE_MS
@@ -45,6 +46,7 @@ class Plant:
     skew_ppm: float = 0.0
     gather_ns: Nanos = GATHER_NS
     lease_slots: int = LEASE_SLOTS
+    kernel_top_up: bool = True
 
 
 class Messages:
@@ -60,7 +62,7 @@ class Messages:
         self._session = 0
         self._names = 0
         self.observer = Observer(sim)
-        self.kernel = FluidKernel(sim, self.observer)
+        self.kernel = FluidKernel(sim, self.observer, plant.kernel_top_up)
         world = sim.world
         held = world.switch_of or ("s1",) * len(world.links)
         links_of: dict[str, list[int]] = {}
@@ -222,8 +224,9 @@ class _Entry:
 class FluidKernel:
     """Rates in force, by bunch; one that is not renewed in time is void, as if never granted."""
 
-    def __init__(self, sim: Simulation, observer: Observer) -> None:
+    def __init__(self, sim: Simulation, observer: Observer, top_up: bool) -> None:
         self._sim = sim
+        self._top_up = top_up
         self._observer = observer
         self._entries = [_Entry() for _ in observer.bunches]
         self._rows = [np.array(bunch.rows, np.intp) for bunch in observer.bunches]
@@ -252,7 +255,9 @@ class FluidKernel:
             reserved: NDArray[np.float64] = np.zeros(len(rows))
         else:
             reserved = self._observer.split_one(b, rate)
-        self._sim.network.pace(rows, reserved, np.full(len(rows), math.inf))
+        unbounded = self._top_up or math.isnan(rate)
+        ceiling = np.full(len(rows), math.inf) if unbounded else reserved
+        self._sim.network.pace(rows, reserved, ceiling)
 
     def in_force(self, b: int) -> bool:
         """An arbiter's rate, more than nothing, is in force for a bunch."""

@@ -55,8 +55,19 @@ MIXES = {
 }
 LOADS = {"lo": (0.03, 0.08), "mid": (0.05, 0.14), "hi": (0.08, 0.20)}
 """Each job's communication, as a part of its iteration alone on the two tiers."""
-RACKS, SERVERS, GPUS, TIER_JOBS = 4, 5, 8, 30
-NIC_GBPS, UPLINK_GBPS = 10.0, 20.0
+GPUS, NIC_GBPS, UPLINK_GBPS = 8, 10.0, 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How many racks, servers in each, and jobs on all of them."""
+
+    racks: int = 4
+    servers: int = 5
+    jobs: int = 30
+
+
+SMALL = Size()
 
 
 def rate(gbps: float) -> float:
@@ -92,14 +103,15 @@ def _compute_ns(seed: int, name: str, compute_s: float, iteration: int) -> int:
 class _Tiers:
     """Servers in racks; each has a link up and one down, and so has each rack."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: Size) -> None:
         self.links: list[str] = []
         self.capacity: list[float] = []
-        self.hosts = tuple(f"h{i}" for i in range(RACKS * SERVERS))
+        self._servers = size.servers
+        self.hosts = tuple(f"h{i}" for i in range(size.racks * size.servers))
         for host in range(len(self.hosts)):
-            rack = host // SERVERS
+            rack = host // size.servers
             self._add(f"h{host}->r{rack}", f"r{rack}->h{host}", NIC_GBPS)
-        for rack in range(RACKS):
+        for rack in range(size.racks):
             self._add(f"r{rack}->core", f"core->r{rack}", UPLINK_GBPS)
         self._index = {link: i for i, link in enumerate(self.links)}
 
@@ -109,7 +121,7 @@ class _Tiers:
 
     def path(self, src: int, dst: int) -> tuple[int, ...]:
         """Links between two hosts."""
-        a, b = src // SERVERS, dst // SERVERS
+        a, b = src // self._servers, dst // self._servers
         middle = [f"r{a}->core", f"core->r{b}"] if a != b else []
         return tuple(self._index[x] for x in (f"h{src}->r{a}", *middle, f"r{b}->h{dst}"))
 
@@ -121,17 +133,17 @@ class _Tiers:
         return float((load / np.array(self.capacity)).max())
 
 
-def on_two_tiers(load: str, seed: int) -> World:
+def on_two_tiers(load: str, seed: int, size: Size = SMALL) -> World:
     """Half of the jobs are rings of 2 to 4 servers, half have 2 parameter servers and 2 workers."""
-    tiers, low_high = _Tiers(), LOADS[load]
+    tiers, low_high = _Tiers(size), LOADS[load]
     draw = np.random.default_rng([seed, 1000])
     free = np.full(len(tiers.hosts), GPUS)
     jobs = []
-    for k in range(TIER_JOBS):
+    for k in range(size.jobs):
         model = list(MODEL_MB)[draw.integers(len(MODEL_MB))]
         ring = k % 2 == 0
-        size = int(draw.integers(2, 5)) if ring else 4
-        places = draw.choice(np.flatnonzero(free > 0), size, replace=False).tolist()
+        members = int(draw.integers(2, 5)) if ring else 4
+        places = draw.choice(np.flatnonzero(free > 0), members, replace=False).tolist()
         free[places] -= 1
         volume = MODEL_MB[model] * 1e6
         flows = tuple(_ring(tiers, places, volume) if ring else _servers(tiers, places, volume))

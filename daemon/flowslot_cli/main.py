@@ -191,3 +191,7 @@ def main() -> None:
         sys.exit(130)
     except BrokenPipeError:
         sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, Literal, NoReturn, TextIO
 
 import typer
 from rich.console import Console
@@ -24,10 +24,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from flowslot.errors import ConfigError
 from flowslot_lab.figure import FORMATS, draw
 from flowslot_lab.net import LabError
+from flowslot_lab.predict import NoPrediction, predict
 from flowslot_lab.runner import POLICIES, Options, RunFailed, measure
 from flowslot_lab.state import ROOT, RunState, clean_dead
 from flowslot_scenario import scenario as scenarios
 from flowslot_scenario.output import show
+from flowslot_scenario.results import Prediction, Results
 from flowslot_scenario.scenario import Scenario
 
 app = typer.Typer(
@@ -39,6 +41,20 @@ app = typer.Typer(
 _FAILURE, _BAD_INPUT = 1, 2
 _TERMINATED = 128 + signal.SIGTERM
 _ENDING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+_Iterations = Annotated[
+    int | None,
+    typer.Option(
+        min=1, max=10**6, help="measured per job and repeat [default: 100 over all repeats]"
+    ),
+]
+_Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="a variant: links.buffer_kb=16, jobs.bytes=6e6, jobs.a.sockets=4"),
+]
+_Predicted = Annotated[
+    bool,
+    typer.Option("--predict/--no-predict", help="show beside it what `flowslot sim run` says"),
+]
 
 
 @app.command()
@@ -49,12 +65,7 @@ def run(
         str, typer.Option(help=f"comma-separated, of: {', '.join(POLICIES)}")
     ] = "stagger,static,cubic,reno,bbr",
     repeat: Annotated[int, typer.Option(min=1, help="interleaved repeats (A B C A B C)")] = 1,
-    iterations: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=10**6, help="measured per job and repeat [default: 100 over all repeats]"
-        ),
-    ] = None,
+    iterations: _Iterations = None,
     switch: Annotated[
         bool, typer.Option(help="with a flowslot-switch process, or with none at all")
     ] = True,
@@ -66,12 +77,8 @@ def run(
     seed: Annotated[
         int | None, typer.Option(min=0, max=2**32 - 1, help="instead of the scenario's")
     ] = None,
-    change: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", help="a variant: links.buffer_kb=16, jobs.bytes=6e6, jobs.a.sockets=4"
-        ),
-    ] = None,
+    change: _Changes = None,
+    predicted: _Predicted = True,
     keep_logs: Annotated[
         Path | None, typer.Option(help="keep logs and configuration files in this directory")
     ] = None,
@@ -82,31 +89,28 @@ def run(
         _check_figure(figure)
     if keep_logs is not None and not _can_be_made(keep_logs):
         _die(f"--keep-logs {keep_logs}: must be a directory that can be written to", _BAD_INPUT)
-    try:
-        loaded = scenarios.load(scenario, change or [])
-    except ConfigError as error:
-        _die(str(error), _BAD_INPUT)
-    if seed is not None:
-        loaded = loaded.model_copy(update={"seed": seed})
+    loaded = _load(scenario, change or [], seed)
     per_rack = switches == "per-rack"
     if per_rack:
         _check_per_rack(loaded, switch)
     options = Options(_policies(policy), repeat, iterations, switch, per_rack)
     _need_root()
     with _run_state(keep_logs) as state, _Bar(loaded.name) as bar:
+        predictions: dict[str, Prediction] = {}
+        if predicted:
+            # Before the measurements, which it would disturb; and while the file is as it was read.
+            bar.begin("prediction", 1)
+            predictions = _predict(scenario, change or [], loaded, options, state)
         try:
             result = measure(loaded, options, state, bar)
         except (LabError, RunFailed) as error:
             bar.stop()
             _die(str(error), _FAILURE)
+    result.predicted = predictions
     show(result, output)
     if figure is not None:
         # After the results, which have taken minutes to measure.
-        try:
-            draw(result, figure)
-        except OSError as error:
-            _die(f"--figure {figure}: {error.strerror or error}", _FAILURE)
-        print(f"figure: {figure}", file=sys.stdout if output == "table" else sys.stderr)
+        _draw(result, figure, sys.stdout if output == "table" else sys.stderr)
 
 
 @app.command()
@@ -138,6 +142,33 @@ def list_scenarios(
         print(f"{path}: {loaded.description}")
         for job in loaded.jobs:
             print(f"  {loaded.explain_ideal(job)}")
+
+
+def _load(path: Path, changes: list[str], seed: int | None) -> Scenario:
+    try:
+        loaded = scenarios.load(path, changes)
+    except ConfigError as error:
+        _die(str(error), _BAD_INPUT)
+    return loaded if seed is None else loaded.model_copy(update={"seed": seed})
+
+
+def _predict(
+    path: Path, changes: list[str], scenario: Scenario, options: Options, state: RunState
+) -> dict[str, Prediction]:
+    """Empty, and a line that says why, where there is none: the measurements matter more."""
+    try:
+        return predict(path, changes, scenario, options, state)
+    except NoPrediction as error:
+        print(f"flowslot lab: no predictions: {error}", file=sys.stderr)
+        return {}
+
+
+def _draw(result: Results, path: Path, out: TextIO) -> None:
+    try:
+        draw(result, path)
+    except OSError as error:
+        _die(f"--figure {path}: {error.strerror or error}", _FAILURE)
+    print(f"figure: {path}", file=out)
 
 
 def _check_per_rack(scenario: Scenario, switch: bool) -> None:

@@ -17,7 +17,25 @@ from flowslot_scenario.job import Job
 from flowslot_scenario.scenario import Scenario
 
 BASELINES = ("cubic", "reno", "bbr")
+FAIR = "fair"
+"""The simulator's max-min sharing: what TCP would do in the ideal."""
 Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What the simulator says of a policy that the lab measures. `simulated`: the policy that it
+    took for it; `slowdown_mean`: over all jobs, as a summary's; `mean_s`: mean iteration time (s)
+    of each job, by name."""
+
+    simulated: str
+    slowdown_mean: float
+    mean_s: dict[str, float]
+
+    @property
+    def of_ideal_tcp(self) -> bool:
+        """It knows no loss and no timeouts: what is measured differs by these at least."""
+        return self.simulated == FAIR
 
 
 @dataclass(slots=True)
@@ -80,7 +98,7 @@ class JobRun:
         """Iteration times in units of the physical limit."""
         return self.times / self.ideal_s
 
-    def to_json(self, alone_s: float | None) -> dict[str, Any]:
+    def to_json(self, alone_s: float | None, predicted_s: float | None) -> dict[str, Any]:
         """As in the JSON of a run."""
         p50, p99 = np.percentile(self.times, (50, 99))
         slow = self.slowdowns
@@ -94,6 +112,7 @@ class JobRun:
             "p99_s": round(float(p99), 6),
             "ideal_s": round(self.ideal_s, 6),
             "alone_s": None if alone_s is None else round(alone_s, 6),
+            "predicted_mean_s": None if predicted_s is None else round(predicted_s, 6),
             "slowdown_mean": round(float(slow.mean()), 4),
             "slowdown_p99": round(float(np.percentile(slow, 99)), 4),
         }
@@ -110,13 +129,19 @@ class Run:
     retransmits: int
     utilisation: dict[str, float]
 
-    def to_json(self, scenario: Scenario, alone: dict[str, float]) -> dict[str, Any]:
+    def to_json(
+        self, scenario: Scenario, alone: dict[str, float], predicted: Prediction | None
+    ) -> dict[str, Any]:
         """As in the JSON of the results."""
+        predicted_s = {} if predicted is None else predicted.mean_s
         return {
             "policy": self.policy,
             "repeat": self.repeat,
             "evidence": self.evidence.to_json(),
-            "jobs": [job.to_json(alone.get(job.job.name)) for job in self.jobs],
+            "jobs": [
+                job.to_json(alone.get(job.job.name), predicted_s.get(job.job.name))
+                for job in self.jobs
+            ],
             "retransmits": self.retransmits,
             "links": [
                 {
@@ -144,12 +169,16 @@ class Summary:
     retransmits: int
     iterations: int
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self, predicted: Prediction | None) -> dict[str, Any]:
         """As in the JSON of the results; `worst_job` is the mean slowdown of the worst job."""
-        return {
+        own = {
             name: round(value, 4) if isinstance(value, float) else value
             for name in self.__slots__
             for value in (getattr(self, name),)
+        }
+        return own | {
+            "predicted_slowdown_mean": round(predicted.slowdown_mean, 4) if predicted else None,
+            "predicted_policy": predicted.simulated if predicted else None,
         }
 
 
@@ -182,20 +211,23 @@ def summarise(policy: str, runs: list[Run]) -> Summary:
 @dataclass(frozen=True, slots=True)
 class JobRow:
     """One job under one policy, repeats pooled. `numbers`: mean, p50, p99, ideal (s), slowdown
-    mean and p99."""
+    mean and p99. `predicted_s`: the mean that was predicted."""
 
     policy: str
     job: str
     numbers: tuple[float, ...]
+    predicted_s: float | None
 
 
 @dataclass(slots=True)
 class Results:
-    """Everything that `lab run` measured, or `sim run` worked out."""
+    """Everything that `lab run` measured, or `sim run` worked out. `predicted`: by policy; empty
+    where nothing was."""
 
     scenario: Scenario
     runs: list[Run]
     alone: dict[str, float]
+    predicted: dict[str, Prediction] = field(default_factory=dict)
 
     def policies(self) -> list[str]:
         """In the order of their first run."""
@@ -218,21 +250,40 @@ class Results:
         """Every job under every policy."""
         rows = []
         for policy in self.policies():
+            prediction = self.predicted.get(policy)
             for job in self.scenario.jobs:
                 times, ideal = self.times(policy, job.name), self.scenario.ideal_s(job)
                 p50, p99 = (float(value) for value in np.percentile(times, (50, 99)))
                 mean = float(times.mean())
                 numbers = (mean, p50, p99, ideal, mean / ideal, p99 / ideal)
-                rows.append(JobRow(policy, job.name, numbers))
+                predicted_s = prediction.mean_s.get(job.name) if prediction else None
+                rows.append(JobRow(policy, job.name, numbers, predicted_s))
         return rows
+
+    def predicted_over_measured(self) -> dict[str, dict[str, float]]:
+        """Predicted / measured mean iteration time of each job, by policy and job: of the policies
+        that the simulator models, and not of those for which it shows an ideal."""
+        return {
+            policy: {
+                job: mean_s / float(self.times(policy, job).mean())
+                for job, mean_s in prediction.mean_s.items()
+            }
+            for policy, prediction in self.predicted.items()
+            if not prediction.of_ideal_tcp
+        }
 
     def to_json(self) -> dict[str, Any]:
         """The document that `-o json` prints."""
         return {
             "scenario": self.scenario.name,
             "seed": self.scenario.seed,
-            "runs": [run.to_json(self.scenario, self.alone) for run in self.runs],
-            "summary": [summary.to_json() for summary in self.summaries()],
+            "runs": [
+                run.to_json(self.scenario, self.alone, self.predicted.get(run.policy))
+                for run in self.runs
+            ],
+            "summary": [
+                summary.to_json(self.predicted.get(summary.policy)) for summary in self.summaries()
+            ],
         }
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from flowslot_scenario.results import Results, Summary, best_baseline
+from flowslot_scenario.results import Prediction, Results, Summary, best_baseline
 
 BUSY = 0.8
 """The network's processors are idle while jobs compute: busier than this, they were too slow."""
@@ -20,6 +20,7 @@ def print_result(result: Results, console: Console) -> None:
     summaries = result.summaries()
     console.print(_summary_table(result, summaries))
     console.print(_job_table(result))
+    _explain_predictions(result, console)
     console.print("Slowdown = iteration time / Ideal. Ideal, the physical limit of a job alone:")
     for job in scenario.jobs:
         console.print(f"  {scenario.explain_ideal(job)}", highlight=False)
@@ -33,6 +34,34 @@ def print_result(result: Results, console: Console) -> None:
                 f"{result.alone[job.name]:.4f} s ({ratio:.3f} x Ideal)",
                 highlight=False,
             )
+
+
+def _explain_predictions(result: Results, console: Console) -> None:
+    """What was predicted, and how far off it was where the simulator models the policy."""
+    if not result.predicted:
+        return
+    ideal = ", ".join(name for name, it in result.predicted.items() if it.of_ideal_tcp)
+    note = f" * {ideal}: max-min sharing; no loss, no timeouts." if ideal else ""
+    console.print(f"predicted: simulated on ideal links.{note}", highlight=False)
+    spans = [
+        f"{policy} {_span(list(ratios.values()))}"
+        for policy, ratios in result.predicted_over_measured().items()
+    ]
+    if spans:
+        line = f"predicted / measured mean iteration of a job: {', '.join(spans)}"
+        console.print(line, highlight=False)
+
+
+def _span(values: list[float]) -> str:
+    low, high = f"{min(values):.2f}", f"{max(values):.2f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def _predicted(prediction: Prediction | None, value: float | None, digits: int) -> str:
+    """A cell. The star is for those that must not take it for a model of, say, cubic."""
+    if prediction is None or value is None:
+        return ""
+    return f"{value:.{digits}f}{'*' if prediction.of_ideal_tcp else ''}"
 
 
 def _warn_of_busy_processors(result: Results, console: Console) -> None:
@@ -74,23 +103,29 @@ def _summary_table(result: Results, summaries: list[Summary]) -> Table:
         title_justify="left",
     )
     table.add_column("policy")
-    for title in ("mean", "p50", "p99", "worst job", "spread mean", "spread p99", "retransmits"):
+    # Two lines, so that all of it fits into 120 columns.
+    titles = ["mean", "p50", "p99", "worst job", "spread\nmean", "spread\np99", "retransmits"]
+    if result.predicted:
+        titles.insert(1, "predicted")
+    for title in titles:
         table.add_column(title, justify="right")
     for s in summaries:
         numbers = (s.slowdown_mean, s.slowdown_p50, s.slowdown_p99, s.worst_job)
-        table.add_row(
-            s.policy,
-            *(f"{value:.3f}" for value in numbers),
-            f"{s.spread_mean:.3f}",
-            f"{s.spread_p99:.3f}",
-            str(s.retransmits),
-        )
+        cells = [f"{value:.3f}" for value in (*numbers, s.spread_mean, s.spread_p99)]
+        cells.append(str(s.retransmits))
+        if result.predicted:
+            prediction = result.predicted.get(s.policy)
+            slowdown = prediction.slowdown_mean if prediction else None
+            cells.insert(1, _predicted(prediction, slowdown, 3))
+        table.add_row(s.policy, *cells)
     metrics = ("slowdown_mean", "slowdown_p50", "slowdown_p99", "worst_job")
     best = [best_baseline(summaries, metric) for metric in metrics]
     if all(best):
         table.add_section()
-        cells = (f"{pair[1]:.3f} {pair[0]}" for pair in best if pair)
-        table.add_row("best baseline", *cells, "", "", "")
+        cells = [f"{pair[1]:.3f} {pair[0]}" for pair in best if pair]
+        if result.predicted:
+            cells.insert(1, "")
+        table.add_row("best baseline", *cells)
     return table
 
 
@@ -98,8 +133,14 @@ def _job_table(result: Results) -> Table:
     table = Table(title="iteration times, s (repeats pooled)", title_justify="left")
     table.add_column("policy")
     table.add_column("job")
-    for title in ("mean", "p50", "p99", "Ideal", "slowdown", "p99 slowdown"):
+    titles = ["mean", "p50", "p99", "Ideal", "slowdown", "p99 slowdown"]
+    if result.predicted:
+        titles.insert(1, "predicted")
+    for title in titles:
         table.add_column(title, justify="right")
     for row in result.by_job():
-        table.add_row(row.policy, row.job, *(f"{value:.4f}" for value in row.numbers))
+        cells = [f"{value:.4f}" for value in row.numbers]
+        if result.predicted:
+            cells.insert(1, _predicted(result.predicted.get(row.policy), row.predicted_s, 4))
+        table.add_row(row.policy, row.job, *cells)
     return table

@@ -177,3 +177,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except ConfigError as error:
         print(f"flowslot-switch: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

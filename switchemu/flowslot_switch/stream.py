@@ -86,6 +86,9 @@ class Stream:
         """See Listener."""
         if not self._end.done():
             self._end.set_exception(error)
+            # Taken note of, though `run` may be on its way out and look no more: asyncio would log
+            # a traceback for each daemon that leaves while the process stops.
+            self._end.exception()
 
     # --- both directions
 

@@ -101,7 +101,7 @@ def begin(
 ) -> tuple[subprocess.Popen[str], str]:
     """Start a long run; returns it and its id once its jobs exist."""
     file = str(SCENARIOS / f"{scenario}.toml")
-    process = flowslot("lab", "run", file, "--iterations", "1000", *options)
+    process = flowslot("lab", "run", file, "--iterations", "1000", "--no-predict", *options)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         assert process.poll() is None, process.communicate()

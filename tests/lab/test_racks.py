@@ -15,9 +15,9 @@ from flowslot_lab.plane import ControlPlane
 from flowslot_lab.runner import LiveRun
 from flowslot_lab.state import RunState
 from flowslot_scenario.results import Evidence
-from flowslot_scenario.scenario import Scenario, parse
+from flowslot_scenario.scenario import Scenario, load, parse
 
-from .conftest import NOTHING, TWO_RACKS, Quiet, traces
+from .conftest import NOTHING, SCENARIOS, TWO_RACKS, Quiet, traces
 
 pytestmark = pytest.mark.root
 
@@ -197,6 +197,28 @@ def test_a_switch_process_per_rack_answers_and_testifies(
     finally:
         plane.stop()
     net.down()
+    state.clean()
+    assert traces(state.id) == NOTHING
+    assert host.left() == {}
+
+
+def test_a_run_with_a_switch_process_per_rack_is_real(host: Host, state: RunState) -> None:
+    scenario = load(SCENARIOS / "ring4-two-jobs.toml")
+    with LiveRun(scenario, state, "stagger", 5, use_switch=True, per_rack=True) as live:
+        result = live.run(1, Quiet())
+        assert live.plane is not None
+        granted = {
+            name: live.plane.describe_switch(name)["counters"]["granted"] for name in ("r1", "r2")
+        }
+    assert min(granted.values()) > 0, granted
+    evidence = result.evidence
+    assert evidence.granted > 0
+    assert {"switch-r1", "switch-r2", "daemon-h1", "daemon-h4"} < set(evidence.pids)
+    assert evidence.rate_writes > 0
+    # Each of the four sends 6/4 of a tensor in each iteration, and as much is received.
+    iterations = scenario.warmup + 5
+    assert evidence.bytes_verified == iterations * 2 * 4 * 1_500_000
+    assert evidence.errors == []
     state.clean()
     assert traces(state.id) == NOTHING
     assert host.left() == {}

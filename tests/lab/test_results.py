@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+import re
+
 import numpy as np
 import pytest
 from rich.console import Console
@@ -10,6 +12,7 @@ from flowslot_lab.state import RunState
 from flowslot_scenario.results import (
     Evidence,
     JobRun,
+    Prediction,
     Results,
     Run,
     best_baseline,
@@ -97,6 +100,49 @@ def test_json_has_the_documented_keys(scenario: Scenario) -> None:
     assert summary["policy"] == "stagger"
     assert summary["slowdown_mean"] == 1.375
     assert summary["worst_job"] == 1.5
+    assert job["predicted_mean_s"] is None
+    assert summary["predicted_slowdown_mean"] is summary["predicted_policy"] is None
+
+
+@pytest.fixture
+def predicted(scenario: Scenario) -> Results:
+    """Each job takes 1.2 times Ideal, and was predicted to take 1.08 (b: 1.3) times."""
+    runs = [make_run(scenario, name, 1, [[1.2], [1.2]]) for name in ("stagger", "static", "cubic")]
+    ideal = scenario.ideal_s(scenario.jobs[0])
+    by_policy = {
+        policy: Prediction(simulated, 1.19, {"a": 1.08 * ideal, "b": 1.3 * ideal})
+        for policy, simulated in (("stagger", "stagger"), ("static", "static"), ("cubic", "fair"))
+    }
+    return Results(scenario, runs, {}, by_policy)
+
+
+def test_json_has_what_was_predicted_and_by_whom(predicted: Results) -> None:
+    document = predicted.to_json()
+    for run in document["runs"]:
+        for job, slowdown in zip(run["jobs"], (1.08, 1.3), strict=True):
+            expected = slowdown * job["ideal_s"]
+            assert job["predicted_mean_s"] == pytest.approx(expected, abs=1e-5)
+    rows = [(s["predicted_slowdown_mean"], s["predicted_policy"]) for s in document["summary"]]
+    assert rows == [(1.19, "stagger"), (1.19, "static"), (1.19, "fair")]
+
+
+def test_how_far_off_a_prediction_was_is_said_only_where_it_is_a_model(predicted: Results) -> None:
+    ratios = predicted.predicted_over_measured()
+    assert list(ratios) == ["stagger", "static"]
+    assert ratios["stagger"] == {"a": pytest.approx(0.9), "b": pytest.approx(1.3 / 1.2)}
+
+
+def test_tables_show_predictions_and_mark_those_of_ideal_tcp(predicted: Results, capsys) -> None:
+    print_result(predicted, Console(width=120))
+    text = capsys.readouterr().out
+    rows = {tuple(re.split("[│┃ ]+", line.strip("│┃ "))) for line in text.splitlines()}
+    assert ("stagger", "1.200", "1.190", "1.200") in {row[:4] for row in rows}
+    assert ("cubic", "1.200", "1.190*", "1.200") in {row[:4] for row in rows}
+    assert ("stagger", "a", "0.2755", "0.2480", "0.2755") in {row[:5] for row in rows}
+    assert ("cubic", "a", "0.2755", "0.2480*", "0.2755") in {row[:5] for row in rows}
+    assert "simulated on ideal links. * cubic: max-min sharing; no loss, no timeouts." in text
+    assert "iteration of a job: stagger 0.90 to 1.08, static 0.90 to 1.08\n" in text
+    assert "best baseline" in text and "…" not in text
 
 
 @pytest.mark.parametrize(
@@ -145,6 +191,7 @@ def test_table_and_figure(scenario: Scenario, tmp_path, capsys) -> None:
     print_result(result, Console(width=120))
     text = capsys.readouterr().out
     assert "1.250 cubic" in text
+    assert "predicted" not in text and "…" not in text
     assert "5 MB / (400 Mbit/s x 1448/1514)" in text
     draw(result, tmp_path / "deep" / "figure.png")
     assert (tmp_path / "deep" / "figure.png").read_bytes().startswith(b"\x89PNG")

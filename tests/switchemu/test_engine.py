@@ -2,9 +2,10 @@
 """When the switch process decides: at once, with what comes a moment later, or never again."""
 
 import asyncio
+import gc
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import uvloop
@@ -15,7 +16,7 @@ from flowslot.messages import Demand, FromDaemon, Grant, Hello, Opening
 from flowslot.policy.stagger import StaggerAllocator
 from flowslot_switch.config import Overrides, load
 from flowslot_switch.engine import SPACING_S, Engine
-from flowslot_switch.stream import Closing
+from flowslot_switch.stream import Closing, Stream
 
 
 class Daemon:
@@ -136,5 +137,30 @@ def test_an_engine_that_is_closed_decides_nothing_any_more(run: Any) -> None:
         assert len(daemon.ended) == 1
         with pytest.raises(Closing):
             engine.join(daemon, begun(9))  # its stream was opened before
+
+    run(test)
+
+
+def test_a_stream_that_is_on_its_way_out_when_it_is_ended_leaves_no_traceback(run: Any) -> None:
+    class Context:
+        def peer(self) -> str:
+            return "daemon"
+
+        async def read(self) -> None:
+            await asyncio.Event().wait()
+
+    async def test(engine: Engine, daemon: Daemon) -> None:
+        logged: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: logged.append(what))
+        stream = Stream(engine, cast(Any, Context()))
+        running = asyncio.create_task(stream.run())
+        await asyncio.sleep(0.01)
+        stream.end(Closing("the switch process stops"))
+        running.cancel()  # as gRPC does when it is stopped, in the same moment
+        await asyncio.gather(running, return_exceptions=True)
+        del stream, running
+        await asyncio.sleep(0)  # until then the loop itself still holds what it has ended
+        gc.collect()
+        assert logged == []
 
     run(test)

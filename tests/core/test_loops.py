@@ -17,12 +17,16 @@ import flowslot.arbiter.loops
 import flowslot.policy.fill
 import flowslot.policy.loops
 import flowslot.policy.stagger
+import flowslot.policy.virtual
+import flowslot.policy.virtual.loops
 from flowslot.arbiter import LEASE_SLOTS
 from flowslot.policy.base import AllocationState
 from flowslot.policy.stagger import StaggerAllocator
+from flowslot.units import MILLISECOND, Nanos
 
 USERS = {
     flowslot.policy.loops: (flowslot.policy.fill, flowslot.policy.stagger),
+    flowslot.policy.virtual.loops: (flowslot.policy.virtual,),
     flowslot.arbiter.loops: (flowslot.arbiter.flows, flowslot.arbiter.issue),
 }
 SEEDS = pytest.mark.parametrize("seed", range(30))
@@ -84,13 +88,13 @@ def test_allocations_are_the_same(
     seed: int, partial: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(seed)
-    states = [some_state(rng) for _ in range(10)]
+    states = [(some_state(rng), Nanos(NOW + k * 30 * MILLISECOND)) for k in range(30)]
 
     def run() -> list[Any]:
         allocator = StaggerAllocator(partial=partial)
         return [
-            (allocator.allocate(s, NOW), allocator.standing(), allocator.next_change(s, NOW))
-            for s in states
+            (allocator.allocate(s, now), allocator.standing(), allocator.next_change(s, now))
+            for s, now in states
         ]
 
     compiled = run()

@@ -69,6 +69,8 @@ class DaemonNode:
         switch process."""
         self.alive = True
         self.messages = 0
+        self.raised = self.lowered = 0
+        """By its own arbiter, for want of a switch process."""
         self._events, self._clock, self._observer = events, clock, observer
         self._kernel, self._random, self._slot_ns = kernel, random, slot_ns
         self._links = [_Link(*pair) for pair in switches]
@@ -328,7 +330,10 @@ class DaemonNode:
         if own is None or self._waits(self._settle):
             return
         at = self._clock.read(now)
-        self._take(now, own.settle(at).changed)
+        settled = own.settle(at)
+        self.raised += settled.raised
+        self.lowered += settled.lowered
+        self._take(now, settled.changed)
         if self._own_alarm is not None:
             self._own_alarm.cancel()
         self._own_alarm = self._events.at(self._clock.when(own.next_wakeup(at)), self._settle)

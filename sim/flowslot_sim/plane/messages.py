@@ -154,9 +154,10 @@ class Messages:
     # --- evidence
 
     def counts(self) -> list[int]:
-        """Granted, refused, pre-empted and expired, of all switch processes."""
-        counts = zip(*(switch.counts() for switch in self.switches.values()), strict=True)
-        return [sum(each) for each in counts]
+        """Granted, refused, pre-empted and expired, of all arbiters (of daemons: in this life)."""
+        switches = [switch.counts() for switch in self.switches.values()]
+        own = [[d.raised, 0, d.lowered, 0] for d in self.daemons.values()]
+        return [sum(each) for each in zip(*switches, *own, strict=True)]
 
     def messages(self) -> int:
         """Messages sent, in both directions."""

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lab's scenarios in the simulator: how well turns are taken, and at what cost in messages."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from flowslot_scenario.scenario import load
+from flowslot_sim.cli import app
+from flowslot_sim.plane.messages import Messages
+from flowslot_sim.runner import STANDARD, Options, control, simulate
+from flowslot_sim.simulation import Simulation
+from flowslot_sim.world import from_scenario
+
+SCENARIOS = Path(__file__).parents[2] / "lab/scenarios"
+RUN = CliRunner()
+
+
+def slowdowns(name: str, policy: str = "stagger", **more: object) -> dict[str, float]:
+    """Mean of each job."""
+    loaded = load(SCENARIOS / f"{name}.toml")
+    result = simulate(loaded, Options((policy,), iterations=60, **more))  # type: ignore[arg-type]
+    return {job.job.name: float(job.slowdowns.mean()) for job in result.runs[0].jobs}
+
+
+def plane_of(name: str, changes: tuple[str, ...] = ()) -> tuple[Simulation, Messages]:
+    world = from_scenario(load(SCENARIOS / f"{name}.toml", changes))
+    sim = Simulation(world, control("stagger", STANDARD, 1))
+    assert isinstance(sim.control, Messages)
+    return sim, sim.control
+
+
+@pytest.mark.parametrize("name", ["two-equal", "three-equal", "ring4-two-jobs"])
+def test_equal_jobs_take_turns(name: str) -> None:
+    assert max(slowdowns(name).values()) < 1.02
+    assert max(slowdowns(name, "fair").values()) > 1.3
+
+
+def test_also_without_a_switch_and_with_one_for_each_rack() -> None:
+    assert max(slowdowns("two-equal", use_switch=False).values()) < 1.05
+    assert max(slowdowns("ring4-two-jobs", per_rack=True).values()) < 1.05
+
+
+@pytest.mark.parametrize("name", ["mix-incommensurate", "ps-plus-ring"])
+def test_unequal_jobs_fare_better_than_under_fair_sharing(name: str) -> None:
+    ours, fair = slowdowns(name), slowdowns(name, "fair")
+    assert np.mean(list(ours.values())) < np.mean(list(fair.values()))
+    assert max(ours.values()) < max(fair.values())
+
+
+def test_equal_shares_are_what_they_are() -> None:
+    """Two jobs, half of the link each: computation + twice the transfer."""
+    static = slowdowns("two-equal", "static")
+    assert static["a"] == pytest.approx((0.125 + 2 * 0.1046) / (0.125 + 0.1046), rel=0.01)
+
+
+def test_a_job_alone_keeps_its_grants() -> None:
+    """16 push and 16 pull flows, for which nobody ever asks again."""
+    sim, plane = plane_of("ps-incast")
+    sim.run(until_ns=1_500_000_000)
+    settled, writes = plane.counts(), plane.kernel.writes
+    sim.run(until_ns=6_000_000_000)
+    assert plane.counts() == settled and plane.kernel.writes == writes
+
+
+def test_turns_cost_few_grants() -> None:
+    sim, plane = plane_of("three-equal")
+    sim.run(iterations=40)
+    iterations = sum(len(progress.ends) for progress in sim.progress)
+    assert sum(plane.counts()) < 8 * iterations
+
+
+def test_the_same_seed_gives_the_same_json() -> None:
+    def run(*more: str) -> str:
+        command = ["run", str(SCENARIOS / "two-equal.toml"), "--iterations", "20", "-o", "json"]
+        result = RUN.invoke(app, [*command, *more])
+        assert result.exit_code == 0
+        return result.stdout
+
+    assert run() == run() != run("--seed", "5")
+    shown = json.loads(run("--seeds", "2", "--policy", "stagger,fair"))
+    assert [(r["policy"], r["repeat"]) for r in shown["runs"]] == [
+        ("stagger", 1),
+        ("fair", 1),
+        ("stagger", 2),
+        ("fair", 2),
+    ]
+    assert shown["runs"][0]["evidence"]["reservations"]["granted"] > 0
+    assert shown["runs"][0]["links"][0]["utilisation"] > 0.3
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--policy", "fare"], 'no policy is called "fare"; of: stagger'),
+        (["--switches", "per-rack"], "its hosts have no `rack`"),
+        (["--set", "links.rate_mbps=-1"], "field `links.rate_mbps`"),
+    ],
+)
+def test_bad_usage_is_one_line_and_status_2(more: list[str], said: str) -> None:
+    command = [sys.executable, "-c", "from flowslot_sim.cli import app; app()", "run"]
+    done = subprocess.run(
+        [*command, str(SCENARIOS / "two-equal.toml"), *more],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+
 from rich.console import Console
 from rich.table import Table
 
@@ -23,6 +25,7 @@ def print_result(result: Results, console: Console) -> None:
     console.print("Slowdown = iteration time / Ideal. Ideal, the physical limit of a job alone:")
     for job in scenario.jobs:
         console.print(f"  {scenario.explain_ideal(job)}", highlight=False)
+    _tell_of_livelocks(result, console)
     _warn_of_busy_processors(result, console)
     _warn_of_stolen_time(result, console)
     for job in scenario.jobs:
@@ -33,6 +36,22 @@ def print_result(result: Results, console: Console) -> None:
                 f"{result.alone[job.name]:.4f} s ({ratio:.3f} x Ideal)",
                 highlight=False,
             )
+
+
+def _tell_of_livelocks(result: Results, console: Console) -> None:
+    """A run that was given up has numbers of what it had done by then, which say little."""
+    for run in result.runs:
+        if run.livelock:
+            done = sum(job.times.size for job in run.jobs)
+            console.print(
+                f"{run.policy}, repeat {run.repeat}: {run.livelock}. "
+                f"Its numbers are of {done} iterations done by then.",
+                highlight=False,
+            )
+
+
+def _number(value: float, digits: int = 3) -> str:
+    return "none" if math.isnan(value) else f"{value:.{digits}f}"
 
 
 def _warn_of_busy_processors(result: Results, console: Console) -> None:
@@ -68,7 +87,7 @@ def _above(bound: float, shares: list[tuple[str, float]]) -> str:
 def _summary_table(result: Results, summaries: list[Summary]) -> Table:
     scenario = result.scenario
     repeats = max(run.repeat for run in result.runs)
-    count = summaries[0].iterations
+    count = max(summary.iterations for summary in summaries)
     table = Table(
         title=f"{scenario.name}: slowdown over {count} iterations in {repeats} repeats",
         title_justify="left",
@@ -80,9 +99,7 @@ def _summary_table(result: Results, summaries: list[Summary]) -> Table:
         numbers = (s.slowdown_mean, s.slowdown_p50, s.slowdown_p99, s.worst_job)
         table.add_row(
             s.policy,
-            *(f"{value:.3f}" for value in numbers),
-            f"{s.spread_mean:.3f}",
-            f"{s.spread_p99:.3f}",
+            *map(_number, (*numbers, s.spread_mean, s.spread_p99)),
             str(s.retransmits),
         )
     metrics = ("slowdown_mean", "slowdown_p50", "slowdown_p99", "worst_job")
@@ -101,5 +118,5 @@ def _job_table(result: Results) -> Table:
     for title in ("mean", "p50", "p99", "Ideal", "slowdown", "p99 slowdown"):
         table.add_column(title, justify="right")
     for row in result.by_job():
-        table.add_row(row.policy, row.job, *(f"{value:.4f}" for value in row.numbers))
+        table.add_row(row.policy, row.job, *(_number(value, 4) for value in row.numbers))
     return table

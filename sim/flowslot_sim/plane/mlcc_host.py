@@ -153,9 +153,14 @@ class MlccHost:
             self.ask(now)
 
     def hear(self, now: Nanos, told: Mapping[int, Sent]) -> None:
-        """Another host tells of its flows."""
-        news = any(s.ended and self._told.get(row) != s for row, s in told.items())
-        self._told.update(told)
+        """Another host tells of its flows. Messages may overtake each other: an end is final."""
+        fresh = {}
+        for row, sent in told.items():
+            known = self._told.get(row)
+            if known is None or (known.iteration, known.ended) <= (sent.iteration, sent.ended):
+                fresh[row] = sent
+        news = any(sent.ended and self._told.get(row) != sent for row, sent in fresh.items())
+        self._told.update(fresh)
         if news and self._options.replan_on_events:
             self.ask(now)
 

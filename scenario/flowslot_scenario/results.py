@@ -7,6 +7,7 @@ warm-up; the summary pools the slowdowns of all repeats and jobs of a policy.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +37,24 @@ class Prediction:
     def of_ideal_tcp(self) -> bool:
         """It knows no loss and no timeouts: what is measured differs by these at least."""
         return self.simulated == FAIR
+
+
+def mean(values: Floats) -> float:
+    """NaN when there are none."""
+    return float(values.mean()) if values.size else math.nan
+
+
+def percentiles(values: Floats) -> tuple[float, float]:
+    """The median and the 99th percentile; NaN when there are no values."""
+    if not values.size:
+        return math.nan, math.nan
+    p50, p99 = np.percentile(values, (50, 99))
+    return float(p50), float(p99)
+
+
+def _number(value: float, digits: int = 4) -> float | None:
+    """For JSON, which has no NaN."""
+    return None if math.isnan(value) else round(value, digits)
 
 
 @dataclass(slots=True)
@@ -100,27 +119,28 @@ class JobRun:
 
     def to_json(self, alone_s: float | None, predicted_s: float | None) -> dict[str, Any]:
         """As in the JSON of a run."""
-        p50, p99 = np.percentile(self.times, (50, 99))
-        slow = self.slowdowns
+        p50_s, p99_s = percentiles(self.times)
+        p99 = percentiles(self.slowdowns)[1]
         return {
             "name": self.job.name,
             "iterations": int(self.times.size),
             "compute_s": self.job.compute_s,
             "bytes": self.job.sent_bytes,
-            "mean_s": round(float(self.times.mean()), 6),
-            "p50_s": round(float(p50), 6),
-            "p99_s": round(float(p99), 6),
+            "mean_s": _number(mean(self.times), 6),
+            "p50_s": _number(p50_s, 6),
+            "p99_s": _number(p99_s, 6),
             "ideal_s": round(self.ideal_s, 6),
             "alone_s": None if alone_s is None else round(alone_s, 6),
             "predicted_mean_s": None if predicted_s is None else round(predicted_s, 6),
-            "slowdown_mean": round(float(slow.mean()), 4),
-            "slowdown_p99": round(float(np.percentile(slow, 99)), 4),
+            "slowdown_mean": _number(mean(self.slowdowns)),
+            "slowdown_p99": _number(p99),
         }
 
 
 @dataclass(slots=True)
 class Run:
-    """One policy, once."""
+    """One policy, once. `livelock`: why it was given up before its iterations were done, for
+    people; "": it was not."""
 
     policy: str
     repeat: int
@@ -128,6 +148,7 @@ class Run:
     jobs: list[JobRun]
     retransmits: int
     utilisation: dict[str, float]
+    livelock: str = ""
 
     def to_json(
         self, scenario: Scenario, alone: dict[str, float], predicted: Prediction | None
@@ -137,6 +158,7 @@ class Run:
         return {
             "policy": self.policy,
             "repeat": self.repeat,
+            "livelock": self.livelock or None,
             "evidence": self.evidence.to_json(),
             "jobs": [
                 job.to_json(alone.get(job.job.name), predicted_s.get(job.job.name))
@@ -156,7 +178,10 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A policy over all its repeats. `spread_*`: largest minus smallest over the repeats."""
+    """A policy over all its repeats. `spread_*`: largest minus smallest over the repeats.
+
+    NaN where there is no iteration; the worst job is one without any, if there is such a job.
+    """
 
     policy: str
     slowdown_mean: float
@@ -172,7 +197,7 @@ class Summary:
     def to_json(self, predicted: Prediction | None) -> dict[str, Any]:
         """As in the JSON of the results; `worst_job` is the mean slowdown of the worst job."""
         own = {
-            name: round(value, 4) if isinstance(value, float) else value
+            name: _number(value) if isinstance(value, float) else value
             for name in self.__slots__
             for value in (getattr(self, name),)
         }
@@ -191,15 +216,17 @@ def summarise(policy: str, runs: list[Run]) -> Summary:
     }
     pooled = np.concatenate(list(by_job.values()))
     per_run = [np.concatenate([job.slowdowns for job in run.jobs]) for run in runs]
-    means = [float(values.mean()) for values in per_run]
-    tails = [float(np.percentile(values, 99)) for values in per_run]
-    worst = max(names, key=lambda name: float(by_job[name].mean()))
+    means = [mean(values) for values in per_run]
+    tails = [percentiles(values)[1] for values in per_run]
+    by_mean = {name: mean(values) for name, values in by_job.items()}
+    worst = max(names, key=lambda name: math.inf if math.isnan(by_mean[name]) else by_mean[name])
+    p50, p99 = percentiles(pooled)
     return Summary(
         policy=policy,
-        slowdown_mean=float(pooled.mean()),
-        slowdown_p50=float(np.percentile(pooled, 50)),
-        slowdown_p99=float(np.percentile(pooled, 99)),
-        worst_job=float(by_job[worst].mean()),
+        slowdown_mean=mean(pooled),
+        slowdown_p50=p50,
+        slowdown_p99=p99,
+        worst_job=by_mean[worst],
         worst_job_name=worst,
         spread_mean=max(means) - min(means),
         spread_p99=max(tails) - min(tails),
@@ -253,9 +280,8 @@ class Results:
             prediction = self.predicted.get(policy)
             for job in self.scenario.jobs:
                 times, ideal = self.times(policy, job.name), self.scenario.ideal_s(job)
-                p50, p99 = (float(value) for value in np.percentile(times, (50, 99)))
-                mean = float(times.mean())
-                numbers = (mean, p50, p99, ideal, mean / ideal, p99 / ideal)
+                (p50, p99), typical = percentiles(times), mean(times)
+                numbers = (typical, p50, p99, ideal, typical / ideal, p99 / ideal)
                 predicted_s = prediction.mean_s.get(job.name) if prediction else None
                 rows.append(JobRow(policy, job.name, numbers, predicted_s))
         return rows

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+
 from rich.console import Console
 from rich.table import Table
 
@@ -24,6 +26,7 @@ def print_result(result: Results, console: Console) -> None:
     console.print("Slowdown = iteration time / Ideal. Ideal, the physical limit of a job alone:")
     for job in scenario.jobs:
         console.print(f"  {scenario.explain_ideal(job)}", highlight=False)
+    _tell_of_livelocks(result, console)
     _warn_of_busy_processors(result, console)
     _warn_of_stolen_time(result, console)
     for job in scenario.jobs:
@@ -64,6 +67,22 @@ def _predicted(prediction: Prediction | None, value: float | None, digits: int) 
     return f"{value:.{digits}f}{'*' if prediction.of_ideal_tcp else ''}"
 
 
+def _tell_of_livelocks(result: Results, console: Console) -> None:
+    """A run that was given up has numbers of what it had done by then, which say little."""
+    for run in result.runs:
+        if run.livelock:
+            done = sum(job.times.size for job in run.jobs)
+            console.print(
+                f"{run.policy}, repeat {run.repeat}: {run.livelock}. "
+                f"Its numbers are of {done} iterations done by then.",
+                highlight=False,
+            )
+
+
+def _number(value: float, digits: int = 3) -> str:
+    return "none" if math.isnan(value) else f"{value:.{digits}f}"
+
+
 def _warn_of_busy_processors(result: Results, console: Console) -> None:
     """Where processors are the bottleneck, the links are not."""
     slow = _above(BUSY, [(run.policy, run.evidence.network_busy) for run in result.runs])
@@ -97,7 +116,7 @@ def _above(bound: float, shares: list[tuple[str, float]]) -> str:
 def _summary_table(result: Results, summaries: list[Summary]) -> Table:
     scenario = result.scenario
     repeats = max(run.repeat for run in result.runs)
-    count = summaries[0].iterations
+    count = max(summary.iterations for summary in summaries)
     table = Table(
         title=f"{scenario.name}: slowdown over {count} iterations in {repeats} repeats",
         title_justify="left",
@@ -111,7 +130,7 @@ def _summary_table(result: Results, summaries: list[Summary]) -> Table:
         table.add_column(title, justify="right")
     for s in summaries:
         numbers = (s.slowdown_mean, s.slowdown_p50, s.slowdown_p99, s.worst_job)
-        cells = [f"{value:.3f}" for value in (*numbers, s.spread_mean, s.spread_p99)]
+        cells = list(map(_number, (*numbers, s.spread_mean, s.spread_p99)))
         cells.append(str(s.retransmits))
         if result.predicted:
             prediction = result.predicted.get(s.policy)
@@ -139,7 +158,7 @@ def _job_table(result: Results) -> Table:
     for title in titles:
         table.add_column(title, justify="right")
     for row in result.by_job():
-        cells = [f"{value:.4f}" for value in row.numbers]
+        cells = [_number(value, 4) for value in row.numbers]
         if result.predicted:
             cells.insert(1, _predicted(result.predicted.get(row.policy), row.predicted_s, 4))
         table.add_row(row.policy, row.job, *cells)

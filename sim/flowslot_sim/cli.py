@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`flowslot sim`: what a scenario would be like on ideal links, in simulated time.
 
-Exit status: 0 ok, 1 a run stalled, 2 bad scenario or usage.
+Exit status: 0 ok, also when a policy came to a halt and its run was given up; 1 a run stalled for
+which no policy is to blame; 2 bad scenario or usage.
 """
 
 from __future__ import annotations

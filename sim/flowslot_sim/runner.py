@@ -13,15 +13,17 @@ from flowslot.policy.static import StaticPolicy
 from flowslot_scenario.results import Evidence, JobRun, Results, Run
 from flowslot_scenario.scenario import Scenario
 from flowslot_sim.plane.messages import Messages, Plant
+from flowslot_sim.plane.mlcc import VARIANTS, Mlcc
 from flowslot_sim.plane.simple import Exact, Fixed, Free
 from flowslot_sim.simulation import Control, Simulation
+from flowslot_sim.stalls import Livelock
 from flowslot_sim.world import World, from_scenario
 
 TARGET = 0.96
 STANDARD, DEFAULTS = Plant(), PolicyOptions()
 EXACT = "-exact"
 """Ending of a policy's name: its allocator knows everything at once, and needs no messages."""
-POLICIES = ("stagger", "stagger-exact", "static", "fair")
+POLICIES = ("stagger", "stagger-exact", "static", "fair", *VARIANTS)
 """`fair`: what TCP would do in the ideal, max-min sharing."""
 
 
@@ -46,6 +48,8 @@ def control(
         return lambda _: Free()
     if name == "static":
         return lambda sim: Fixed(sim, StaticPolicy())
+    if name in VARIANTS:
+        return lambda sim: Mlcc(sim, VARIANTS[name], plant, seed)
     make = get(name).allocator
     assert make is not None
     if policy.endswith(EXACT):
@@ -67,7 +71,11 @@ def simulate(scenario: Scenario, options: Options) -> Results:
 def _run(scenario: Scenario, world: World, policy: str, repeat: int, options: Options) -> Run:
     sim = Simulation(world, control(policy, options.plant, scenario.seed))
     measured = options.iterations or scenario.iterations
-    sim.run(iterations=scenario.warmup + measured)
+    livelock = ""
+    try:
+        sim.run(iterations=scenario.warmup + measured)
+    except Livelock as error:  # a finding about the policy, not a failure of the run
+        livelock = str(error)
     jobs = []
     for job, progress in zip(scenario.jobs, sim.progress, strict=True):
         # Jobs that are quicker than others went on meanwhile.
@@ -76,12 +84,20 @@ def _run(scenario: Scenario, world: World, policy: str, repeat: int, options: Op
         jobs.append(JobRun(job, scenario.ideal_s(job), lasted / 1e9, {}))
     carried = sim.network.carried[:-1] / np.array(world.capacity) / (sim.now / 1e9)
     used = dict(zip(world.links, carried.tolist(), strict=True))
-    return Run(policy, repeat, evidence(sim), jobs, 0, used)
+    return Run(policy, repeat, evidence(sim), jobs, 0, used, livelock)
 
 
 def evidence(sim: Simulation) -> Evidence:
     """What the control plane did."""
     plane = sim.control
+    if isinstance(plane, Mlcc):
+        return Evidence(
+            granted=plane.switch.accepted,
+            refused=plane.switch.refused,
+            rate_writes=plane.writes(),
+            control_packets=plane.messages,
+            errors=plane.watch.report(),
+        )
     if not isinstance(plane, Messages):
         return Evidence()
     granted, refused, preempted, expired = plane.counts()

@@ -134,6 +134,16 @@ def test_replanning_within_a_slot_counts_on_the_rest_of_it() -> None:
     assert rates[1][0] == 100.0
 
 
+def test_a_decision_that_comes_late_in_its_slot_counts_on_what_is_left() -> None:
+    policy = host(replace(PAPER, cost="rhs"))
+    policy.left_s = 0.5  # feedback has taken half of the slot
+    _, rates = decide(policy, view_of(0, {1: ((0,), 120.0)}, NONE))
+    assert rates == {1: slots(100.0, 70.0)}
+    policy.left_s = -0.1
+    _, rates = decide(policy, view_of(1, {1: ((0,), 1.0)}, NONE))
+    assert rates == {1: slots(16.0)}
+
+
 def test_top_up_lets_flows_use_what_nobody_reserved() -> None:
     flows = {1: ((0,), 30.0), 2: ((0,), 0.0), 3: ((0,), 20.0)}
     view = view_of(0, flows, NONE, caps=[90.0, 1e9, 10.0])

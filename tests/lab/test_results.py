@@ -65,6 +65,21 @@ def test_summary_pools_repeats_and_jobs(scenario: Scenario) -> None:
     assert (summary.retransmits, summary.iterations) == (14, 8)
 
 
+def test_a_run_that_was_given_up_has_no_numbers_but_a_reason(scenario: Scenario) -> None:
+    run = make_run(scenario, "mlcc-literal", 1, [[1.0, 1.2], []])
+    run.livelock = "livelock from slot 7 on"
+    result = Results(scenario, [run], {})
+    (summary,) = result.summaries()
+    assert summary.worst_job_name == "b" and summary.slowdown_mean == pytest.approx(1.1)
+    assert summary.to_json(None)["worst_job"] is None
+    document = result.to_json()["runs"][0]
+    assert document["livelock"] == run.livelock
+    assert document["jobs"][1]["slowdown_p99"] is None and document["jobs"][1]["mean_s"] is None
+    console = Console(width=120, record=True)
+    print_result(result, console)
+    assert "livelock from slot 7 on. Its numbers are of 2 iterations" in console.export_text()
+
+
 def test_best_baseline_is_per_metric(scenario: Scenario) -> None:
     runs = [
         make_run(scenario, "cubic", 1, [[1.1, 1.1], [1.1, 1.9]]),

@@ -78,7 +78,9 @@ class MlccPolicy:
 
     `slot_ns`: length of a slot. `reservable`: part of a link's capacity that switches give out.
     `updates`: what the last `decide` wants sent. `dependencies`: of the flows that have any, by
-    identifier; set it before `decide`.
+    identifier; set it before `decide`. `left_s`: seconds of the current slot in which what is
+    decided next will be in force; None: counted from the slot's first decision, as if that were
+    made when the slot begins and held at once.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class MlccPolicy:
         self.options = MlccOptions() if options is None else options
         self.updates: tuple[Update, ...] = ()
         self.dependencies: Mapping[int, Dependency] = {}
+        self.left_s: float | None = None
         self._slot_s = slot_ns / SECOND
         self._reservable = reservable
         self._history = History()
@@ -129,8 +132,7 @@ class MlccPolicy:
         active = self._active(view)
         if begins or self._again or self.options.replan_on_events or self._links is None:
             self._again = False
-            passed = 0.0 if begins else (now - self._began) / SECOND / self._slot_s
-            self._plan(active, view, part=max(1.0 - passed, LEAST_PART))
+            self._plan(active, view, self._part(now))
         return self._decisions()
 
     def refused(self, updates: Iterable[Update]) -> Sequence[Decision]:
@@ -154,6 +156,13 @@ class MlccPolicy:
             self._again = True
         self._fresh = False
         return self._decisions()
+
+    def _part(self, now: Nanos) -> float:
+        """Of the current slot: what the next plan has of it."""
+        left_s = self.left_s
+        if left_s is None:
+            left_s = self._slot_s - (now - self._began) / SECOND
+        return min(max(left_s / self._slot_s, LEAST_PART), 1.0)
 
     # --- what there is to plan
 

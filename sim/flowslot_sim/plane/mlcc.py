@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MLCC as a control plane: every host plans its own flows, and switches add up the plans.
+
+Source: MLCC, sections III to V. All hosts plan at the same moments, on one grid of slots; calls
+between them and the switches take a message's delay each way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from flowslot.policy.mlcc import MlccOptions, MlccPolicy
+from flowslot.units import SECOND, Nanos
+from flowslot_sim.plane.messages import Plant
+from flowslot_sim.plane.mlcc_host import MlccHost, Sent, Wiring, needs
+from flowslot_sim.plane.mlcc_switch import TableSwitch
+from flowslot_sim.simulation import Simulation
+from flowslot_sim.stalls import StallWatch
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """How MLCC is run.
+
+    `count_links`: hosts are told what links carried, and estimate from it what other traffic leaves
+    them, of which there is none here. As published (u_l, the highest load of the last four slots)
+    a link that was idle for so long has room for nothing ever after: with jobs that compute before
+    they send, not one byte is sent. Without it, links are known to be free of other traffic.
+    """
+
+    options: MlccOptions
+    count_links: bool
+
+
+VARIANTS = {
+    "mlcc-strict": Variant(MlccOptions(cost="literal"), count_links=True),
+    "mlcc-literal": Variant(MlccOptions(cost="literal"), count_links=False),
+    "mlcc-rhs": Variant(MlccOptions(cost="rhs"), count_links=False),
+    "mlcc": Variant(MlccOptions.repaired(), count_links=True),
+}
+"""By name: as published, to the letter; as published but for u_l, by either reading of its cost;
+with every remedy."""
+
+
+class Mlcc:
+    """See Control. `watch` reports stalls, and ends the run when nothing moves any more."""
+
+    def __init__(self, sim: Simulation, variant: Variant, plant: Plant, seed: int) -> None:
+        options = variant.options
+        self.watch = StallWatch(sim, plant.slot_ns)
+        self.messages = 0
+        """Sent, in all directions."""
+        self._sim = sim
+        self._plant = plant
+        self._count_links = variant.count_links
+        self._random = np.random.default_rng([seed, 11])
+        self.switch = TableSwitch(
+            sim.events,
+            sim.world.capacity,
+            plant.slot_ns,
+            atomic=options.atomic,
+            by_key=options.order == "shortest",
+            random=self._random,
+        )
+        delays = plant.delays
+        wiring = Wiring(
+            send=self._send,
+            switch=self.switch,
+            slot_ns=plant.slot_ns,
+            answer_s=(delays.low + delays.high) / SECOND,
+            tell=self._tell,
+        )
+        needs_of = needs(sim.flows)
+        mine: dict[str, list[int]] = {}
+        for row, flow in enumerate(sim.flows):
+            mine.setdefault(flow.host, []).append(row)
+        self.hosts = {
+            name: MlccHost(
+                sim,
+                name,
+                rows,
+                policy=MlccPolicy(options, plant.slot_ns),
+                needs_of=needs_of,
+                wiring=wiring,
+            )
+            for name, rows in mine.items()
+        }
+        self._wanted_by: dict[int, set[str]] = {}
+        for row, need in needs_of.items():
+            for other in need.others:
+                self._wanted_by.setdefault(other, set()).add(sim.flows[row].host)
+        self._carried = sim.network.carried[:-1].copy()
+
+    # --- Control
+
+    def start(self) -> None:
+        """See Control."""
+        self.watch.start()
+        self._slot(self._sim.now)
+
+    def began(self, now: Nanos, job: int, flows: Sequence[int]) -> None:
+        """See Control."""
+        for host, rows in self._by_host(flows).items():
+            self.hosts[host].began(now, rows)
+
+    def ended(self, now: Nanos, flows: Sequence[int]) -> None:
+        """See Control."""
+        for host, rows in self._by_host(flows).items():
+            self.hosts[host].ended(now, rows)
+
+    # --- evidence
+
+    def writes(self) -> int:
+        """Rates put into force."""
+        return sum(host.writes for host in self.hosts.values())
+
+    # --- how
+
+    def _slot(self, now: Nanos) -> None:
+        """A slot begins, for all hosts."""
+        slot_ns = self._plant.slot_ns
+        carried = self._sim.network.carried[:-1].copy()
+        loads = (carried - self._carried) / (slot_ns / SECOND)
+        self._carried = carried
+        for host in self.hosts.values():
+            host.begin_slot(now, now // slot_ns, loads if self._count_links else None)
+        self._sim.events.after(slot_ns, self._slot)
+
+    def _by_host(self, flows: Sequence[int]) -> dict[str, list[int]]:
+        by_host: dict[str, list[int]] = {}
+        for row in flows:
+            by_host.setdefault(self._sim.flows[row].host, []).append(row)
+        return by_host
+
+    def _send(self, deliver: Callable[[Nanos], None]) -> None:
+        self.messages += 1
+        self._sim.events.after(self._plant.delays.draw(self._random), deliver)
+
+    def _tell(self, teller: str, news: Mapping[int, Sent]) -> None:
+        """To every other host whose flows depend on these, in one message each."""
+        letters: dict[str, dict[int, Sent]] = {}
+        for row, sent in news.items():
+            for host in sorted(self._wanted_by.get(row, ())):
+                if host != teller:
+                    letters.setdefault(host, {})[row] = sent
+        for host, letter in letters.items():
+            self._send(partial(self.hosts[host].hear, told=letter))

@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A simulated host under MLCC: its flows, its policy, and its calls to switches and other hosts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flowslot.decision import Decision, Pace
+from flowslot.policy.base import Floats, View
+from flowslot.policy.mlcc import Dependency, MlccPolicy, Observed, Update
+from flowslot.policy.mlcc.depend import Kind
+from flowslot.units import SECOND, Nanos
+from flowslot_sim.network import FlowSpec
+from flowslot_sim.plane.mlcc_switch import HORIZON, TableSwitch
+from flowslot_sim.simulation import Simulation
+
+ATTEMPTS = 8
+"""Plans of a host in one slot that switches may refuse; then it waits for the next slot."""
+EARLY_S = 1e-4
+"""Plans count on so much less of a slot: what is to end with it must not miss it by a rounding
+error, as it would wait for the next one with its last byte."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What hosts tell each other of flow j: in iteration `iteration` it will have sent `by_end`
+    bytes when the slot ends (F_j), or has `ended`."""
+
+    iteration: int
+    by_end: float
+    ended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What Algorithm 2 knows of a flow: `others`, by number."""
+
+    kind: Kind
+    others: tuple[int, ...]
+
+
+def needs(flows: Sequence[FlowSpec]) -> dict[int, Needs]:
+    """By flow, from who forwards what: a flow that forwards what a forwarding flow brings is part
+    of a ring, one that forwards what original flows bring is a server's broadcast, and those are
+    the aggregations, which look at the broadcasts made of them."""
+    found: dict[int, Needs] = {}
+    made_of: dict[int, list[int]] = {}
+    for i, flow in enumerate(flows):
+        if flow.preds:
+            ring = any(flows[p].preds for p in flow.preds)
+            found[i] = Needs("ring" if ring else "broadcast", flow.preds)
+            for p in flow.preds if not ring else ():
+                made_of.setdefault(p, []).append(i)
+    for p, broadcasts in made_of.items():
+        found[p] = Needs("aggregation", tuple(broadcasts))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """What a host is connected to. `send`: does something after a message's delay, counted.
+    `answer_s`: seconds that an update and its answer take. `tell`: the hosts that want to know of
+    flows."""
+
+    send: Callable[[Callable[[Nanos], None]], None]
+    switch: TableSwitch
+    slot_ns: Nanos
+    answer_s: float
+    tell: Callable[[str, Mapping[int, Sent]], None]
+
+
+class MlccHost:
+    """Runs `policy` on flows `rows` of the simulation.
+
+    One conversation with the switches at a time: FetchFeedback, decide, UpdateSchedule. Without
+    atomic reservations what is decided holds at once; with them only what is taken back does, the
+    rest with the answer. Between conversations the plan goes on slot by slot.
+    """
+
+    def __init__(
+        self,
+        sim: Simulation,
+        name: str,
+        rows: Sequence[int],
+        *,
+        policy: MlccPolicy,
+        needs_of: Mapping[int, Needs],
+        wiring: Wiring,
+    ) -> None:
+        self.rows = np.array(rows, np.intp)
+        self._all = tuple(rows)
+        self.name = name
+        self.writes = 0
+        """Rates put into force."""
+        self._sim = sim
+        self._policy = policy
+        self._options = policy.options
+        self._needs = {row: needs_of[row] for row in rows if row in needs_of}
+        self._watched_by = {row for need in needs_of.values() for row in need.others} & set(rows)
+        self._wiring = wiring
+        self._told: dict[int, Sent] = {}
+        self._slot = -1
+        self._base = sim.network.rows["sent"][self.rows]  # bytes of each when the slot began
+        self._whole: Floats = np.zeros(len(rows))  # sent in it by iterations that have ended
+        self._plan: Pace | None = None
+        self._next: Pace | None = None  # decided, and not yet answered
+        self._busy = self._due = False
+        self._attempts = 0
+        self._flow = self.rows.astype(np.uint64)
+        self._job = np.array([sim.job_of[row] for row in rows], np.int64)
+        self._names = [job.name for job in sim.world.jobs]
+        self._unbounded = np.full(len(rows), math.inf)
+        self._free = np.zeros(len(rows), np.bool_)
+
+    # --- what happens
+
+    def begin_slot(self, now: Nanos, slot: int, loads: Floats | None) -> None:
+        """`slot` begins. `loads`: payload bytes/s that each link carried in the last one, all of
+        it by flows under control; None: not known, and no other traffic to be expected."""
+        if self._slot >= 0:
+            sent = dict(zip(self.rows.tolist(), self._sent_in_slot().tolist(), strict=True))
+            self._policy.observe(Observed(self._slot, sent, loads, loads))
+        self._slot = slot
+        self._base = self._sim.network.rows["sent"][self.rows]
+        self._whole[:] = 0.0
+        self._attempts = 0
+        self._enforce()
+        self.tell(self._all)
+        self.ask(now)
+
+    def began(self, now: Nanos, rows: Sequence[int]) -> None:
+        """These flows have begun an iteration."""
+        at = np.isin(self.rows, rows)
+        # What the last iteration sent in this slot was noted when it ended.
+        self._base[at] = 0.0
+        if self._options.replan_on_events:
+            self.ask(now)
+
+    def ended(self, now: Nanos, rows: Sequence[int]) -> None:
+        """These flows have sent everything."""
+        at = np.isin(self.rows, rows)
+        total = self._sim.network.rows["total"][self.rows]
+        self._whole[at] += (total - self._base)[at]
+        self._base[at] = total[at]
+        self.tell(rows)
+        if self._options.replan_on_events:
+            self.ask(now)
+
+    def hear(self, now: Nanos, told: Mapping[int, Sent]) -> None:
+        """Another host tells of its flows. Messages may overtake each other: an end is final."""
+        fresh = {}
+        for row, sent in told.items():
+            known = self._told.get(row)
+            if known is None or (known.iteration, known.ended) <= (sent.iteration, sent.ended):
+                fresh[row] = sent
+        news = any(sent.ended and self._told.get(row) != sent for row, sent in fresh.items())
+        self._told.update(fresh)
+        if news and self._options.replan_on_events:
+            self.ask(now)
+
+    def tell(self, rows: Iterable[int]) -> None:
+        """Let those that depend on these flows know how far they will be when the slot ends."""
+        network, left_s = self._sim.network.rows, self._left_s()
+        rates = dict(zip(self.rows.tolist(), self._rates().tolist(), strict=True))
+        news = {}
+        for row in rows:
+            if row not in self._watched_by:
+                continue
+            of = network[row]
+            by_end = min(float(of["sent"]) + rates[row] * left_s, float(of["total"]))
+            sent = Sent(self._iteration(row), by_end, bool(of["ended"]))
+            known = self._told.get(row)
+            if known != sent and (of["active"] or (known is not None and not known.ended)):
+                news[row] = sent
+        if news:
+            self._told.update(news)  # its own flows may be among those that want to know
+            self._wiring.tell(self.name, news)
+
+    # --- the conversation
+
+    def ask(self, now: Nanos) -> None:
+        """Plan anew: once all that happens now has happened, and what is under way has ended."""
+        if self._busy:
+            self._due = True
+            return
+        self._busy = True
+        self._sim.events.at(now, lambda _: self._wiring.send(self._at_switch))
+
+    def _at_switch(self, now: Nanos) -> None:
+        slot, load = self._wiring.switch.fetch(now)
+        self._wiring.send(partial(self._decide, slot=slot, load=load))
+
+    def _decide(self, now: Nanos, slot: int, load: Floats) -> None:
+        late = self._slot - slot  # it was on its way when the slot began
+        if late > 0:
+            load = np.concatenate((load[:, late:], np.zeros((len(load), late))), axis=1)
+        policy = self._policy
+        policy.dependencies = self._dependencies()
+        wait_s = self._wiring.answer_s if self._options.atomic else 0.0
+        policy.left_s = self._left_s() - wait_s - EARLY_S
+        unknown = np.full(len(self.rows), math.nan)
+        self._next = _pace(policy.decide(now, self._view(load), unknown, unknown))
+        if self._options.atomic and policy.updates:
+            self._enforce()
+            updates, switch = policy.updates, self._wiring.switch
+            self._wiring.send(lambda then: switch.update(then, updates, self._switch_answers))
+            return
+        if policy.updates:
+            updates, switch = policy.updates, self._wiring.switch
+            self._wiring.send(lambda then: switch.update(then, updates, _nobody_waits))
+        self._settle(now)
+
+    def _switch_answers(self, _: Nanos, refused: list[Update]) -> None:
+        self._wiring.send(lambda now: self._answered(now, refused))
+
+    def _answered(self, now: Nanos, refused: list[Update]) -> None:
+        if refused:
+            self._next = _pace(self._policy.refused(refused))
+            self._attempts += 1
+            self._due = self._due or self._attempts < ATTEMPTS
+        self._settle(now)
+
+    def _settle(self, now: Nanos) -> None:
+        """What was decided last holds; on with what has come up meanwhile."""
+        self._plan, self._next = self._next, None
+        self._enforce()
+        self.tell(self._all)
+        self._busy = False
+        if self._due:
+            self._due = False
+            self.ask(now)
+
+    # --- rates
+
+    def _rates(self) -> Floats:
+        """What is in force now: float64[F]; of two plans, each flow's lesser rate."""
+        none: Floats = np.zeros(len(self.rows))
+        rates = none if self._plan is None else self._plan.schedule.at(self._slot)
+        if self._next is not None:
+            rates = np.minimum(rates, self._next.schedule.at(self._slot))
+        return rates
+
+    def _enforce(self) -> None:
+        rates = self._rates()
+        self.writes += len(rates)
+        ceilings = self._unbounded if self._options.top_up else rates
+        self._sim.network.pace(self.rows, rates, ceilings)
+
+    # --- what is seen
+
+    def _sent_in_slot(self) -> Floats:
+        now = self._sim.network.rows["sent"][self.rows]
+        sent: Floats = self._whole + np.maximum(now - self._base, 0.0)
+        return sent
+
+    def _left_s(self) -> float:
+        """Of the current slot."""
+        end = (self._slot + 1) * self._wiring.slot_ns
+        return max(end - self._sim.now, 0) / SECOND
+
+    def _iteration(self, row: int) -> int:
+        return len(self._sim.progress[self._sim.job_of[row]].began)
+
+    def _view(self, load: Floats) -> View:
+        network = self._sim.network
+        rows = network.rows[self.rows]
+        left = np.where(rows["active"], np.maximum(rows["total"] - rows["sent"], 1.0), 0.0)
+        paths: NDArray[np.int32] = network.paths[self.rows]
+        return View(
+            slot=self._slot,
+            horizon=HORIZON,
+            capacity=network.capacity[:-1],
+            flow=self._flow,
+            paths=paths,
+            job=self._job,
+            job_names=self._names,
+            remaining=left,
+            cap=self._unbounded,
+            guaranteed=self._free,
+            load=load,
+        )
+
+    def _dependencies(self) -> dict[int, Dependency]:
+        """Of flows that send now, by what other hosts have told."""
+        rows, found = self._sim.network.rows, {}
+        for row, need in self._needs.items():
+            if not rows[row]["active"]:
+                continue
+            others = [self._by_end(row, other) for other in need.others]
+            bytes_by_end = [f for f in others if f is not None]
+            if not bytes_by_end:
+                continue
+            sent, head = float(rows[row]["sent"]), 0.0
+            if need.kind != "aggregation":
+                head, own = float(rows[row]["head"]), float(rows[row]["own"])
+                if head > -math.inf:
+                    bytes_by_end = [max(f, own - head) for f in bytes_by_end]
+            found[row] = Dependency(need.kind, sent, tuple(bytes_by_end), head)
+        return found
+
+    def _by_end(self, row: int, other: int) -> float | None:
+        """F_j; None: it has ended, and holds nobody up any more."""
+        told = self._told.get(other)
+        if told is None or told.iteration != self._iteration(row):
+            return 0.0
+        return None if told.ended else told.by_end
+
+
+def _pace(decisions: Sequence[Decision]) -> Pace:
+    """MlccPolicy decides all in one."""
+    (pace,) = decisions
+    assert isinstance(pace, Pace)
+    return pace
+
+
+def _nobody_waits(_now: Nanos, _refused: list[Update]) -> None:
+    """The paper's hosts do not ask whether an update was accepted; the paper's switch does."""

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The switches that MLCC's hosts ask: one load table for all links, and the paper's two calls."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from flowslot.errors import ScheduleRefused
+from flowslot.loadtable import LoadTable
+from flowslot.policy.base import Floats
+from flowslot.policy.mlcc import Update
+from flowslot.units import Nanos
+from flowslot_sim.events import Events
+
+HORIZON = 10
+"""K: slots of a schedule."""
+Answer = Callable[[Nanos, list[Update]], None]
+"""Takes those updates of a call that were refused."""
+
+
+class TableSwitch:
+    """FetchFeedback and UpdateSchedule, over core's load table: that of Arbiter.update_schedule.
+
+    `atomic`: what does not fit is refused. Otherwise the paper's switch, which adds up whatever it
+    is told: a table without bounds. All links are in one table, so that an update holds for its
+    whole path or not at all, also where switches of their own would have to agree.
+    """
+
+    def __init__(
+        self,
+        events: Events,
+        capacity: Sequence[float],
+        slot_ns: Nanos,
+        *,
+        atomic: bool,
+        by_key: bool,
+        random: np.random.Generator,
+    ) -> None:
+        """`capacity`: payload bytes/s by link. `by_key`: of updates that arrive at the same moment
+        those with the smallest key come first, and not those of an arbitrary host."""
+        most = capacity if atomic else [math.inf] * len(capacity)
+        self.table = LoadTable(len(capacity), HORIZON, most)
+        self.accepted = 0
+        self.refused = 0
+        self._events = events
+        self._slot_ns = slot_ns
+        self._by_key = by_key
+        self._random = random
+        self._waiting: list[tuple[Sequence[Update], Answer]] = []
+
+    def fetch(self, now: Nanos) -> tuple[int, Floats]:
+        """FetchFeedback: the current slot, and the load from it on, payload bytes/s,
+        float64[L, K]."""
+        self.table.advance(now // self._slot_ns)
+        return self.table.slot, self.table.load(range(len(self.table.capacity)))
+
+    def update(self, now: Nanos, updates: Sequence[Update], answer: Answer) -> None:
+        """UpdateSchedule of one host. Decided once all that arrives at this moment has arrived:
+        hosts are on one grid, and whoever happens to come first must not always be the same."""
+        self._waiting.append((updates, answer))
+        if len(self._waiting) == 1:
+            self._events.at(now, self._decide)
+
+    def _decide(self, now: Nanos) -> None:
+        self.table.advance(now // self._slot_ns)
+        waiting, self._waiting = self._waiting, []
+        drawn: list[int] = self._random.permutation(len(waiting)).tolist()
+        queue = [(update, i) for i in drawn for update in waiting[i][0]]
+        if self._by_key:
+            # Sorting is stable, and what is taken back has the smallest key: a host's order stays.
+            queue.sort(key=lambda one: one[0].key)
+        refused: list[list[Update]] = [[] for _ in waiting]
+        for update, i in queue:
+            if not self._take(update):
+                refused[i].append(update)
+        for (_, answer), its in zip(waiting, refused, strict=True):
+            answer(now, its)
+
+    def _take(self, update: Update) -> bool:
+        """Whether it fits. What was for slots that are over by now is dropped."""
+        late = self.table.slot - update.slot
+        rates = update.rates[late:].tolist()
+        try:
+            self.table.update(update.flow, update.links, rates)
+        except ScheduleRefused:
+            self.refused += 1
+            return False
+        self.accepted += 1
+        return True

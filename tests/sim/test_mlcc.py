@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MLCC in the simulator: as published it stops and says so, repaired it gets on."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from flowslot.policy.mlcc import MlccOptions
+from flowslot_scenario import scenario as scenarios
+from flowslot_sim.cli import app
+from flowslot_sim.mixes import WORLDS
+from flowslot_sim.network import FlowSpec
+from flowslot_sim.plane.messages import Plant
+from flowslot_sim.plane.mlcc import VARIANTS, Mlcc, Variant
+from flowslot_sim.plane.mlcc_host import Needs, needs
+from flowslot_sim.plane.simple import Free
+from flowslot_sim.runner import POLICIES
+from flowslot_sim.simulation import Simulation
+from flowslot_sim.stalls import Livelock, StallWatch
+from flowslot_sim.world import SimJob, World, from_scenario
+
+SCENARIOS = Path(__file__).parents[2] / "lab" / "scenarios"
+SLOT_NS = Plant().slot_ns
+
+
+def world_of(name: str) -> World:
+    if name in WORLDS:
+        return WORLDS[name](0)
+    return from_scenario(scenarios.load(SCENARIOS / f"{name}.toml", []))
+
+
+def made(world: World, variant: Variant) -> tuple[Simulation, Mlcc]:
+    sim = Simulation(world, lambda sim: Mlcc(sim, variant, Plant(), seed=0))
+    assert isinstance(sim.control, Mlcc)
+    return sim, sim.control
+
+
+def each_slot(sim: Simulation, seconds: float, look: Callable[[], None]) -> None:
+    for slot in range(int(seconds * 1e9) // SLOT_NS):
+        sim.run(until_ns=(slot + 1) * SLOT_NS - SLOT_NS // 3)
+        look()
+
+
+def slowdowns(sim: Simulation) -> list[float]:
+    return [
+        float(np.mean([(e - b) / 1e9 for b, e in zip(p.began, p.ends, strict=False)])) / j.ideal_s
+        for j, p in zip(sim.world.jobs, sim.progress, strict=True)
+    ]
+
+
+def test_all_variants_are_policies() -> None:
+    assert set(VARIANTS) < set(POLICIES)
+
+
+@pytest.mark.parametrize("name", ["mix-a", "two-equal"])
+def test_to_the_letter_it_never_begins_and_the_run_ends(name: str) -> None:
+    sim, plane = made(world_of(name), VARIANTS["mlcc-strict"])
+    with pytest.raises(Livelock, match="given up after 200 slots without a byte"):
+        sim.run(iterations=10)
+    assert [stall.kind for stall in plane.watch.stalls] == ["livelock"]
+    assert sim.network.carried.sum() == 0.0
+    assert plane.watch.idle >= 200
+
+
+def test_as_published_hosts_evade_each_other() -> None:
+    sim, plane = made(world_of("mix-d"), VARIANTS["mlcc-literal"])
+    sim.run(until_ns=45 * 10**9)
+    assert any("livelock" in line for line in plane.watch.report())
+    evaded = plane.watch.idle
+    assert evaded > 0.05 * plane.watch.slots
+    # What is left with atomic reservations is the literal cost's own preference for later slots.
+    sim, plane = made(world_of("mix-d"), Variant(MlccOptions(atomic=True), count_links=False))
+    sim.run(until_ns=45 * 10**9)
+    assert 0 < plane.watch.idle < evaded and plane.switch.refused > 0
+    sim, plane = made(world_of("mix-d"), Variant(MlccOptions("rhs", True), count_links=False))
+    sim.run(until_ns=45 * 10**9)
+    assert plane.watch.idle == 0 and plane.switch.refused > 0
+
+
+@pytest.mark.parametrize("name", ["mix-a", "mix-c", "two-equal", "ps-plus-ring"])
+def test_repaired_all_jobs_get_on(name: str) -> None:
+    """Without reserving more than there is, in any slot, or pacing at more than was reserved."""
+    sim, plane = made(world_of(name), VARIANTS["mlcc"])
+    capacity = np.array(sim.world.capacity)
+
+    def look() -> None:
+        _, load = plane.switch.fetch(sim.now)
+        assert np.all(load <= capacity[:, None] * (1 + 1e-6))
+        reserved = np.zeros(len(capacity) + 1)
+        for row, path in enumerate(sim.network.paths):
+            reserved[path] += sim.network.rows["reserved"][row]
+        assert np.all(reserved[:-1] <= load[:, 0] + 1e-6 * capacity)
+
+    each_slot(sim, 10, look)
+    assert plane.watch.idle == 0 and not plane.watch.stalls
+    fair = Simulation(world_of(name), lambda _: Free())
+    fair.run(until_ns=10 * 10**9)
+    for ours, theirs in zip(sim.progress, fair.progress, strict=True):
+        assert len(ours.ends) > 0.5 * len(theirs.ends)
+
+
+def test_a_job_alone_is_at_its_ideal_but_for_messages() -> None:
+    one = FlowSpec("h0", (0,), 5e6)
+    job = SimJob("a", (one,), lambda _: 100_000_000, 13, 0.2)  # type: ignore[arg-type]
+    sim, _ = made(World(("l",), (5e7,), ("h0",), (job,)), VARIANTS["mlcc"])
+    sim.run(until_ns=10 * 10**9)
+    assert slowdowns(sim) == pytest.approx([1.0], abs=1e-4)
+    # As published: up to a slot before the first byte, and slots that are not filled.
+    sim, _ = made(World(("l",), (5e7,), ("h0",), (job,)), VARIANTS["mlcc-rhs"])
+    sim.run(until_ns=10 * 10**9)
+    assert 1.1 < slowdowns(sim)[0] < 1.6
+
+
+def test_is_reproducible() -> None:
+    ends = []
+    for _ in range(2):
+        sim, plane = made(world_of("ps-plus-ring"), VARIANTS["mlcc"])
+        sim.run(until_ns=3 * 10**9)
+        ends.append(([p.ends for p in sim.progress], plane.messages, plane.writes()))
+    assert ends[0] == ends[1]
+
+
+def test_what_depends_on_what() -> None:
+    ring = [FlowSpec("h", (0,), 1.0, preds=((r - 1) % 3,)) for r in range(3)]
+    found = needs(ring)
+    assert found == {r: Needs("ring", ((r - 1) % 3,)) for r in range(3)}
+    servers = [FlowSpec("w", (0,), 1.0)] * 2 + [FlowSpec("s", (0,), 1.0, preds=(0, 1))] * 2
+    assert needs(servers) == {
+        **dict.fromkeys((0, 1), Needs("aggregation", (2, 3))),
+        **dict.fromkeys((2, 3), Needs("broadcast", (0, 1))),
+    }
+
+
+def test_a_phase_without_an_end_is_given_up_too() -> None:
+    """Two jobs, one of which gets nothing while the other moves for ever."""
+    big, small = FlowSpec("h0", (0,), 1e12), FlowSpec("h1", (0,), 1e6)
+    jobs = [
+        SimJob(name, (flow,), lambda _: 1, 0, 1.0)  # type: ignore[arg-type]
+        for name, flow in (("big", big), ("small", small))
+    ]
+    sim = Simulation(World(("l",), (1e8,), ("h0", "h1"), tuple(jobs)), lambda _: Free())
+    sim.network.rows["ceiling"][1] = 0.0
+    watch = StallWatch(sim, phase_patience=60)
+    watch.start()
+    with pytest.raises(Livelock, match="big, small did not end an iteration in 60 slots"):
+        sim.run(iterations=1)
+    assert [stall.kind for stall in watch.stalls] == ["starvation"]
+    assert watch.idle == 0
+
+
+def test_the_command_prints_a_livelock_as_a_finding() -> None:
+    command = ["run", str(SCENARIOS / "two-equal.toml"), "--policy", "mlcc-strict,fair"]
+    command += ["--iterations", "3"]
+    table = CliRunner().invoke(app, command)
+    assert table.exit_code == 0, table.output
+    assert "livelock from slot 2" in table.output
+    result = CliRunner().invoke(app, [*command, "-o", "json"])
+    assert result.exit_code == 0
+    strict, fair = json.loads(result.stdout)["runs"]
+    assert "livelock" in strict["livelock"] and fair["livelock"] is None
+    assert "livelock" in strict["evidence"]["errors"][0]
+    assert strict["jobs"][0]["iterations"] == 0 and strict["jobs"][0]["mean_s"] is None

@@ -69,8 +69,13 @@ def run_once(
     switch: bool = True,
     jobs: int = 2,
     shared: bool = False,
+    *,
+    keep: Path | None = None,
 ) -> dict[str, Any]:
-    """Run it; returns the numbers. CPU in percent of one core, times in ms, memory in MB."""
+    """Run it; returns the numbers. CPU in percent of one core, times in ms, memory in MB.
+
+    `keep`: write how long each pass took into this file, see bench.recorded_daemon.
+    """
     traffic = () if shared else ("taskset", "-c", _list(of_the_network()))
     ours = NICE if shared else ("taskset", "-c", _list(of_the_programs()), *NICE)
     with contextlib.ExitStack() as stack:
@@ -84,9 +89,13 @@ def run_once(
         )
         if switch:
             files = ("--topology", directory / "topology.toml")
-            program = (*ours, PROGRAMS / "flowslot-switch")
-            arbiter = _start(stack, hosts[0], *program, "--name", "s1", *files)
-        daemon = _start(stack, hosts[0], *ours, PROGRAMS / "flowslotd", "--config", config)
+            arbiter = _start(
+                stack, hosts[0], *ours, PROGRAMS / "flowslot-switch", "--name", "s1", *files
+            )
+        program = (*ours, PROGRAMS / "flowslotd")
+        if keep is not None:
+            program = (*ours, sys.executable, "-m", "bench.recorded_daemon", keep)
+        daemon = _start(stack, hosts[0], *program, "--config", config)
         me = (*traffic, sys.executable, "-m", "bench.daemon_cost")
         _start(stack, hosts[1], *me, "--receive")
         _wait_for(lambda: _listens(hosts[1]))

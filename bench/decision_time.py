@@ -41,6 +41,11 @@ def timed(function: Callable[[], object], samples_ns: list[int]) -> object:
 
 def decide(policy: str = "stagger", flows: int = FLOWS, rounds: int = 1000) -> dict[str, float]:
     """Time of one HostPolicy.decide() with all flows granted at different rates."""
+    return percentiles(decide_ns(policy, flows, rounds))
+
+
+def decide_ns(policy: str = "stagger", flows: int = FLOWS, rounds: int = 1000) -> list[int]:
+    """Of each of them, after a tenth to warm up."""
     rng = np.random.default_rng(1)
     links = 2 * flows
     view = View(
@@ -61,7 +66,7 @@ def decide(policy: str = "stagger", flows: int = FLOWS, rounds: int = 1000) -> d
         grants = rng.uniform(0, 1e8, flows)
         ceilings = np.full(flows, 1e9)
         timed(lambda k=k, g=grants, c=ceilings: decider.decide(Nanos(k), view, g, c), samples)  # type: ignore[misc]
-    return percentiles(samples[rounds // 10 :])
+    return samples[rounds // 10 :]
 
 
 def _path(flow: int, links: int) -> tuple[int, int]:
@@ -95,6 +100,12 @@ def _demands(flows: int, links: int, round_: int) -> list[Demand]:
 
 def step(flows: int = FLOWS, links: int = LINKS, rounds: int = 500) -> dict[str, float]:
     """Time of one Arbiter.step() that has something to decide."""
+    samples, grants = step_ns(flows, links, rounds)
+    return {**percentiles(samples), "grants_per_step": grants}
+
+
+def step_ns(flows: int = FLOWS, links: int = LINKS, rounds: int = 500) -> tuple[list[int], float]:
+    """Of each of them, after some to warm up; and how many grants they make in the mean."""
     allocator = registry.get("stagger").allocator
     assert allocator is not None
     config = ArbiterConfig(recovery=False, max_flows_per_session=max(flows, 1))
@@ -113,7 +124,7 @@ def step(flows: int = FLOWS, links: int = LINKS, rounds: int = 500) -> dict[str,
             answers = [g for g in sent.get(1, ()) if g.must_ack]
             grants += len(sent.get(1, ()))
             arbiter.ack(at, 1, [Ack(g.flow, g.inc, g.seq) for g in answers])
-    return {**percentiles(samples[rounds // 10 :]), "grants_per_step": grants / len(samples)}
+    return samples[rounds // 10 :], grants / len(samples)
 
 
 def measure() -> dict[str, float]:

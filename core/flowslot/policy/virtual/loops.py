@@ -25,7 +25,7 @@ JOB = np.dtype(
         ("speed", np.float64),  # part of its communication that it does per ns
     ]
 )
-MOST_STEPS = 10_000
+MOST_STEPS = 1000
 """Virtual events from one look to the next; after more, what is left of the time is left out."""
 _most_steps, _inf, _second, _rounding = MOST_STEPS, math.inf, 1e9, 1e-9
 

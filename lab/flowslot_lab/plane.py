@@ -210,7 +210,7 @@ class ControlPlane:
             for name, account in switches.items():
                 self._same_pid(self.switches[name], account["pid"])
             arbiters = [account["counters"] for account in switches.values()]
-        for kind in ("granted", "refused", "preempted", "expired"):
+        for kind in ("granted", "scheduled", "refused", "preempted", "expired"):
             total = getattr(evidence, kind) + sum(counts.get(kind, 0) for counts in arbiters)
             setattr(evidence, kind, total)
 

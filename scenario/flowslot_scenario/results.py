@@ -44,6 +44,8 @@ class Evidence:
 
     pids: dict[str, int] = field(default_factory=dict)
     granted: int = 0
+    scheduled: int = 0
+    """Explicit schedules that the switch processes accepted (MLCC's reservations)."""
     refused: int = 0
     preempted: int = 0
     expired: int = 0
@@ -67,6 +69,7 @@ class Evidence:
             "pids": self.pids,
             "reservations": {
                 "granted": self.granted,
+                "scheduled": self.scheduled,
                 "refused": self.refused,
                 "preempted": self.preempted,
                 "expired": self.expired,

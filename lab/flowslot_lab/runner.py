@@ -20,12 +20,13 @@ from flowslot_scenario.job import Job
 from flowslot_scenario.results import BASELINES, Evidence, JobRun, Results, Run
 from flowslot_scenario.scenario import Scenario
 
-DAEMON_POLICIES = ("static", "fair", "stagger")
+DAEMON_POLICIES = ("static", "fair", "stagger", "mlcc", "mlcc-literal")
 POLICIES = (*BASELINES, *DAEMON_POLICIES)
 ALONE_ITERATIONS = 10
 ALONE_WARMUP = 3
 _NEGOTIATED = ("stagger",)
-_PACED = ("stagger", "static")
+_SCHEDULED = ("mlcc", "mlcc-literal")
+_PACED = ("stagger", "static", *_SCHEDULED)
 
 
 class RunFailed(Exception):
@@ -184,6 +185,8 @@ class LiveRun:
         if self.policy in _PACED and evidence.rate_writes == 0:
             missing.append("no rate was written to the kernel")
         switch = self.plane is not None and self.plane.use_switch
+        if self.policy in _SCHEDULED and switch and evidence.scheduled == 0:
+            missing.append("no schedule was accepted by a switch process")
         if not switch and (evidence.control_packets or evidence.grpc_connections):
             missing.append(
                 f"{evidence.grpc_connections} gRPC connections and {evidence.control_packets} "

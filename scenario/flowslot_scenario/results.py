@@ -225,12 +225,14 @@ class JobRow:
 @dataclass(slots=True)
 class Results:
     """Everything that `lab run` measured, or `sim run` worked out. `predicted`: by policy; empty
-    where nothing was."""
+    where nothing was. `stalled`: policies under which a job stopped for good, and what was seen of
+    it; those have no run from there on."""
 
     scenario: Scenario
     runs: list[Run]
     alone: dict[str, float]
     predicted: dict[str, Prediction] = field(default_factory=dict)
+    stalled: dict[str, str] = field(default_factory=dict)
 
     def policies(self) -> list[str]:
         """In the order of their first run."""
@@ -287,6 +289,7 @@ class Results:
             "summary": [
                 summary.to_json(self.predicted.get(summary.policy)) for summary in self.summaries()
             ],
+            "stalled": self.stalled,
         }
 
 

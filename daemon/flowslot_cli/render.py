@@ -115,12 +115,21 @@ def status(data: Data) -> RenderableType:
         ("rate writes", f"{data['rate_writes']}  holds {data['holds']}"),
         ("errors", _counts(data["errors"])),
     ]
+    if data.get("feedback"):
+        rows.append(("feedback", _feedback(data["feedback"])))
     if data["last_error"]:
         rows.append(("last error", data["last_error"]))
     rows.append(("configuration", config["file"]))
     if config["error"]:
         rows.append(("", f"[red]not reloaded: {config['error']}[/red]"))
     return _grid(rows)
+
+
+def _feedback(data: Data) -> str:
+    """Of a policy that plans: its rounds, and what stood still."""
+    text = _counts({name: data[name] for name in ("rounds", "late", "livelocks", "starvations")})
+    gone = [one["switch"] for one in data["switches"] if not one["live"]]
+    return f"{text}, without {', '.join(gone)}" if gone else text
 
 
 def jobs(data: Data) -> RenderableType:

@@ -211,6 +211,9 @@ class Daemon:
         self._guard("grants", self.engine.loop.on_grants, now, grants)
         self._guard("kernel events", self._on_kernel)
 
+    def _on_planned(self, now: Nanos) -> None:
+        self._guard("plan", self.engine.loop.on_planned, now)
+
     def _on_readable(self, fd: int) -> None:
         """Flows of a job end within milliseconds: hear of the first at once, then of many."""
         self._guard("kernel events", self._on_kernel)
@@ -280,6 +283,8 @@ class Daemon:
                 table=self.table,
                 records=self.registration.records.values,
                 on_grants=self._on_grants,
+                on_planned=self._on_planned,
+                on_bug=self.bug,
                 pacer=old.pacer if old else None,
             )
         except ValueError as error:

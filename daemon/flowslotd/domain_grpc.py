@@ -28,7 +28,7 @@ from flowslotd.domain_base import DomainStats, OnGrants
 FIRST_RETRY_S, LAST_RETRY_S = 0.02, 1.0
 CONNECT_S = 2.0
 CALL_S = 1.0
-_OPTIONS = [
+CHANNEL_OPTIONS = [
     # A connection of our own: a dead one must not be handed to the next attempt.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -185,7 +185,7 @@ class GrpcDomain:
         self._stats.last_error = error
 
     async def _connect(self) -> None:
-        async with grpc.aio.insecure_channel(self._address, options=_OPTIONS) as channel:
+        async with grpc.aio.insecure_channel(self._address, options=CHANNEL_OPTIONS) as channel:
             try:
                 await asyncio.wait_for(channel.channel_ready(), CONNECT_S)
             except TimeoutError:

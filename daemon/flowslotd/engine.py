@@ -5,20 +5,26 @@ from collections.abc import Callable, Collection
 
 from flowslot.errors import FlowslotError
 from flowslot.policy import registry
-from flowslot.policy.registry import PolicyOptions
+from flowslot.policy.base import HostPolicy
+from flowslot.policy.registry import PolicyOptions, PolicySpec
+from flowslot.policy.reserving import Reserving
 from flowslotd.config import Config
 from flowslotd.domain import open_domain
 from flowslotd.domain_base import Domain, OnGrants
 from flowslotd.enforcer import Enforcer
+from flowslotd.feedback import FeedbackClient, OnBug, OnPlanned, held_by_switches, open_feedback
 from flowslotd.flowinfo import Source
 from flowslotd.flowtable import FlowTable
 from flowslotd.pacing.base import Pacer, PacingError
 from flowslotd.pacing.select import make_pacer
 from flowslotd.slotloop import SlotLoop
 
+NO_RESERVATIONS = {"granted": 0, "scheduled": 0, "refused": 0, "preempted": 0, "expired": 0}
+
 
 class Engine:
-    """`domain` None: no arbiter is asked; `pacer` None: nothing is changed on this host."""
+    """`domain` None: no arbiter is asked; `pacer` None: nothing is changed on this host;
+    `feedback` None: the policy plans nothing."""
 
     def __init__(
         self,
@@ -27,6 +33,8 @@ class Engine:
         table: FlowTable,
         records: Callable[[], Collection[Source]],
         on_grants: OnGrants,
+        on_planned: OnPlanned,
+        on_bug: OnBug,
         pacer: Pacer | None = None,
     ) -> None:
         """Opens a pacer if one is needed and `pacer` (of a predecessor) is None.
@@ -41,12 +49,17 @@ class Engine:
                 topology.link_index[name]: flows
                 for name, flows in settings.static.flows_on_link.items()
             },
+            slot_ns=config.grid.slot_ns,
         )
         enforcing = settings.enforces(spec)
         self.config = config
         self.domain: Domain | None = None
         if enforcing and spec.needs_arbiter:
             self.domain = open_domain(config, spec, options, on_grants)
+        self.feedback: FeedbackClient | None = None
+        policy = spec.host_policy(options)
+        if enforcing and spec.planner is not None:
+            policy = self._planning(spec, options, on_planned, on_bug)
         self.pacer = None
         self.enforcer = None
         if enforcing:  # last: if a domain cannot be built, no pacer stays open
@@ -56,12 +69,36 @@ class Engine:
             config.grid,
             table,
             records=records,
-            policy=spec.host_policy(options),
+            policy=policy,
             domain=self.domain,
             pacer=self.pacer,
             enforcer=self.enforcer,
             by_grant=spec.needs_arbiter,
+            follows=self.feedback is not None,
         )
+
+    def _planning(
+        self, spec: PolicySpec, options: PolicyOptions, on_planned: OnPlanned, on_bug: OnBug
+    ) -> HostPolicy:
+        """The host part of a policy that plans, and who fetches and sends for it."""
+        assert spec.planner is not None
+        config = self.config
+        held = held_by_switches(config.topology, config.settings.use_switch)
+        target = config.settings.arbiter.target
+        policy = Reserving(spec.planner(options), held, config.grid.slot_ns, target)
+        self.feedback = open_feedback(config, policy, on_planned=on_planned, on_bug=on_bug)
+        return policy
+
+    def reservations(self) -> dict[str, int]:
+        """Of whoever reserves for this daemon; zeros where nobody does."""
+        reserving = self.domain or self.feedback
+        return NO_RESERVATIONS | (reserving.reservations() if reserving else {})
+
+    @property
+    def grpc_connections(self) -> int:
+        """Open connections to switch processes."""
+        reserving = self.domain or self.feedback
+        return reserving.grpc_connections if reserving else 0
 
     @property
     def backend(self) -> str:
@@ -77,6 +114,8 @@ class Engine:
         """Begin to negotiate."""
         if self.domain is not None:
             await self.domain.start()
+        if self.feedback is not None:
+            await self.feedback.start()
 
     async def stop(self, keep_pacer: bool = False) -> None:
         """Let all flows go, and leave the arbiter."""
@@ -84,6 +123,8 @@ class Engine:
             self.loop.release()
         finally:  # an arbiter that goes on would give to its successor's flows
             try:
+                if self.feedback is not None:
+                    await self.feedback.close()
                 if self.domain is not None:
                     await self.domain.close()
             finally:

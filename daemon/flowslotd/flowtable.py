@@ -190,6 +190,7 @@ class FlowTable:
             remaining=rows["remaining"].astype(np.float64),
             cap=np.full(len(rows), math.inf),
             guaranteed=np.asarray(guaranteed, dtype=np.bool_)[path],
+            acked=np.where(rows["kernel"], rows["counter"].astype(np.float64), np.nan),
         )
 
     def take_new(self) -> list[FlowInfo]:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from flowslotd.daemon import Daemon
 
 VERSION = version("flowslot")
-NO_RESERVATIONS = {"granted": 0, "refused": 0, "preempted": 0, "expired": 0}
 
 
 def status(daemon: Daemon) -> Json:
@@ -39,8 +38,9 @@ def status(daemon: Daemon) -> Json:
         "backend": engine.backend,
         "congestion_control": engine.congestion_control,
         "domain": domain.describe() if domain else {"state": "none"},
-        "reservations": domain.reservations() if domain else NO_RESERVATIONS,
-        "grpc_connections": domain.grpc_connections if domain else 0,
+        "feedback": engine.feedback.describe() if engine.feedback else None,
+        "reservations": engine.reservations(),
+        "grpc_connections": engine.grpc_connections,
         "clock_offset_us": domain.clock_offset_us() if domain else None,
         "slot": {
             "number": daemon.slot,
@@ -149,6 +149,8 @@ def _why_unpaced(daemon: Daemon) -> str:
         return "mode is observe"
     if engine.pacer is None:
         return f"policy {settings.policy} and back end {settings.pacing.backend} change nothing"
+    if engine.feedback is not None:
+        return "no plan yet, or its switch process does not answer"
     return "no grant" if engine.domain else "the policy leaves it alone"
 
 

@@ -39,11 +39,13 @@ class SlotLoop:
         pacer: Pacer | None,
         enforcer: Enforcer | None,
         by_grant: bool,
+        follows: bool = False,
     ) -> None:
         """`domain` None: nobody is asked. `pacer`, `enforcer` None: nothing is changed.
 
         `by_grant`: the policy decides on each flow by its grant alone, for all slots alike, so
         that nothing else calls for a new decision, and `on_slot` may come at any moment of a slot.
+        `follows`: it wants to know at once what flows do, although no domain is told.
         """
         self.by_grant = by_grant
         self._grid = grid
@@ -66,7 +68,7 @@ class SlotLoop:
         self._all_due = True
         self._due: set[int] = set()
         """Flows to decide on, in this pass or the next."""
-        table.negotiated = domain is not None
+        table.negotiated = follows or domain is not None
 
     def on_slot(self, now: Nanos, slot: int, touched: Collection[Source] = ()) -> None:
         """Once per slot: look at everything that matters, and at what was `touched`. This daemon is
@@ -95,6 +97,11 @@ class SlotLoop:
             self._decide(now)
             if self._bundles.waiting():
                 self._run(now, self._records())
+
+    def on_planned(self, now: Nanos) -> None:
+        """The policy has changed its mind about flows that it decides on together."""
+        self._all_due = True
+        self._decide(now)
 
     def on_new(self, flow: int) -> None:
         """The kernel has met this flow: its entry has to be written (again)."""
@@ -126,7 +133,9 @@ class SlotLoop:
             return  # what nobody has looked at is as it was
         self._drained, self._running = False, True
         try:
-            self._untold |= self._look(now, sources)
+            moved = self._look(now, sources)
+            self._untold |= moved
+            self._all_due |= moved and not self.by_grant
             self._negotiate(now, small)
             if self._bundles is not None and self._bundles.waiting():
                 # An answer asks for flows that nobody has looked at for a while.

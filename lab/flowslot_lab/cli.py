@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`flowslot lab`: several hosts on one machine.
 
-Exit status: 0 ok, 1 a run failed or was not real, 2 bad scenario or usage.
+Exit status: 0 ok, 1 a run failed, stalled or was not real, 2 bad scenario or usage.
 """
 
 from __future__ import annotations
@@ -108,9 +108,11 @@ def run(
             _die(str(error), _FAILURE)
     result.predicted = predictions
     show(result, output)
-    if figure is not None:
+    if figure is not None and result.runs:
         # After the results, which have taken minutes to measure.
         _draw(result, figure, sys.stdout if output == "table" else sys.stderr)
+    if result.stalled:
+        _die(f"stalled: {', '.join(result.stalled)}", _FAILURE)
 
 
 @app.command()

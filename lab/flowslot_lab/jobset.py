@@ -24,6 +24,10 @@ _STALL_S, _STALL_IDEALS = 60.0, 4.0
 _FIRST_PORT = 20000
 
 
+class Stalled(LabError):
+    """A job makes no progress; says which, and for how long."""
+
+
 @dataclass(slots=True)
 class _Worker:
     job: Job
@@ -109,14 +113,15 @@ class JobSet:
             worker.heard_s = at_ns / 1e9 + worker.job.start_s
 
     def follow(self, timeout_s: float = 0.2) -> bool:
-        """Hear the processes for a while; True when all reports are here. Raises LabError."""
+        """Hear the processes for a while; True when all reports are here. Raises LabError, Stalled
+        when a job has been silent for too long."""
         self._hear(timeout_s)
         silent_since = time.monotonic() - self._patience_s
         for job in self._scenario.jobs:
             mine = [worker for worker in self.workers if worker.job is job]
             busy = any(worker.report is None for worker in mine)
             if busy and all(worker.heard_s < silent_since for worker in mine):
-                raise LabError(f"job {job.name} made no progress for {self._patience_s:.0f} s")
+                raise Stalled(f"job {job.name} made no progress for {self._patience_s:.0f} s")
         return all(worker.report is not None for worker in self.workers)
 
     def iterations_done(self) -> int:

@@ -203,6 +203,12 @@ class ControlPlane:
             evidence.grpc_connections += account["grpc_connections"]
             if account["last_error"]:
                 evidence.errors.append(f"daemon of {host}: {account['last_error']}")
+            feedback = account["feedback"]
+            if feedback and (feedback["livelocks"] or feedback["starvations"]):
+                evidence.errors.append(
+                    f"daemon of {host}: {feedback['livelocks']} livelocks, "
+                    f"{feedback['starvations']} starvations"
+                )
             self._same_pid(self.daemons[host], account["pid"])
         arbiters = [account["reservations"] for account in accounts.values()]
         if self.use_switch:
@@ -210,7 +216,7 @@ class ControlPlane:
             for name, account in switches.items():
                 self._same_pid(self.switches[name], account["pid"])
             arbiters = [account["counters"] for account in switches.values()]
-        for kind in ("granted", "refused", "preempted", "expired"):
+        for kind in ("granted", "scheduled", "refused", "preempted", "expired"):
             total = getattr(evidence, kind) + sum(counts.get(kind, 0) for counts in arbiters)
             setattr(evidence, kind, total)
 

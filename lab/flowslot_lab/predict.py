@@ -22,6 +22,8 @@ LIMIT_S = 120.0
 _SIMULATED = {"stagger": "stagger", "static": "static"}
 """The policies that it models; all others are TCP, of which it knows the ideal only: also `fair`,
 whose daemons only watch."""
+_UNKNOWN = ("mlcc", "mlcc-literal")
+"""Policies that are neither modelled nor TCP."""
 _REASON_LENGTH = 200
 _Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
@@ -55,12 +57,18 @@ class _Document(BaseModel):
 def predict(
     path: Path, changes: list[str], scenario: Scenario, options: Options, state: RunState
 ) -> dict[str, Prediction]:
-    """A prediction for every policy of the options.
+    """A prediction for every policy of the options, but for those that the simulator has not.
 
     `path` and `changes` are what the scenario was loaded from, but for its seed. Raises
     NoPrediction: the simulator is missing, fails, takes longer than LIMIT_S, or answers nonsense.
     """
-    simulated = {policy: _SIMULATED.get(policy, FAIR) for policy in options.policies}
+    simulated = {
+        policy: _SIMULATED.get(policy, FAIR)
+        for policy in options.policies
+        if policy not in _UNKNOWN
+    }
+    if not simulated:
+        return {}
     policies = list(dict.fromkeys(simulated.values()))
     answer = _ask(_command(path, changes, scenario, options, policies), state)
     found = read(answer, scenario, policies)

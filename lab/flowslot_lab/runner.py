@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from flowslot_lab.jobset import JobSet
+from flowslot_lab.jobset import JobSet, Stalled
 from flowslot_lab.jobspec import iteration_times
-from flowslot_lab.net import Counters, Network
+from flowslot_lab.net import Counters, LabError, Network
 from flowslot_lab.plane import ControlPlane
 from flowslot_lab.processors import awake
 from flowslot_lab.procs import Process
@@ -20,12 +21,13 @@ from flowslot_scenario.job import Job
 from flowslot_scenario.results import BASELINES, Evidence, JobRun, Results, Run
 from flowslot_scenario.scenario import Scenario
 
-DAEMON_POLICIES = ("static", "fair", "stagger")
+DAEMON_POLICIES = ("static", "fair", "stagger", "mlcc", "mlcc-literal")
 POLICIES = (*BASELINES, *DAEMON_POLICIES)
 ALONE_ITERATIONS = 10
 ALONE_WARMUP = 3
 _NEGOTIATED = ("stagger",)
-_PACED = ("stagger", "static")
+_SCHEDULED = ("mlcc", "mlcc-literal")
+_PACED = ("stagger", "static", *_SCHEDULED)
 
 
 class RunFailed(Exception):
@@ -134,11 +136,14 @@ class LiveRun:
             yield self.jobs.iterations_done()
 
     def run(self, repeat: int, watch: Watch) -> Run:
-        """Measure. Raises LabError, or RunFailed when the run was not real."""
+        """Measure. Raises LabError, RunFailed when the run was not real, or Stalled."""
         before = self.net.counters()
         cpu_before = {process.name: process.cpu_s() for process in self.processes()}
-        for _ in self.follow(watch):
-            pass
+        try:
+            for _ in self.follow(watch):
+                pass
+        except Stalled as stalled:
+            raise Stalled("; ".join([str(stalled), *self._complaints()])) from None
         # While all still runs: what it says of itself, and what the kernel says.
         after = self.net.counters()
         evidence = self.evidence(cpu_before, before, after)
@@ -152,6 +157,14 @@ class LiveRun:
         )
         self.check(evidence)
         return run
+
+    def _complaints(self) -> list[str]:
+        """What the daemons say of a run that has stopped, as far as they answer."""
+        evidence = Evidence()
+        if self.plane is not None:
+            with contextlib.suppress(LabError, OSError, ValueError):
+                self.plane.testify(evidence)
+        return evidence.errors
 
     def evidence(self, cpu_before: dict[str, float], before: Counters, after: Counters) -> Evidence:
         """Ask the processes."""
@@ -184,6 +197,8 @@ class LiveRun:
         if self.policy in _PACED and evidence.rate_writes == 0:
             missing.append("no rate was written to the kernel")
         switch = self.plane is not None and self.plane.use_switch
+        if self.policy in _SCHEDULED and switch and evidence.scheduled == 0:
+            missing.append("no schedule was accepted by a switch process")
         if not switch and (evidence.control_packets or evidence.grpc_connections):
             missing.append(
                 f"{evidence.grpc_connections} gRPC connections and {evidence.control_packets} "
@@ -225,12 +240,17 @@ def expected_bytes(scenario: Scenario, iterations: int) -> int:
 
 
 def measure(scenario: Scenario, options: Options, state: RunState, watch: Watch) -> Results:
-    """All runs of all policies, interleaved, and each distinct job alone."""
+    """All runs of all policies, interleaved, and each distinct job alone.
+
+    MLCC may stop altogether: that is a result, and the others go on without it. Raises LabError,
+    or RunFailed, for anything else that fails.
+    """
     iterations = options.measured(scenario)
-    runs = []
+    runs: list[Run] = []
+    stalled: dict[str, str] = {}
     with awake():
-        for repeat in range(1, options.repeat + 1):
-            for policy in options.policies:
+        for repeat, policy in itertools.product(range(1, options.repeat + 1), options.policies):
+            if policy not in stalled:
                 live = LiveRun(
                     scenario,
                     state,
@@ -239,10 +259,16 @@ def measure(scenario: Scenario, options: Options, state: RunState, watch: Watch)
                     options.use_switch,
                     per_rack=options.per_rack,
                 )
-                with live:
-                    runs.append(live.run(repeat, watch))
-        result = Results(scenario, runs, {})
-        result.alone = alone(result, options, state, watch)
+                try:
+                    with live:
+                        runs.append(live.run(repeat, watch))
+                except Stalled as error:
+                    if policy not in _SCHEDULED:
+                        raise
+                    stalled[policy] = str(error)
+        result = Results(scenario, runs, {}, stalled=stalled)
+        if runs:
+            result.alone = alone(result, options, state, watch)
     return result
 
 

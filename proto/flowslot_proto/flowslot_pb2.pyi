@@ -249,7 +249,7 @@ class DescribeReply(_message.Message):
     def __init__(self, name: _Optional[str] = ..., pid: _Optional[int] = ..., uptime_ns: _Optional[int] = ..., slot: _Optional[int] = ..., slot_ns: _Optional[int] = ..., lease_ns: _Optional[int] = ..., recovering: _Optional[bool] = ..., counters: _Optional[_Union[Counters, _Mapping]] = ..., sessions: _Optional[_Iterable[_Union[SessionState, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[LinkLoad, _Mapping]]] = ...) -> None: ...
 
 class Counters(_message.Message):
-    __slots__ = ("granted", "refused", "preempted", "expired", "rejected", "messages_in", "messages_out", "steps", "step_ns")
+    __slots__ = ("granted", "refused", "preempted", "expired", "rejected", "messages_in", "messages_out", "steps", "step_ns", "scheduled")
     GRANTED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     PREEMPTED_FIELD_NUMBER: _ClassVar[int]
@@ -259,6 +259,7 @@ class Counters(_message.Message):
     MESSAGES_OUT_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     STEP_NS_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULED_FIELD_NUMBER: _ClassVar[int]
     granted: int
     refused: int
     preempted: int
@@ -268,7 +269,8 @@ class Counters(_message.Message):
     messages_out: int
     steps: int
     step_ns: int
-    def __init__(self, granted: _Optional[int] = ..., refused: _Optional[int] = ..., preempted: _Optional[int] = ..., expired: _Optional[int] = ..., rejected: _Optional[int] = ..., messages_in: _Optional[int] = ..., messages_out: _Optional[int] = ..., steps: _Optional[int] = ..., step_ns: _Optional[int] = ...) -> None: ...
+    scheduled: int
+    def __init__(self, granted: _Optional[int] = ..., refused: _Optional[int] = ..., preempted: _Optional[int] = ..., expired: _Optional[int] = ..., rejected: _Optional[int] = ..., messages_in: _Optional[int] = ..., messages_out: _Optional[int] = ..., steps: _Optional[int] = ..., step_ns: _Optional[int] = ..., scheduled: _Optional[int] = ...) -> None: ...
 
 class SessionState(_message.Message):
     __slots__ = ("session", "daemon", "peer", "messages_in", "messages_out")

@@ -63,6 +63,8 @@ class Evidence:
 
     pids: dict[str, int] = field(default_factory=dict)
     granted: int = 0
+    scheduled: int = 0
+    """Explicit schedules that the switch processes accepted (MLCC's reservations)."""
     refused: int = 0
     preempted: int = 0
     expired: int = 0
@@ -86,6 +88,7 @@ class Evidence:
             "pids": self.pids,
             "reservations": {
                 "granted": self.granted,
+                "scheduled": self.scheduled,
                 "refused": self.refused,
                 "preempted": self.preempted,
                 "expired": self.expired,
@@ -249,12 +252,14 @@ class JobRow:
 @dataclass(slots=True)
 class Results:
     """Everything that `lab run` measured, or `sim run` worked out. `predicted`: by policy; empty
-    where nothing was."""
+    where nothing was. `stalled`: policies under which a job stopped for good, and what was seen of
+    it; those have no run from there on."""
 
     scenario: Scenario
     runs: list[Run]
     alone: dict[str, float]
     predicted: dict[str, Prediction] = field(default_factory=dict)
+    stalled: dict[str, str] = field(default_factory=dict)
 
     def policies(self) -> list[str]:
         """In the order of their first run."""
@@ -310,6 +315,7 @@ class Results:
             "summary": [
                 summary.to_json(self.predicted.get(summary.policy)) for summary in self.summaries()
             ],
+            "stalled": self.stalled,
         }
 
 

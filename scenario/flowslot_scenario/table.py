@@ -18,6 +18,10 @@ STOLEN = 0.01
 
 def print_result(result: Results, console: Console) -> None:
     """Summary by policy, each job's iteration times, and what Ideal means."""
+    for policy, what in result.stalled.items():
+        console.print(f"{policy} stalled: {what}", highlight=False, markup=False)
+    if not result.runs:
+        return
     scenario = result.scenario
     summaries = result.summaries()
     console.print(_summary_table(result, summaries))

@@ -125,6 +125,7 @@ class SwitchService(EmulatedSwitchServicer):
             counters=pb.Counters(
                 granted=arbiter.granted,
                 refused=arbiter.refused,
+                scheduled=arbiter.scheduled,
                 preempted=arbiter.preempted,
                 expired=arbiter.expired,
                 rejected=self._rejected,

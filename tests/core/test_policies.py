@@ -291,7 +291,7 @@ def test_static_divides_by_the_number_of_flows() -> None:
 
 
 def test_registry() -> None:
-    assert registry.names() == ("stagger", "static", "fair")
+    assert registry.names() == ("stagger", "static", "fair", "mlcc", "mlcc-literal")
     fair = registry.get("fair")
     assert not fair.paces and not fair.needs_arbiter
     assert not fair.host_policy(registry.PolicyOptions()).decide(

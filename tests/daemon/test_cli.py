@@ -20,6 +20,8 @@ STATUS = {
     "version": "0.1.0", "pid": 77, "host": "h1", "instance": "h1", "uptime_s": 12.3,
     "mode": "enforce", "policy": "stagger", "backend": "bpf", "congestion_control": "fs_h1_1a2b",
     "domain": {"state": "switch", "switch": "s1", "switch_pid": 99},
+    "feedback": {"switches": [{"switch": "s2", "live": False}, {"switch": "s1", "live": True}],
+                 "rounds": 9, "late": 1, "livelocks": 0, "starvations": 2},
     "reservations": {"granted": 4, "refused": 0, "preempted": 1, "expired": 0},
     "grpc_connections": 1, "clock_offset_us": -120.0,
     "slot": {"number": 5, "slot_ms": 60.0, "count": 9, "missed": 0, "lateness": {
@@ -49,6 +51,7 @@ flows          total 2  active 1  paced 2  unmapped 0  refused 0
 records        registered 1  refused 0  faulty_slots 0  torn_slots 0
 rate writes    12  holds 0
 errors         -
+feedback       rounds 9  late 1  livelocks 0  starvations 2, without s2
 configuration  /etc/flowslot/flowslotd.toml
                not reloaded: mode: x
 """

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from flowslot_lab.jobset import JobSet, _Worker
-from flowslot_lab.net import LabError
+from flowslot_lab.jobset import JobSet, Stalled, _Worker
 from flowslot_scenario.scenario import load
 
 from .conftest import SCENARIOS
@@ -27,7 +26,7 @@ def test_a_job_that_is_silent_is_stuck_whatever_others_do() -> None:
     one = jobs("jobs.a.start_s=3600")
     assert not one.follow(0.0)
     one.workers[1].heard_s -= one._patience_s + 1
-    with pytest.raises(LabError, match=r"job b made no progress for 6\d s"):
+    with pytest.raises(Stalled, match=r"job b made no progress for 6\d s"):
         one.follow(0.0)
 
 

@@ -99,7 +99,7 @@ def test_json_has_the_documented_keys(scenario: Scenario) -> None:
     row = document["runs"][0]
     assert (row["policy"], row["repeat"], row["retransmits"]) == ("stagger", 1, 7)
     assert row["evidence"]["reservations"] == {
-        "granted": 0, "refused": 0, "preempted": 0, "expired": 0,
+        "granted": 0, "scheduled": 0, "refused": 0, "preempted": 0, "expired": 0,
     }  # fmt: skip
     assert {"pids", "rate_writes", "holds", "bytes_verified"} <= set(row["evidence"])
     job = row["jobs"][0]

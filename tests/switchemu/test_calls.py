@@ -164,3 +164,12 @@ def test_describe_says_who_it_is_and_what_it_holds(shared_switch: Switch) -> Non
     assert reply.uptime_ns > 0
     assert reply.lease_ns == 4 * reply.slot_ns == 240_000_000
     assert reply.counters.steps > 0
+
+
+def test_accepted_schedules_are_counted(stub: EmulatedSwitchStub, shared_switch: Switch) -> None:
+    before = shared_switch.describe().counters
+    assert update(stub, 7, rates=(RESERVABLE / 2,)).status == OK
+    assert update(stub, 7, rates=(2 * RESERVABLE,)).status == REFUSED
+    assert update(stub, 7).status == OK
+    after = shared_switch.describe().counters
+    assert (after.scheduled - before.scheduled, after.refused - before.refused) == (2, 1)

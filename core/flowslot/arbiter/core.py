@@ -38,6 +38,8 @@ class Arbiter:
         """Raises sent."""
         self.refused = 0
         """Demands and explicit schedules that were not accepted."""
+        self.scheduled = 0
+        """Explicit schedules that were accepted, also those that take something back."""
         self.preempted = 0
         """Lowers sent to flows that were active."""
         self.expired = 0
@@ -272,6 +274,7 @@ class Arbiter:
         except ScheduleRefused:
             self.refused += 1
             raise
+        self.scheduled += 1
 
     # --- how
 

@@ -8,8 +8,12 @@ from dataclasses import dataclass, field
 from flowslot.errors import FlowslotError
 from flowslot.policy.base import Allocator, HostPolicy
 from flowslot.policy.fair import FairAllocator, FairPolicy
+from flowslot.policy.mlcc import MlccOptions, MlccPolicy
+from flowslot.policy.reserving import Planner
 from flowslot.policy.stagger import StaggerAllocator, StaggerPolicy
 from flowslot.policy.static import StaticPolicy
+from flowslot.slot import DEFAULT_SLOT
+from flowslot.units import Nanos
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +26,7 @@ class PolicyOptions:
     top_up: bool = True
     """What the turns of a gang policy leave is granted to active flows as well."""
     flows_on_link: Mapping[int, int] = field(default_factory=dict)
+    slot_ns: Nanos = DEFAULT_SLOT
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +34,8 @@ class PolicySpec:
     """A policy: what runs in the daemon, what runs in the arbiter (if anything).
 
     `needs_arbiter`: its host part works from grants. `paces`: it sets rates (otherwise a daemon
-    running it only observes).
+    running it only observes). `planner`: makes the host part of a policy that plans against the
+    switches' load tables and reserves by explicit schedules; `reserving.Reserving` runs it.
     """
 
     name: str
@@ -37,6 +43,23 @@ class PolicySpec:
     allocator: Callable[[PolicyOptions], Allocator] | None
     needs_arbiter: bool
     paces: bool
+    planner: Callable[[PolicyOptions], Planner] | None = None
+
+    @property
+    def feedback(self) -> bool:
+        """It needs the load tables of the links on its flows' paths."""
+        return self.planner is not None
+
+
+def _mlcc(options: PolicyOptions) -> MlccPolicy:
+    """MLCC with every remedy."""
+    return MlccPolicy(MlccOptions.repaired(), options.slot_ns)
+
+
+def _mlcc_literal(options: PolicyOptions) -> MlccPolicy:
+    """MLCC as the paper has it, with its literal cost; but switches refuse what does not fit, where
+    the paper's add everything up. Only the simulated table does that."""
+    return MlccPolicy(MlccOptions(), options.slot_ns)
 
 
 _POLICIES = {
@@ -64,6 +87,17 @@ _POLICIES = {
             allocator=lambda options: FairAllocator(),
             needs_arbiter=False,
             paces=False,
+        ),
+        *(
+            PolicySpec(
+                name,
+                host_policy=plan,
+                allocator=None,
+                needs_arbiter=False,
+                paces=True,
+                planner=plan,
+            )
+            for name, plan in (("mlcc", _mlcc), ("mlcc-literal", _mlcc_literal))
         ),
     )
 }

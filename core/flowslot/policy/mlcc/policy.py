@@ -110,6 +110,11 @@ class MlccPolicy:
         self._links: Links | None = None
         self._view: View | None = None
 
+    @property
+    def replans(self) -> bool:
+        """Wants to decide as flows begin and end, not only when a slot begins."""
+        return self.options.replan_on_events
+
     def observe(self, observed: Observed) -> None:
         """What the last slot was like; before the first `decide` of the next one."""
         self._history.observe(observed)

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans against load tables that come when they come. One link of 100 bytes/s, slots of 1 s."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from mlcc_hosts import K, view_of
+
+from flowslot.decision import Decision, Pace
+from flowslot.policy.mlcc import MlccOptions, MlccPolicy, Update
+from flowslot.policy.reserving import PATIENCE_SLOTS, Feedback, Reserving
+from flowslot.units import SECOND, Nanos
+
+NOBODY = np.full(1, np.nan)
+
+
+class Host:
+    """One flow, 7, on link 0; another one, 8, on link 1 where there is one."""
+
+    def __init__(
+        self,
+        options: MlccOptions | None = None,
+        held: Sequence[bool] = (True,),
+        target: float = 1.0,
+    ) -> None:
+        planner = MlccPolicy(options or MlccOptions.repaired(), SECOND)
+        self.policy = Reserving(planner, held, SECOND, target)
+        self.links = len(held)
+        self.left = {7 + i: 1000.0 for i in range(self.links)}
+        self.acked: dict[int, float] = {}
+
+    def decide(self, at_s: float) -> dict[int, float]:
+        """Rates that are in force; of flows that are let go there is none."""
+        flows = {flow: ((flow - 7,), left) for flow, left in self.left.items()}
+        view = view_of(int(at_s), flows, None, self.links)
+        acked = [self.acked.get(flow, np.nan) for flow in flows]
+        view = replace(view, acked=np.array(acked))
+        self.decisions: Sequence[Decision] = self.policy.decide(at(at_s), view, NOBODY, NOBODY)
+        return {
+            flow: rate
+            for pace in self.decisions
+            if isinstance(pace, Pace)
+            for flow, rate in zip(
+                pace.flows.tolist(), pace.schedule.at(view.slot).tolist(), strict=True
+            )
+        }
+
+    def plan(self, at_s: float, *feedback: Feedback) -> tuple[Update, ...] | None:
+        self.policy.links()
+        return self.policy.plan(at(at_s), feedback)
+
+    def round(self, at_s: float, load: float = 0.0, slot: int | None = None) -> bool:
+        updates = self.plan(at_s, says(int(at_s) if slot is None else slot, load))
+        again = updates is not None and self.policy.settle([])
+        self.policy.answered(at(at_s), [0])
+        return again
+
+
+def at(seconds: float) -> Nanos:
+    return Nanos(round(seconds * SECOND))
+
+
+def says(slot: int, load: float = 0.0, link: int = 0, slots: int = K) -> Feedback:
+    return Feedback(slot, (link,), np.full((1, slots), load), np.array([96.0]))
+
+
+def test_nothing_is_in_force_before_it_is_reserved_and_everything_after() -> None:
+    host = Host()
+    assert host.decide(100.0) == {} and host.policy.wanted
+    assert host.policy.links() == (0,) and not host.policy.wanted
+    (update,) = host.plan(100.1, says(100, 36.0)) or ()
+    assert host.decide(100.15) == {}, "no switch process has answered yet"
+    assert (update.slot, update.rates.tolist()) == (100, [60.0] * K)
+    host.policy.settle([])
+    host.policy.answered(at(100.2), [0])
+    assert host.decide(100.2) == {7: 60.0}
+    assert not host.policy.wanted, "nothing has happened since"
+
+
+def test_a_late_reply_leaves_the_old_schedule_and_no_reply_lets_go() -> None:
+    host = Host()
+    host.decide(100.0)
+    host.round(100.1, 36.0)
+    assert host.decide(101.0) == {7: 60.0}
+    assert host.plan(101.2) is None
+    host.policy.answered(at(101.2), [])
+    assert host.decide(102.0) == {7: 60.0}
+    (pace,) = host.decisions
+    assert isinstance(pace, Pace) and pace.ceilings.tolist() == [60.0]
+    assert host.decide(100.1 + PATIENCE_SLOTS) == {7: 60.0}
+    assert host.decide(100.11 + PATIENCE_SLOTS) == {}
+    updates = host.plan(103.0)
+    assert updates is not None, "it is planned without the flow"
+    host.policy.settle([])
+    assert host.decide(103.5) == {}
+    host.round(103.6)
+    assert host.decide(103.6) == {7: 96.0}
+
+
+def test_what_is_refused_is_not_in_force_and_asked_for_again() -> None:
+    host = Host()
+    host.decide(100.0)
+    host.round(100.1, 76.0)
+    host.decide(101.0)
+    updates = host.plan(101.1, says(101))
+    assert updates is not None and updates[-1].rates[0] == 96.0
+    assert host.decide(101.2)[7] == pytest.approx(20.0), "not before it is accepted"
+    assert host.policy.settle([updates[-1]])
+    assert host.decide(101.3)[7] == pytest.approx(20.0)
+    assert not host.round(101.4, 20.0 + 30.0)
+    assert host.decide(101.5)[7] == pytest.approx(66.0)
+
+
+def test_what_is_taken_back_is_not_used_any_more_when_the_switch_is_told() -> None:
+    host = Host()
+    host.decide(100.0)
+    host.round(100.1)
+    assert host.decide(101.0) == {7: 96.0}
+    host.left = {7: 30.0}
+    host.decide(101.0)
+    (update,) = host.plan(101.1, says(101, 96.0)) or ()
+    assert update.key == 0.0 and update.rates[0] < 96.0
+    assert host.decide(101.1)[7] == pytest.approx(update.rates[0])
+
+
+def test_who_plans_when() -> None:
+    for options, replans in ((MlccOptions.repaired(), True), (MlccOptions(), False)):
+        host, calls = Host(options), []
+        host.policy.on_wanted = lambda calls=calls: calls.append(0)
+        host.decide(100.0)
+        host.decide(100.1)
+        assert len(calls) == 1
+        for flows in ({7: 0.0}, {7: 500.0}, {7: 600.0}, {}):
+            host.left = flows
+            host.decide(100.2)
+        assert len(calls) == (5 if replans else 1)
+        host.decide(101.0)
+        host.decide(101.5)
+        assert len(calls) == (6 if replans else 2)
+
+
+def test_clocks_that_differ() -> None:
+    host = Host()
+    host.decide(100.0)
+    for slot, slots in ((99, K - 1), (101, K)):
+        (update,) = host.plan(100.1, says(slot)) or ()
+        host.policy.settle([update])
+        assert (update.slot, len(update.rates)) == (100, slots)
+    for slot in (98, 102):
+        host.round(100.1, slot=slot)
+        assert host.decide(100.1) == {}, "useless, as if it had not answered"
+
+
+def test_links_that_nobody_holds_are_this_hosts_own() -> None:
+    host = Host(held=(True, False), target=0.5)
+    host.decide(100.0)
+    assert host.policy.links() == (0,)
+    updates = host.plan(100.0) or ()
+    assert [(u.flow, u.rates[0]) for u in updates] == [(8, 50.0)]
+    host.policy.settle([])
+    assert host.decide(100.5) == {8: 50.0}, "the other one's switch process has never answered"
+
+
+def test_a_standstill_is_reported_once() -> None:
+    host = Host()
+    for slot in range(100, 140):
+        host.acked = {7: 5.0}
+        host.decide(slot)
+        host.round(slot + 0.1)
+    (stall,) = host.policy.stalls
+    assert (stall.kind, stall.flows, stall.since) == ("livelock", (7,), 100)
+
+
+def test_a_flow_that_does_not_use_its_rate_pauses() -> None:
+    host = Host()
+    for slot in range(100, 103):
+        host.acked = {7: 5.0}
+        host.decide(slot)
+        host.round(slot + 0.1)
+    rates = host.decide(103.5)
+    assert rates == {7: 96.0}
+    host.decide(104.0)
+    (update,) = host.plan(104.0, says(104, 96.0)) or ()
+    assert np.count_nonzero(update.rates) <= 1, "it keeps to the current slot"

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs under MLCC: real ones, and those that never end."""
+
+import contextlib
+import io
+from types import TracebackType
+from typing import Any, Self
+
+import pytest
+from leftovers import Host
+from rich.console import Console
+
+from flowslot_lab import runner
+from flowslot_lab.jobset import Stalled
+from flowslot_lab.runner import LiveRun, Options, expected_bytes, measure
+from flowslot_lab.state import RunState
+from flowslot_scenario.results import Run
+from flowslot_scenario.scenario import load
+from flowslot_scenario.table import print_result
+
+from .conftest import NOTHING, SCENARIOS, Quiet, traces
+from .test_results import make_run
+
+TWO_EQUAL = load(SCENARIOS / "two-equal.toml")
+
+
+@pytest.mark.root
+@pytest.mark.timeout(120)
+def test_a_run_under_mlcc_is_real(host: Host, state: RunState) -> None:
+    with LiveRun(TWO_EQUAL, state, "mlcc", 5, use_switch=True) as live:
+        result = live.run(1, Quiet())
+        assert live.plane is not None
+        status = live.plane.ask("h1", "status")
+    evidence = result.evidence
+    assert evidence.bytes_verified == expected_bytes(TWO_EQUAL, TWO_EQUAL.warmup + 5)
+    assert evidence.rate_writes > 0 and evidence.scheduled > 0 and evidence.granted == 0
+    assert (status["policy"], status["domain"]) == ("mlcc", {"state": "none"})
+    assert status["feedback"]["rounds"] > 0 and status["errors"] == {}
+    assert 0 < status["reservations"]["scheduled"] <= evidence.scheduled
+    state.clean()
+    assert traces(state.id) == NOTHING
+    assert host.left() == {}
+
+
+@pytest.mark.root
+@pytest.mark.timeout(120)
+def test_mlcc_reserves_at_the_switch_process_of_every_rack(host: Host, state: RunState) -> None:
+    scenario = load(SCENARIOS / "ring4-two-jobs.toml")
+    with LiveRun(scenario, state, "mlcc", 2, use_switch=True, per_rack=True) as live:
+        live.run(1, Quiet())
+        assert live.plane is not None
+        counted = {
+            name: live.plane.describe_switch(name)["counters"]["scheduled"] for name in ("r1", "r2")
+        }
+    assert min(counted.values()) > 0, counted
+
+
+class Fake:
+    """A LiveRun of which those under the policies in `stops` never end."""
+
+    stops: tuple[str, ...] = ()
+
+    def __init__(self, scenario: Any, state: Any, policy: str, *_: Any, **__: Any) -> None:
+        self.policy = policy
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        pass
+
+    def run(self, repeat: int, watch: object) -> Run:
+        if self.policy in self.stops and repeat == 2:
+            raise Stalled("job a made no progress for 61 s; daemon of h1: 1 livelocks")
+        return make_run(TWO_EQUAL, self.policy, repeat, [[1.0], [1.5]])
+
+
+def results(monkeypatch: pytest.MonkeyPatch, *stops: str) -> Any:
+    monkeypatch.setattr(runner, "LiveRun", Fake)
+    monkeypatch.setattr(runner, "awake", contextlib.nullcontext)
+    monkeypatch.setattr(Fake, "stops", stops)
+    state: Any = None
+    options = Options(("mlcc-literal", "stagger"), repeat=3, iterations=1)
+    return measure(TWO_EQUAL, options, state, Quiet())
+
+
+def test_a_run_that_stands_still_is_a_result_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = results(monkeypatch, "mlcc-literal")
+    assert [(run.policy, run.repeat) for run in found.runs] == [
+        ("mlcc-literal", 1), ("stagger", 1), ("stagger", 2), ("stagger", 3),
+    ]  # fmt: skip
+    what = "job a made no progress for 61 s; daemon of h1: 1 livelocks"
+    assert found.to_json()["stalled"] == {"mlcc-literal": what}
+    console = Console(width=120, record=True, file=io.StringIO())
+    print_result(found, console)
+    assert f"mlcc-literal stalled: {what}" in console.export_text()
+    found.runs.clear()
+    print_result(found, console)
+    assert "stalled" in console.export_text()
+    assert found.to_json()["summary"] == []
+
+
+def test_of_other_policies_it_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert results(monkeypatch).stalled == {}
+    with pytest.raises(Stalled):
+        results(monkeypatch, "stagger")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from flowslot.policy.base import AllocationState
-from flowslot.policy.virtual import VirtualFair
+from flowslot.policy.virtual import SLACK, VirtualFair
 from flowslot.units import MILLISECOND, Nanos
 
 MS = MILLISECOND
@@ -96,7 +96,8 @@ def test_its_next_virtual_iteration_begins_when_it_has_computed() -> None:
     assert run.at(501, "a") == [True]
 
 
-def test_a_job_with_more_flows_on_a_link_does_not_get_more_of_it() -> None:
+def test_what_more_flows_would_get_a_job_counts_for_a_little_less() -> None:
+    """Two flows against one: two thirds of the link, in a run that is slower by SLACK."""
     fair = VirtualFair()
 
     def look(ms: float, left: float) -> list[bool]:
@@ -106,7 +107,10 @@ def test_a_job_with_more_flows_on_a_link_does_not_get_more_of_it() -> None:
         return late
 
     look(0, SENDS), look(100, IDLE), look(200, SENDS)
-    assert look(399, SENDS) == [False, False] and look(401, SENDS) == [True, True]
+    at = 200 + 150 * SLACK
+    assert look(at - 1, SENDS) == [False, False]
+    assert look(at + 1, SENDS) == [True, False]
+    assert look(399, SENDS) == [True, False] and look(401, SENDS) == [True, True]
 
 
 def test_what_a_job_cannot_use_on_one_link_others_may_on_theirs() -> None:

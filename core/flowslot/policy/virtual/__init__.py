@@ -2,10 +2,14 @@
 """What would be if nobody scheduled anything: a fair run of the same jobs, beside the real one.
 
 Each job computes for as long as it was observed to, then sends as many bytes as it was observed to,
-and starts anew: closed-loop, whatever its real iterations do. Jobs that send share the links
-max-min, each as one: with the same rate on its busiest link, however many flows it has there. Who
-is behind its virtual self would have been better off without us, and is late. All of it is worked
-out from what an arbiter is told anyway.
+and starts anew: closed-loop, whatever its real iterations do. Who is behind its virtual self would
+have been better off without us, and is late. All of it is worked out from what an arbiter is told
+anyway.
+
+Jobs that send share the links max-min, each as one: in one run with the same rate on its busiest
+link, however many flows it has there, and in another with a rate for each of its flows, as TCP
+would share. What a job has of the latter by opening more flows is not worth as much protection:
+this run is SLACK times slower.
 """
 
 import math
@@ -13,19 +17,42 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from flowslot.policy.base import AllocationState, Bools
+from flowslot.policy.base import AllocationState, Bools, Floats
 from flowslot.policy.virtual import loops
 from flowslot.policy.virtual.loops import JOB
 from flowslot.units import Nanos
 
+SLACK = 1.06
+"""Nobody is much slower than so many times what flows of equal rights would make of it."""
 SMOOTHING = 0.25
 """Weight of the latest observation in a job's computation time."""
 
 
 class VirtualFair:
-    """See the module. `look` at every allocation."""
+    """Both runs, see the module. `look` at every allocation."""
 
     def __init__(self) -> None:
+        self._between_jobs, self._between_flows = _Run(1.0), _Run(SLACK)
+
+    def look(self, state: AllocationState, now: Nanos) -> Bools:
+        """Go on to `now`; which jobs are late, bool[J]: their virtual selves have ended the
+        iteration that they are in, or are about to begin."""
+        runs = self._between_jobs, self._between_flows
+        jobs = max([run.follow(state.job_names) for run in runs])
+        shape = jobs, len(state.goodput)
+        need, flows = np.zeros(shape), np.zeros(shape)
+        volume = np.where(state.next_bytes > 0, state.next_bytes, state.remaining)
+        loops.add_up(state.paths, state.job, volume, need, flows)
+        late = self._between_jobs.look(state, now, need, np.ones(shape))
+        late |= self._between_flows.look(state, now, need, flows)
+        return late[: len(state.job_names)]
+
+
+class _Run:
+    """One virtual run. `slack`: its time passes so many times slower."""
+
+    def __init__(self, slack: float) -> None:
+        self._slack = slack
         self._names: list[str] = []
         self._jobs = np.zeros(0, JOB)
         self._ended_at: list[float] = []
@@ -33,23 +60,19 @@ class VirtualFair:
         self._active: list[bool] = []
         self._now = 0.0
 
-    def look(self, state: AllocationState, now: Nanos) -> Bools:
-        """Go on to `now`; which jobs are late, bool[J]: their virtual selves have ended the
-        iteration that they are in, or are about to begin."""
-        self._follow(state.job_names)
-        volume = np.where(state.next_bytes > 0, state.next_bytes, state.remaining)
-        need = np.zeros((len(self._names), len(state.goodput)))
-        loops.add_up(state.paths, state.job, volume, need)
-        loops.run(self._now, float(now), loops.table(self._jobs), need, state.goodput)
-        self._now = float(now)
+    def look(self, state: AllocationState, now: Nanos, need: Floats, flows: Floats) -> Bools:
+        """See VirtualFair; `need` and `flows` as in loops.run."""
+        then = now / self._slack
+        loops.run(self._now, then, loops.table(self._jobs), need, flows, state.goodput)
+        self._now = then
         self._see(state, now, need[:, :-1] > 0)
         late: Bools = self._jobs["lead"] > 0
         return late
 
-    def _follow(self, names: Sequence[str]) -> None:
-        """Jobs come and go: an index may have got another job."""
+    def follow(self, names: Sequence[str]) -> int:
+        """Jobs come and go: an index may have got another job. Returns how many are known."""
         if self._names == names:
-            return
+            return len(self._names)
         more = len(names) - len(self._names)
         if more > 0:
             self._names += [""] * more
@@ -60,6 +83,7 @@ class VirtualFair:
             if self._names[j] != name:
                 self._names[j], self._ended_at[j], self._active[j] = name, math.nan, False
                 self._jobs[j] = np.zeros((), JOB)
+        return len(self._names)
 
     def _see(self, state: AllocationState, now: Nanos, crosses: Bools) -> None:
         """Whose real communication has begun or ended since the last look. `crosses`, bool[J, L]:

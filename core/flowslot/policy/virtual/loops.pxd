@@ -10,6 +10,7 @@ cdef packed struct Job:
     double left
     double until
     double compute
+    double weight
     double most
     double speed
 
@@ -19,18 +20,19 @@ cdef int _most_steps
 @cython.locals(i=Py_ssize_t, h=Py_ssize_t)
 cpdef void add_up(
     const int32_t[:, ::1] paths, const int64_t[:] job, const double[::1] volume,
-    double[:, ::1] need,
+    double[:, ::1] need, double[:, ::1] flows,
 )
 
 @cython.locals(
     work=double[:, ::1], now=double, stale=cython.bint, j=Py_ssize_t, step=double
 )
 cpdef void run(
-    double begin, double end, Job[::1] jobs, const double[:, ::1] need, const double[::1] goodput
+    double begin, double end, Job[::1] jobs, const double[:, ::1] need,
+    const double[:, ::1] flows, const double[::1] goodput,
 )
 
 @cython.locals(j=Py_ssize_t, link=Py_ssize_t)
-cdef void find_most(Job[::1] jobs, const double[:, ::1] need)
+cdef void find_most(Job[::1] jobs, const double[:, ::1] need, const double[:, ::1] flows)
 
 @cython.locals(j=Py_ssize_t, step=double)
 cdef double until_next(Job[::1] jobs, double now, double most)

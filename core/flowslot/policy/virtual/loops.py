@@ -21,6 +21,7 @@ JOB = np.dtype(
         ("left", np.float64),  # part of the virtual communication that is left; 0: it computes
         ("until", np.float64),  # when the virtual computation ends
         ("compute", np.float64),  # ns from the end of its communication to the next one's beginning
+        ("weight", np.float64),  # so much faster than others it may be
         ("most", np.float64),  # bytes on its busiest link
         ("speed", np.float64),  # part of its communication that it does per ns
     ]
@@ -40,25 +41,32 @@ def add_up(
     job: NDArray[np.int64],
     volume: NDArray[np.float64],
     need: NDArray[np.float64],
+    flows: NDArray[np.float64],
 ) -> None:
-    """Bytes per iteration of each job on each link, from those of its flows: `need`, zero before.
-    `paths`, int32[F, H], padded with L."""
+    """Bytes per iteration of each job on each link, from those of its flows, and how many flows:
+    `need` and `flows`, zero before. `paths`, int32[F, H], padded with L."""
     for i in range(len(job)):
-        for h in range(paths.shape[1]):
-            need[job[i], paths[i, h]] += volume[i]
+        if volume[i] > 0:
+            for h in range(paths.shape[1]):
+                need[job[i], paths[i, h]] += volume[i]
+                flows[job[i], paths[i, h]] += 1.0
 
 
-def run(
+def run(  # noqa: PLR0917
     begin: float,
     end: float,
     jobs: Any,
     need: NDArray[np.float64],
+    flows: NDArray[np.float64],
     goodput: NDArray[np.float64],
 ) -> None:
-    """Go on from one time to another: somebody has sent everything, or has computed."""
+    """Go on from one time to another: somebody has sent everything, or has computed.
+
+    `flows`, float64[J, L + 1]: of how many flows each job counts as on each link.
+    """
     work = np.zeros((3, len(goodput)))
     now, stale = begin, True
-    find_most(jobs, need)
+    find_most(jobs, need, flows)
     for _ in range(_most_steps):
         if now >= end:
             return
@@ -72,12 +80,13 @@ def run(
                 stale = True
 
 
-def find_most(jobs: Any, need: Any) -> None:
-    """Bytes of each job on its busiest link: `most`."""
+def find_most(jobs: Any, need: Any, flows: Any) -> None:
+    """Bytes of each job on its busiest link, `most`, and how many of its flows cross that."""
     for j in range(len(jobs)):
-        jobs[j].most = 0.0
+        jobs[j].most, jobs[j].weight = 0.0, 1.0
         for link in range(need.shape[1] - 1):
-            jobs[j].most = max(jobs[j].most, need[j, link])
+            if need[j, link] > jobs[j].most:
+                jobs[j].most, jobs[j].weight = need[j, link], flows[j, link]
 
 
 def until_next(jobs: Any, now: float, most: float) -> float:
@@ -108,8 +117,8 @@ def advance(jobs: Any, j: int, now: float, step: float) -> bool:
 
 
 def find_speeds(jobs: Any, need: Any, goodput: Any, work: Any) -> None:
-    """Progressive filling: the rates of all jobs on their busiest links grow alike, until a link
-    of theirs is full. `work`: float64[3, L + 1]."""
+    """Progressive filling: the rates of all jobs on their busiest links grow, each by its weight,
+    until a link of theirs is full. `work`: float64[3, L + 1]."""
     left, wish, waiting, level = work[0], work[1], 0, 0.0
     for link in range(len(goodput)):
         left[link] = goodput[link]
@@ -137,11 +146,12 @@ def add_wishes(jobs: Any, need: Any, wish: Any) -> None:
         wish[link] = 0.0
         for j in range(len(jobs)):
             if jobs[j].speed < 0:
-                wish[link] += need[j, link] / jobs[j].most
+                wish[link] += jobs[j].weight * need[j, link] / jobs[j].most
 
 
 def settle(jobs: Any, need: Any, goodput: Any, work: Any, level: float) -> int:
-    """Jobs that cross a full link have the rate `level` on their busiest one; how many do."""
+    """Jobs that cross a full link have the rate `level`, times their weights, on their busiest one;
+    how many do."""
     left, wish, n = work[0], work[1], 0
     for j in range(len(jobs)):
         if jobs[j].speed >= 0:
@@ -149,7 +159,7 @@ def settle(jobs: Any, need: Any, goodput: Any, work: Any, level: float) -> int:
         for link in range(len(goodput) - 1):
             full = wish[link] > 0 and left[link] <= _rounding * goodput[link]
             if full and need[j, link] > 0:
-                jobs[j].speed = level / jobs[j].most / _second
+                jobs[j].speed = level * jobs[j].weight / jobs[j].most / _second
                 n += 1
                 break
     return n

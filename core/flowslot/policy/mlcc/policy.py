@@ -135,6 +135,7 @@ class MlccPolicy:
         if begins or self._again or self.options.replan_on_events or self._links is None:
             self._again = False
             passed = 0.0 if begins else (now - self._began) / SECOND / self._slot_s
+            passed = passed if view.passed is None else view.passed
             self._plan(active, view, part=max(1.0 - passed, LEAST_PART))
         return self._decisions()
 

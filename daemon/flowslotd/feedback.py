@@ -99,6 +99,9 @@ class FeedbackClient:
         self._on_planned = on_planned
         self._on_bug = on_bug
         self._round_trip = Durations()
+        """From asking for the load tables to the last of them."""
+        self._settled = Durations()
+        """From there to the end of the round."""
         self._held: dict[int, Update] = {}
         """The last update of each flow that all its switch processes accepted."""
         self._failed: set[str] = set()
@@ -140,6 +143,7 @@ class FeedbackClient:
             "livelocks": stats.livelocks,
             "starvations": stats.starvations,
             "round_trip": self._round_trip.summary(),
+            "settled": self._settled.summary(),
             "error": stats.last_error,
         }
 
@@ -177,8 +181,9 @@ class FeedbackClient:
         parts = self._by_switch(links)
         answers = await asyncio.gather(*(self._fetch(remote, parts[remote]) for remote in parts))
         feedback = [answer for answer in answers if answer is not None]
-        self._round_trip.add(monotonic() - began)
-        updates = self._policy.plan(monotonic(), feedback)
+        fetched = monotonic()
+        self._round_trip.add(fetched - began)
+        updates = self._policy.plan(fetched, feedback)
         if updates is None:
             self.stats.late += 1
             self._answered(parts)
@@ -191,6 +196,7 @@ class FeedbackClient:
             again = self._policy.settle(refused)
         self._answered(parts)
         self._on_planned(monotonic())
+        self._settled.add(monotonic() - fetched)
         return again
 
     def _answered(self, parts: dict[Remote, list[int]]) -> None:
@@ -206,14 +212,18 @@ class FeedbackClient:
             return None
 
     async def _send_all(self, updates: Sequence[Update], until: float) -> list[Update]:
-        """Returns those that are not in force. What is given back goes first, all at once."""
+        """Returns those that are not in force.
+
+        What is given back goes first. The others are begun in their order, who needs least first,
+        and not waited for one by one, which would take as many round trips: should they overtake
+        each other, only a preference is lost.
+        """
+        refused: list[Update] = []
         back = [update for update in updates if update.key == 0.0]
-        refused = []
-        accepted = await asyncio.gather(*(self._send(update, until) for update in back))
-        refused += [update for update, ok in zip(back, accepted, strict=True) if not ok]
-        for update in updates:  # in their order: who needs least has the first choice
-            if update.key != 0.0 and not await self._send(update, until):
-                refused.append(update)
+        more = [update for update in updates if update.key != 0.0]
+        for part in (back, more):
+            accepted = await asyncio.gather(*(self._send(update, until) for update in part))
+            refused += [update for update, ok in zip(part, accepted, strict=True) if not ok]
         return refused
 
     async def _send(self, update: Update, until: float) -> bool:

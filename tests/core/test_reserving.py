@@ -184,3 +184,12 @@ def test_a_flow_that_does_not_use_its_rate_pauses() -> None:
     host.decide(104.0)
     (update,) = host.plan(104.0, says(104, 96.0)) or ()
     assert np.count_nonzero(update.rates) <= 1, "it keeps to the current slot"
+
+
+def test_what_has_passed_of_the_slot_when_the_tables_come_is_not_planned_with() -> None:
+    for at_s, rate in ((100.0, 36.0), (100.25, 48.0), (100.5, 72.0), (100.75, 96.0)):
+        host = Host(MlccOptions())
+        host.left = {7: 36.0}
+        host.decide(100.0)
+        (update,) = host.plan(at_s, says(100)) or ()
+        assert update.rates[0] == pytest.approx(rate)

@@ -81,6 +81,7 @@ class View:
     cap: Floats  # [F] most the flow can use; inf = no bound
     guaranteed: Bools  # [F] a live arbiter holds every link of the path
     load: Floats | None = None  # [L, K] load table, for policies that ask for feedback
+    passed: float | None = None  # part of the slot that is over; None: as the policy finds it
     acked: Floats | None = None  # [F] bytes acknowledged so far; NaN: nobody counts them
 
 

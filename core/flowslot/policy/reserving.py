@@ -79,6 +79,8 @@ class Reserving:
         """When each link's switch process last answered for all of a round."""
         self._known: Bools = np.zeros(len(held), np.bool_)
         """Links of which the last round brought usable feedback; and those that nobody holds."""
+        self._began = Nanos(0)
+        """When the slot of the view did; what has passed of it when the tables come, has passed."""
         self._view: View | None = None
         self._flows: Mapping[int, float] = {}
         self._acked: tuple[int, Mapping[int, float]] = (-1, {})
@@ -93,6 +95,7 @@ class Reserving:
         begins = self._view is None or view.slot != self._view.slot
         self._view = view
         if begins:
+            self._began = now
             self._begin(view)
         flows = dict(zip(view.flow.tolist(), view.remaining.tolist(), strict=True))
         if begins or (self._planner.replans and _differ(self._flows, flows)):
@@ -133,7 +136,8 @@ class Reserving:
         unknown = np.unique(view.paths[~np.append(known, True)[view.paths]])
         if np.any(self._is_fresh(now)[unknown]):
             return None
-        view = self._with_load(view, feedback, _on(view, known))
+        passed = (now - self._began) / self._slot_ns
+        view = replace(self._with_load(view, feedback, _on(view, known)), passed=passed)
         for observed in self._observed:
             self._planner.observe(observed)
         self._observed = []

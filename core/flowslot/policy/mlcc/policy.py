@@ -137,7 +137,9 @@ class MlccPolicy:
         active = self._active(view)
         if begins or self._again or self.options.replan_on_events or self._links is None:
             self._again = False
-            self._plan(active, view, self._part(now))
+            known = view.passed is not None
+            part = max(1.0 - (view.passed or 0.0), LEAST_PART) if known else self._part(now)
+            self._plan(active, view, part)
         return self._decisions()
 
     def refused(self, updates: Iterable[Update]) -> Sequence[Decision]:

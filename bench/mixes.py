@@ -25,7 +25,7 @@ from flowslot_sim.mixes import WORLDS
 from flowslot_sim.plane.messages import Messages, Plant
 from flowslot_sim.plane.wire import Delays
 from flowslot_sim.runner import control
-from flowslot_sim.simulation import Simulation
+from flowslot_sim.simulation import Simulation, slowdowns
 
 POLICIES = "fair", "stagger", "stagger-exact"
 ONE_MS = Plant(delays=Delays(low=MILLISECOND, high=MILLISECOND))
@@ -56,13 +56,7 @@ def simulate(world: str, policy: str, seed: int) -> Outcome:
     warm_up, end = times(world)
     sim.run(until_ns=round(end * 1e9))
     slow = [
-        np.array(
-            [
-                (ended - began) / 1e9 / job.ideal_s
-                for began, ended in zip(progress.began, progress.ends, strict=False)
-                if began >= warm_up * 1e9
-            ]
-        )
+        np.array(slowdowns(job, progress, warm_up * 1e9, sim.now))
         for job, progress in zip(made.jobs, sim.progress, strict=True)
     ]
     sent = sim.control.messages() if isinstance(sim.control, Messages) else 0
@@ -123,6 +117,7 @@ def summarise(world: str, outcomes: dict[tuple[str, str, int], Outcome], seeds: 
         "mean too far from exact's": row.mean > MOST_OF_EXACT * rows["stagger-exact"].mean,
         f"a job above {limit} of its time under fair": row.r > limit,
     }
+    broken["a job has not finished an iteration"] = not math.isfinite(row.mean)
     row.broken = "; ".join(name for name, is_so in broken.items() if is_so)
     return list(rows.values())
 

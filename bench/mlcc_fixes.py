@@ -32,9 +32,9 @@ from flowslot_sim.plane.messages import Plant
 from flowslot_sim.plane.mlcc import VARIANTS, Mlcc, Variant
 from flowslot_sim.plane.wire import Delays
 from flowslot_sim.runner import control
-from flowslot_sim.simulation import Progress, Simulation
+from flowslot_sim.simulation import Simulation, slowdowns
 from flowslot_sim.stalls import Livelock, StallWatch
-from flowslot_sim.world import SimJob, World, from_scenario
+from flowslot_sim.world import World, from_scenario
 
 ONE_MS = Plant(delays=Delays(low=MILLISECOND, high=MILLISECOND))
 SCENARIOS = Path(__file__).parents[1] / "lab" / "scenarios"
@@ -93,19 +93,6 @@ def world_of(name: str, seed: int) -> World:
         return WORLDS[name](seed)
     loaded = scenarios.load(SCENARIOS / f"{name}.toml", [])
     return from_scenario(loaded.model_copy(update={"seed": seed}))
-
-
-def slowdowns(job: SimJob, progress: Progress, warm_up_ns: float, now: int) -> list[float]:
-    lasted = [
-        (ended - began) / SECOND / job.ideal_s
-        for began, ended in zip(progress.began, progress.ends, strict=False)
-        if began >= warm_up_ns
-    ]
-    if len(progress.began) > len(progress.ends):
-        so_far = (now - progress.began[-1]) / SECOND / job.ideal_s
-        if so_far > max([1.0, *lasted]):
-            lasted.append(so_far)
-    return lasted
 
 
 def simulate(name: str, policy: str, seed: int) -> Outcome:

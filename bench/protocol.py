@@ -26,7 +26,7 @@ from flowslot_sim.mixes import WORLDS
 from flowslot_sim.plane.messages import Messages, Plant
 from flowslot_sim.plane.wire import Delays
 from flowslot_sim.runner import DEFAULTS, STANDARD, control
-from flowslot_sim.simulation import Control, Simulation
+from flowslot_sim.simulation import Control, Simulation, slowdowns
 from flowslot_sim.world import World
 
 WARM_UP_S, END_S = 20.0, 100.0
@@ -115,13 +115,7 @@ def simulate(name: str, world_name: str, seed: int) -> Outcome:
         every(sim, case.forget_s, lambda now: messages.restart_switch(switch, now))
     sim.run(until_ns=round(END_S * SECOND))
     slow = [
-        np.array(
-            [
-                (ended - began) / 1e9 / job.ideal_s
-                for began, ended in zip(progress.began, progress.ends, strict=False)
-                if began >= WARM_UP_S * SECOND
-            ]
-        )
+        np.array(slowdowns(job, progress, WARM_UP_S * SECOND, sim.now))
         for job, progress in zip(world.jobs, sim.progress, strict=True)
     ]
     sent = plane.messages() if isinstance(plane, Messages) else 0

@@ -51,6 +51,8 @@ class News:
     """From the demand of a flow that had nothing to its first grant; None: it is none of those."""
     round_trip_ns: int | None = None
     """From a heartbeat to its echo."""
+    left_alone: list[int] = field(default_factory=list)
+    """Flows that it refuses now: put what `grant` says of them into force as well."""
     refused: list[str] = field(default_factory=list)
     """Demands that are not accepted, and why; their flows stay without grant, and are left
     alone."""
@@ -157,7 +159,6 @@ class Negotiator:
             flow = demand.flow
             self._known[flow] = (demand, now)
             self._dirty[flow] = None
-            self._refused.discard(flow)
             if demand.remaining <= 0:
                 self._asked.pop(flow, None)
             elif flow not in self._asked and self._book.grant(flow).rate <= 0:
@@ -199,6 +200,7 @@ class Negotiator:
         self._dones.clear()
         self._acks.clear()
         self._dirty.clear()
+        self._refused.clear()
         self.demand(now, self.picture(now))
         self._open = self._beats = True
         return hello
@@ -256,9 +258,11 @@ class Negotiator:
             known = self._known.get(refusal.flow)
             if known is not None:
                 self._refused.add(refusal.flow)
+                news.left_alone.append(refusal.flow)
             job = known[0].job if known else refusal.flow
             news.refused.append(f"flows of job {job} refused: {refusal.reason}")
         if message.grants:
+            self._refused.difference_update(grant.flow for grant in message.grants)
             changes = news.changes = self._book.receive(now, message.session, message.grants)
             raised = [grant.flow for grant in changes.raised]
             asked = [self._asked.pop(flow) for flow in raised if flow in self._asked]

@@ -256,8 +256,9 @@ class GrpcDomain:
             self._asking = asyncio.create_task(self._ask_pid(self._stub))
         if news.began:
             self.on_live(now)
-        elif self.negotiator.live and message.grants:
-            self.on_grants(now, [*news.changes.lowered, *news.changes.raised])
+        elif self.negotiator.live and (message.grants or news.left_alone):
+            alone = [self.grant(flow) for flow in news.left_alone]
+            self.on_grants(now, [*news.changes.lowered, *news.changes.raised, *alone])
         self.negotiator.enforced(news)
         self.poke()
 

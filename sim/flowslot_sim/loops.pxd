@@ -45,7 +45,7 @@ cdef void allot(
     Row[::1] rows, const int32_t[:, ::1] paths, const double[::1] capacity, double[:, ::1] work
 )
 
-@cython.locals(i=Py_ssize_t, bound=Py_ssize_t)
+@cython.locals(i=Py_ssize_t, bound=Py_ssize_t, changed=cython.bint, least=double)
 cpdef void share(
     Row[::1] rows, const int32_t[:, ::1] paths, const double[::1] capacity,
     const Py_ssize_t[::1] first, const Py_ssize_t[::1] preds, double[:, ::1] work,

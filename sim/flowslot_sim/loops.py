@@ -151,9 +151,14 @@ def share(  # noqa: PLR0917
         if not follow(rows, first, preds):
             break
         allot(rows, paths, capacity, work)
-    for i in range(len(rows)):  # where that did not settle, nobody runs ahead all the same
-        if rows[i].bound:
-            rows[i].rate = min(rows[i].rate, supply(rows, first, preds, i))
+    changed = True
+    while changed:  # where that did not settle, nobody runs ahead all the same
+        changed = False
+        for i in range(len(rows)):
+            if rows[i].bound:
+                least = supply(rows, first, preds, i)
+                if rows[i].rate > least:
+                    rows[i].rate, changed = least, True
 
 
 def until_next(rows: Any, first: NDArray[np.intp], preds: NDArray[np.intp]) -> float:

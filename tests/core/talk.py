@@ -243,7 +243,10 @@ class Talk:
         load = np.zeros(len(CAPACITY))
         for lane in self.lanes:
             one, host = lane.negotiator, self._host_of(lane)
-            if lane.process is process and one.live and self.now < (one.lease_end or 0):
+            # It has a say from when the news that it has begun is in force.
+            begins = any(news.began for news in lane.news)
+            live = one.live and not begins and self.now < (one.lease_end or 0)
+            if lane.process is process and live:
                 for flow, rate in host.kernel.items():
                     if one.grant(flow).rate >= 0:
                         load[list(host.paths[flow])] += rate

@@ -160,3 +160,36 @@ def test_a_long_time_between_two_looks_ends(hours: int) -> None:
     run = Run("a", "b")
     learn(run, "a", "b")
     assert len(run.at(hours * 3600e3, "a")) == 2
+
+
+def test_a_job_that_pauses_owes_nobody_anything() -> None:
+    """Its virtual self goes on meanwhile; what it does then is not held against the others."""
+    run = Run("a")
+    learn(run, "a")
+    run.at(300, "a")
+    run.at(301)
+    assert run.at(10_000, "a") == [False]
+    assert run.at(10_099, "a") == [False] and run.at(10_110, "a") == [True]
+
+
+def test_a_job_whose_flows_have_gone_holds_nobody_up() -> None:
+    run = Run("a", "b")
+    for ms, sending in ((0, "ab"), (100, ""), (100.001, "ab"), (300, ""), (400, "b")):
+        run.at(ms, *sending)
+    gone = VirtualFairWithout(run)
+    # b computed for 0.1 ms at first, and for 100 then: it is alone, and has a period of some 125.
+    lateness = [gone.at(400 + 10 * k)[0] for k in range(40)]
+    assert not lateness[0] and lateness[-1], "its virtual self goes on, at its own pace"
+
+
+class VirtualFairWithout:
+    """The same run, in which job a has no flows any more."""
+
+    def __init__(self, run: Run) -> None:
+        self.fair = run.fair
+
+    def at(self, ms: float) -> list[bool]:
+        of = state({"job": "a", "left": 0.0}, {"job": "b", "left": SENDS})
+        of.next_bytes[0] = 0.0
+        late: list[bool] = self.fair.look(of, Nanos(round(ms * MS))).tolist()
+        return late[1:]

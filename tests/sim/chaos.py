@@ -36,7 +36,8 @@ def plant(slowest_ms: float, twice: float = 0.1) -> Plant:
     delays = Delays(
         low=MILLISECOND // 10, high=round(slowest_ms * MILLISECOND), rare=0.01, twice=twice
     )
-    return Plant(delays=delays, skew_ppm=200)
+    # With it, flows would get on whatever arbiters do.
+    return Plant(delays=delays, skew_ppm=200, kernel_top_up=False)
 
 
 def star(seed: int, *, per_rack: bool = False) -> World:

@@ -3,6 +3,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from flowslot_sim.network import FlowSpec
@@ -100,6 +101,23 @@ def test_a_ring_goes_round_at_the_rate_of_its_slowest_link() -> None:
     ]
     sim = run(world(job(*flows), capacity=(10 * MB, 2 * MB, 10 * MB)), 15.0)
     assert times(sim)[0] == pytest.approx(1 + 10.0, rel=0.01)
+
+
+@pytest.mark.parametrize("slow", range(0, 20, 3))
+def test_nobody_sends_what_it_has_not_got_in_long_rings_either(slow: int) -> None:
+    n, chunk = 20, 5 * MB
+    flows = [
+        flow(2 * (n - 1) * chunk, r, preds=((r - 1) % n,), own=chunk, head=chunk) for r in range(n)
+    ]
+    capacity = tuple(2 * MB if r == slow else 10 * MB for r in range(n))
+    sim = Simulation(world(job(*flows), capacity=capacity), lambda _: Free())
+    sim.run(until_ns=1)
+    while sim.now < 60 * 10**9:
+        sim._step(60 * 10**9)
+        rows = sim.network.rows
+        before = np.roll(np.arange(n), 1)
+        most = np.maximum(chunk, chunk + rows["sent"][before])
+        assert np.all((rows["sent"] <= most + 10) | rows["ended"][before])
 
 
 def test_flows_that_wait_for_each_other_for_ever_are_reported() -> None:

@@ -28,7 +28,7 @@ HORIZON_S = 0.6
 """K = 10 slots of 60 ms."""
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**6), faults, st.sampled_from([1.0, 10.0, 50.0]), st.booleans())
 def test_no_link_is_ever_over_committed_and_all_heals(
     seed: int, faults: list[Fault], slowest_ms: float, per_rack: bool

@@ -39,7 +39,7 @@ class StaggerAllocator:
     as long as its job is not late.
 
     `top_up`: what the turns leave is given to active flows as well, and not only to those in the
-    kernel that are quick to take it (ADR 24 says what that is good for).
+    kernel that are quick to take it (`bench.protocol` shows what that is good for).
     `partial`: other arbiters, unheard, decide about other links of the same jobs. Two that put
     the same two jobs in different order make each wait for the other, all the time; so the order
     hangs on what they all see alike: size classes of whole iterations, then names.

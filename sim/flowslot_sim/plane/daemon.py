@@ -218,10 +218,10 @@ class DaemonNode:
             self._retry[k] = FIRST_RETRY_NS
         if news.began:
             self._to_switches(now)
-            self._take(now, map(self._shards.grant, negotiator.flows()))
+            self._take(now, map(self._shards.grant, self._shards.flows()))
         elif negotiator.live:
-            changed = [*news.changes.lowered, *news.changes.raised]
-            self._take(now, [self._shards.grant(grant.flow) for grant in changed])
+            changed = [grant.flow for grant in (*news.changes.lowered, *news.changes.raised)]
+            self._take(now, map(self._shards.grant, [*changed, *news.left_alone]))
         negotiator.enforced(news)
         if any(self._bundles[b].told is None for b in self._started):
             self._pass(now, small=False)

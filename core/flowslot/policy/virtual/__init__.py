@@ -24,6 +24,12 @@ from flowslot.units import Nanos
 
 SLACK = 1.06
 """Nobody is much slower than so many times what flows of equal rights would make of it."""
+PAUSE, PAUSE_NS = 3.0, 100e6
+"""A job that computes for so many times longer than usual, and by so much, has paused: that is none
+of our doing, and its virtual self begins anew together with it."""
+LEAST_NS = 100e3
+"""No virtual computation is shorter: thousands of virtual iterations between two looks say
+nothing."""
 SMOOTHING = 0.25
 """Weight of the latest observation in a job's computation time."""
 
@@ -116,8 +122,10 @@ class _Run:
         if math.isnan(self._ended_at[j]):
             return
         job = self._jobs[j]
-        took = max(at - self._ended_at[j], 0.0)
-        if job["runs"]:
+        took = max(at - self._ended_at[j], LEAST_NS)
+        if job["runs"] and took > PAUSE * job["compute"] + PAUSE_NS:
+            job["lead"], job["left"] = 0, 1.0
+        elif job["runs"]:
             job["compute"] += (took - job["compute"]) * SMOOTHING
         else:
             # Known from now on: its virtual self begins together with it.

@@ -125,8 +125,8 @@ def find_speeds(jobs: Any, need: Any, goodput: Any, work: Any) -> None:
     for j in range(len(jobs)):
         jobs[j].speed = 0.0
         if jobs[j].runs and jobs[j].left > 0:
-            # -1: its rate still grows. A job all of whose flows have gone is done at once.
-            jobs[j].speed = -1.0 if jobs[j].most > 0 else 1.0
+            # -1: its rate still grows. A job all of whose flows have gone stands still.
+            jobs[j].speed = -1.0 if jobs[j].most > 0 else 0.0
             waiting += jobs[j].most > 0
     while waiting:
         add_wishes(jobs, need, wish)

@@ -28,7 +28,7 @@ from flowslot_lab.predict import NoPrediction, predict
 from flowslot_lab.runner import POLICIES, Options, RunFailed, measure
 from flowslot_lab.state import ROOT, RunState, clean_dead
 from flowslot_scenario import scenario as scenarios
-from flowslot_scenario.output import show
+from flowslot_scenario.output import chosen, show
 from flowslot_scenario.results import Prediction, Results
 from flowslot_scenario.scenario import Scenario
 
@@ -202,13 +202,10 @@ def _can_be_made(directory: Path, file: Path | None = None) -> bool:
 
 
 def _policies(text: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-    for name in names:
-        if name not in POLICIES:
-            _die(f'--policy: no policy is called "{name}"; of: {", ".join(POLICIES)}', _BAD_INPUT)
-    if not names:
-        _die(f"--policy: name at least one of: {', '.join(POLICIES)}", _BAD_INPUT)
-    return names
+    try:
+        return chosen(text, POLICIES)
+    except ValueError as error:
+        _die(f"--policy: {error}", _BAD_INPUT)
 
 
 def _need_root() -> None:

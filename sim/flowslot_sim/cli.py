@@ -16,7 +16,7 @@ import typer
 from flowslot.errors import ConfigError
 from flowslot.units import MILLISECOND
 from flowslot_scenario import scenario as scenarios
-from flowslot_scenario.output import show
+from flowslot_scenario.output import chosen, show
 from flowslot_sim.plane.messages import Plant
 from flowslot_sim.plane.wire import Delays
 from flowslot_sim.runner import POLICIES, Options, simulate
@@ -89,13 +89,10 @@ def run(
 
 
 def _policies(text: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-    for name in names:
-        if name not in POLICIES:
-            _die(f'--policy: no policy is called "{name}"; of: {", ".join(POLICIES)}', _BAD_INPUT)
-    if not names:
-        _die(f"--policy: name at least one of: {', '.join(POLICIES)}", _BAD_INPUT)
-    return names
+    try:
+        return chosen(text, POLICIES)
+    except ValueError as error:
+        _die(f"--policy: {error}", _BAD_INPUT)
 
 
 def _die(text: str, status: int) -> NoReturn:

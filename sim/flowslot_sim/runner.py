@@ -19,7 +19,6 @@ from flowslot_sim.simulation import Control, Simulation
 from flowslot_sim.stalls import Livelock
 from flowslot_sim.world import World, from_scenario
 
-TARGET = 0.96
 STANDARD, DEFAULTS = Plant(), PolicyOptions()
 EXACT = "-exact"
 """Ending of a policy's name: its allocator knows everything at once, and needs no messages."""

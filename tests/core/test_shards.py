@@ -6,7 +6,7 @@ import math
 import pytest
 
 from flowslot.grantbook import Granted
-from flowslot.messages import Demand, Done, FromArbiter, Grant, HeartbeatEcho
+from flowslot.messages import Demand, Done, FromArbiter, Grant, HeartbeatEcho, Refusal
 from flowslot.negotiator import Negotiator, News
 from flowslot.shards import Shards, combined
 from flowslot.units import MILLISECOND, Nanos
@@ -86,6 +86,21 @@ def test_a_raise_takes_effect_once_all_agree_and_a_lower_at_once() -> None:
     assert not trio.each[1].has_news
     trio.each[1].enforced(lower)
     assert trio.each[1].has_news and not trio.each[0].has_news, "it alone is answered"
+
+
+def test_a_flow_that_one_refuses_is_left_alone_and_that_is_news() -> None:
+    trio = Trio()
+    trio.begin(0)
+    trio.begin(1)
+    trio.give(0, 1, 50.0)
+    trio.give(1, 2, 30.0)
+    one = trio.each[1]
+    assert one.session is not None
+    refusal = FromArbiter(one.session, [], [Refusal(1, 1, "no")], None)
+    news = one.received(at(3), refusal)
+    assert news.left_alone == [1] and math.isnan(trio.shards.grant(1).rate)
+    trio.give(1, 4, 20.0)
+    assert trio.shards.grant(1).rate == 20.0, "it has changed its mind"
 
 
 def test_a_dead_one_has_no_say_and_the_others_still_do() -> None:

@@ -121,12 +121,6 @@ class Chaos:
                 unplaced = switch.arbiter._flows._missing()[1]
                 assert placed <= self.limit * (1 + 1e-6) or unplaced
 
-    def granted(self) -> list[bool]:
-        """Of each bunch that sends: an arbiter has given it a rate, which is in force."""
-        seen = self.plane.observer
-        active = np.flatnonzero(seen.active).tolist()
-        return [self.plane.kernel.in_force(b) for b in active]
-
     def _befall(self, fault: Fault) -> Callable[[Nanos], None]:
         plane, lasts = self.plane, round(fault.lasts_s * SECOND)
         hosts, switches = sorted(plane.daemons), sorted(plane.switches)

@@ -2,7 +2,7 @@
 """A simulated daemon: core's side of the protocol between a host's flows and streams to switches.
 
 What `flowslotd` does between its sources (here: the simulation's flows) and its pacer (here: the
-rates of the fluid network), in the same order and by the same objects.
+rates of the fluid network), by the same objects of core.
 """
 
 from __future__ import annotations

@@ -10,11 +10,10 @@ import numpy as np
 
 from flowslot.decision import Pace
 from flowslot.policy.base import AllocationState, Allocator, HostPolicy, View
+from flowslot.slot import DEFAULT_SLOT
 from flowslot.units import Nanos
 from flowslot_sim.observed import NEVER, Observer
 from flowslot_sim.simulation import Simulation
-
-SLOT_NS = Nanos(60_000_000)
 
 
 class Free:
@@ -97,7 +96,7 @@ class Exact:
 
     def _tick(self, now: Nanos) -> None:
         self._ask(now)
-        self._sim.events.after(SLOT_NS, self._tick)
+        self._sim.events.after(DEFAULT_SLOT, self._tick)
 
     def _ask(self, now: Nanos) -> None:
         """Decide, once all that happens now has happened."""

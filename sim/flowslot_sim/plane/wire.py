@@ -16,8 +16,8 @@ from flowslot_sim.events import Events
 class Delays:
     """How long a message takes, one way. Times in ns.
 
-    Uniform from `low` to `high`; a message in `1 / rare` takes `slow` instead (0: none does). One
-    in `1 / twice` comes a second time (0: none does).
+    Uniform from `low` to `high`; the share `rare` of the messages takes `slow` instead, and the
+    share `twice` comes a second time.
     """
 
     low: int = MILLISECOND

@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """What gRPC alone takes on this machine: the floor under any negotiation over it.
 
-As many processes as there are daemons, each with one long-lived stream to one server, say
-something at the same moment (within 2 ms, as the ranks of a job do after a barrier), and are
-answered at once: bytes of a demand's and a grant's size that nobody builds, reads or decides on.
-One round is a negotiation in which nobody has to give way; two are one in which somebody does.
+As many processes as there are daemons, each with a long-lived stream to each server, say something
+to all at the same moment (within 2 ms, as the ranks of a job do after a barrier), and are answered
+at once: bytes of a demand's and a grant's size that nobody builds, reads or decides on. One round
+is a negotiation in which nobody has to give way; two are one in which somebody does.
 """
 
 import argparse
 import asyncio
+import contextlib
 import json
 import random
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -24,6 +26,8 @@ import uvloop
 METHOD = "/bench.Floor/Echo"
 PERIOD_S, SPREAD_S = 0.05, 0.002
 BYTES = 1000  # about 25 demands, or 25 grants
+
+Call = grpc.aio.StreamStreamCall[bytes, bytes]
 
 
 class _Echo(grpc.GenericRpcHandler):
@@ -43,42 +47,58 @@ async def serve(port: int) -> None:
     await server.wait_for_termination()
 
 
-async def talk(port: int, seconds: float) -> None:
-    """Print the times of one and of two rounds, ns."""
+async def talk(ports: Sequence[int], seconds: float) -> None:
+    """Print the times of one and of two rounds with all servers, ns."""
     times: list[tuple[int, int]] = []
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        call = channel.stream_stream(METHOD)(wait_for_ready=True)
-        await call.write(bytes(BYTES))
-        await call.read()
+    async with contextlib.AsyncExitStack() as stack:
+        calls = []
+        for port in ports:
+            channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+            await stack.enter_async_context(channel)
+            calls.append(channel.stream_stream(METHOD)(wait_for_ready=True))
+            stack.callback(calls[-1].cancel)
+        await _round(calls)
         end = time.time() + seconds
         while time.time() < end:
             until_next = PERIOD_S - time.time() % PERIOD_S
             await asyncio.sleep(until_next + random.uniform(0, SPREAD_S))
             marks = [time.monotonic_ns()]
             for _ in range(2):
-                await call.write(bytes(BYTES))
-                await call.read()
+                await _round(calls)
                 marks.append(time.monotonic_ns())
             times.append((marks[1] - marks[0], marks[2] - marks[0]))
-        call.cancel()
     json.dump(times, sys.stdout)
 
 
-def measure(seconds: float = 4.0, daemons: int = 5) -> dict[str, float]:
-    """Percentiles over all streams, ms."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "bench.grpc_floor", "--port", str(port)]
-    server = subprocess.Popen([*command, "--serve"])
+async def _round(calls: Sequence[Call]) -> None:
+    for call in calls:
+        await call.write(bytes(BYTES))
+    for call in calls:
+        await call.read()
+
+
+def free_ports(n: int) -> list[int]:
+    """Of this machine, no two the same."""
+    with contextlib.ExitStack() as stack:  # open all at once
+        probes = [stack.enter_context(socket.socket()) for _ in range(n)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+
+
+def measure(seconds: float = 4.0, daemons: int = 5, servers: int = 1) -> dict[str, float]:
+    """Percentiles over all talkers, ms."""
+    ports = [str(port) for port in free_ports(servers)]
+    command = [sys.executable, "-m", "bench.grpc_floor", "--ports"]
+    started = [subprocess.Popen([*command, port, "--serve"]) for port in ports]
     talkers = [
-        subprocess.Popen([*command, "--seconds", str(seconds)], stdout=subprocess.PIPE)
+        subprocess.Popen([*command, *ports, "--seconds", str(seconds)], stdout=subprocess.PIPE)
         for _ in range(daemons)
     ]
     try:
         outputs = [json.loads(p.communicate(timeout=seconds + 30)[0]) for p in talkers]
     finally:
-        for p in (*talkers, server):
+        for p in (*talkers, *started):
             p.kill()
             p.wait()
     one, two = np.concatenate([np.array(output) for output in outputs]).T / 1e6
@@ -93,15 +113,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--daemons", type=int, default=5)
-    parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--servers", type=int, default=1)
+    parser.add_argument("--ports", type=int, nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
-        uvloop.run(serve(args.port))
-    elif args.port:
-        uvloop.run(talk(args.port, args.seconds))
+        uvloop.run(serve(*args.ports))
+    elif args.ports:
+        uvloop.run(talk(args.ports, args.seconds))
     else:
-        for name, value in measure(args.seconds, args.daemons).items():
+        for name, value in measure(args.seconds, args.daemons, args.servers).items():
             print(f"{name}: {value}")
 
 

@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Negotiation latency: real daemons' clients and real switch processes on this machine.
 
-Every daemon has `flows` flows in 4 jobs that all daemons share. With one switch process they go
-from every host to every other one: with 5 daemons of 100 flows 16 bundles each. With several, each
-holds the links of as many hosts, and half of a daemon's paths end at hosts of another one: these
-have two arbiters, and count as granted when both have granted. With 8 daemons of 100 flows on 2
-that is 24 bundles each.
+Every daemon has `flows` flows in 4 jobs, which all hosts of a group share, and which go from each
+of these hosts to each other one. With one switch process all hosts are one group: with 5 daemons of
+100 flows that is 16 bundles each. With several, each holds the links of as many hosts, a rack; a
+group has as many hosts of each rack (`ranks` hosts in all), and paths to another rack have two
+arbiters, and count as granted when both have granted. 8 daemons of 100 flows on 2 with jobs of 4
+ranks: 12 bundles each, 8 of them to the other rack. Jobs on all 8 hosts: `--ranks 8`.
 
 What becomes active has no grant (nothing stands for it), so that each time is a full negotiation:
 demand, decision, grant; where others must give way first, their acknowledgements are in it. Each of
-its flows counts. Demands of all that is active are repeated in every slot, at the daemon's own
-moment in it, and grants are given back as a job's phase ends, as daemons do. Patterns:
-- `phases`: jobs become active at times of their own, on all hosts within 2 ms; they communicate a
-  fifth of their time, so that their links are busy for four fifths of it;
-- `turns`: jobs communicate one after the other, as scheduled jobs do: nobody has to give way;
+its flows counts. Flows take as long as they would alone: what is granted too little, the kernel
+tops up. Arbiters hear of their progress as from daemons (core's Bundle), and grants are given back
+as a job's phase ends. Patterns:
+- `phases`: jobs become active at times of their own, on all their hosts within 2 ms; they
+  communicate a fifth of their time, so that their links are busy for four fifths of it;
+- `turns`: jobs of a group communicate one after the other, as scheduled jobs do: nobody has to give
+  way;
 - `contended`: as `phases`, but for half of their time: always someone must give way;
 - `aligned`: all flows of all hosts become active at the same slot boundary.
 As in the lab, no processor sleeps meanwhile, where the kernel allows that to be asked for: hosts
@@ -24,7 +27,6 @@ Beside it, right after it, what gRPC alone takes (`floor_...`, see bench.grpc_fl
 import argparse
 import contextlib
 import json
-import socket
 import subprocess
 import sys
 import tempfile
@@ -46,9 +48,11 @@ from flowslot_proto.flowslot_pb2_grpc import EmulatedSwitchStub
 
 
 class Load(NamedTuple):
-    """What is run: so many daemons of so many flows each, on so many switch processes."""
+    """What is run: so many daemons of so many flows each, on so many switch processes; `ranks`:
+    each job on so many of the hosts, 0: on all."""
 
     daemons: int = 5
+    ranks: int = 0
     flows: int = 100
     switches: int = 1
     pattern: str = "phases"
@@ -56,7 +60,7 @@ class Load(NamedTuple):
 
 
 ONE = Load()
-TWO = Load(daemons=8, switches=2)
+TWO = Load(daemons=8, ranks=4, switches=2)
 SIX = Load(daemons=6)
 
 
@@ -92,7 +96,7 @@ def run(load: Load) -> tuple[dict[str, Any], list[int]]:
     """As run_once, and all the latencies, ns."""
     with contextlib.ExitStack() as stack:
         topology = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "topology.toml"
-        ports = _free_ports(load.switches)
+        ports = grpc_floor.free_ports(load.switches)
         topology.write_text(topology_text(load.daemons, ports))
         switches = [_switch(stack, topology, f"s{n}") for n in range(1, load.switches + 1)]
         before, cpu = [_describe(port) for port in ports], _cpu_s(switches)
@@ -108,14 +112,6 @@ def run(load: Load) -> tuple[dict[str, Any], list[int]]:
             "switch_cpu_share": round(busiest / load.seconds, 3),
             "machine_stall_max_ms": round(stalls.worst_s * 1e3, 1),
         }, latencies
-
-
-def _free_ports(n: int) -> list[int]:
-    with contextlib.ExitStack() as stack:  # open all at once: no two are the same
-        probes = [stack.enter_context(socket.socket()) for _ in range(n)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
 
 
 def _switch(stack: contextlib.ExitStack, topology: Path, name: str) -> subprocess.Popen[bytes]:
@@ -155,6 +151,7 @@ def _run_clients(topology: Path, load: Load) -> list[dict[str, Any]]:
     command = [sys.executable, "-m", "bench.negotiation_client", "--topology", str(topology)]
     command += ["--hosts", str(load.daemons), "--flows", str(load.flows)]
     command += ["--seconds", str(load.seconds), "--pattern", load.pattern]
+    command += ["--ranks", str(load.ranks or load.daemons)]
     started = [
         subprocess.Popen([*command, "--host", str(i)], stdout=subprocess.PIPE)
         for i in range(load.daemons)
@@ -232,13 +229,18 @@ def main() -> None:
     parser.add_argument("--hosts", "--daemons", dest="daemons", type=int, default=ONE.daemons)
     parser.add_argument("--flows", type=int, default=ONE.flows, help="per daemon")
     parser.add_argument("--switches", type=int, default=ONE.switches, help="switch processes")
+    parser.add_argument("--ranks", type=int, default=ONE.ranks, help="hosts of each job; 0: all")
     parser.add_argument("--pattern", choices=BUSY, default=None)
     parser.add_argument("--bandwidth", action="store_true", help="measure that instead (root)")
     parser.add_argument("-o", "--output", choices=("json", "text"), default="text")
     parser.add_argument("--traffic", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     patterns = [args.pattern] if args.pattern else list(BUSY)
-    loads = [Load(args.daemons, args.flows, args.switches, p, args.seconds) for p in patterns]
+    loads = [
+        Load(args.daemons, args.ranks, args.flows, args.switches, p, args.seconds) for p in patterns
+    ]
+    if args.ranks and (args.daemons % args.ranks or args.ranks % args.switches):
+        parser.error("--ranks: must divide --daemons, and be a multiple of --switches")
     if args.traffic:
         (load,) = loads
         wire.tell(lambda: run_once(load))
@@ -247,7 +249,7 @@ def main() -> None:
         result = {
             load.pattern: measure_bandwidth(load)
             if args.bandwidth
-            else run_once(load) | grpc_floor.measure(daemons=args.daemons)
+            else run_once(load) | grpc_floor.measure(daemons=args.daemons, servers=args.switches)
             for load in loads
         }
     if args.output == "json":

@@ -9,26 +9,24 @@ process is there does not count: its own arbiter holds a link here that no flow 
 import argparse
 import asyncio
 import json
-import math
 import random
 import secrets
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import psutil
 import uvloop
 
 from flowslot.arbiter import LEASE_SLOTS, ArbiterConfig
+from flowslot.bundle import Bundle, ended
 from flowslot.grantbook import Granted
-from flowslot.messages import Demand
 from flowslot.policy import registry
 from flowslot.topology import Topology, parse_topology
-from flowslot.units import MILLISECOND, Nanos
-from flowslotd.clock import own_moment
+from flowslot.units import MILLISECOND, SECOND, Nanos
+from flowslotd.clock import monotonic, own_moment
 from flowslotd.domain import FailoverDomain
 from flowslotd.domain_base import DomainStats, OnGrants
 from flowslotd.domain_grpc import GrpcDomain
@@ -39,7 +37,6 @@ PERIOD_S = (0.210, 0.290, 0.370, 0.430)  # of the jobs, no common divisor near a
 JOBS = len(PERIOD_S)
 BUSY = {"phases": 0.2, "turns": 0.2, "contended": 0.5, "aligned": 0.5}  # part of its period
 SPREAD_S = 0.002
-FLOW_BYTES = 400_000
 
 
 def rack(host: int, hosts: int, switches: int) -> int:
@@ -47,15 +44,16 @@ def rack(host: int, hosts: int, switches: int) -> int:
     return host * switches // hosts
 
 
-def peers(host: int, hosts: int, switches: int) -> list[int]:
-    """The hosts that this one sends to. With one switch process all others; with more all of its
-    rack and as many outside, each host's share, so that half of its paths have two arbiters."""
-    mine = rack(host, hosts, switches)
-    racks = [rack(j, hosts, switches) for j in range(hosts)]
-    near = [j for j in range(hosts) if j != host and racks[j] == mine]
-    far = [j for j in range(hosts) if racks[j] != mine]
-    turn = host % max(len(far), 1)
-    return near + (far[turn:] + far[:turn])[: len(near)]
+def group(host: int, hosts: int, switches: int, ranks: int) -> int:
+    """Hosts of one group have all their jobs together: `ranks` hosts, as many of each rack."""
+    of_rack = hosts // switches
+    return host % of_rack * (hosts // ranks) // of_rack
+
+
+def peers(host: int, hosts: int, switches: int, ranks: int) -> list[int]:
+    """The hosts that this one sends to: all others of its group."""
+    mine = group(host, hosts, switches, ranks)
+    return [j for j in range(hosts) if j != host and group(j, hosts, switches, ranks) == mine]
 
 
 def topology_text(hosts: int, ports: Sequence[int]) -> str:
@@ -107,18 +105,17 @@ def open_domain(
     return FailoverDomain(remotes, nothing, on_grants, stats)
 
 
-class Bundle(NamedTuple):
-    """Flows of one job on one path."""
-
-    job: int
-    links: tuple[int, int]
-    flows: int
-
-
 class Client:
-    """The bundles of one host, driven by the wall clock; times every first grant."""
+    """The bundles of one host, driven by the wall clock; times every first grant.
 
-    def __init__(self, topology: Path, host: int, hosts: int, flows: int, pattern: str) -> None:
+    Its flows need as long as they would alone, as if all that is granted too little were topped up:
+    what happens does not hang on how quick the negotiation is. What the arbiters hear of it, and
+    when, is core's business.
+    """
+
+    def __init__(
+        self, topology: Path, host: int, hosts: int, *, ranks: int, flows: int, pattern: str
+    ) -> None:
         parsed = parse_topology(topology.read_text(), str(topology))
         self.stats = DomainStats()
         self.domain = open_domain(parsed, host, self._on_grants, self.stats)
@@ -127,15 +124,25 @@ class Client:
         self._pattern = pattern
         self._moment = own_moment(host, SLOT_NS)
         self._asked: dict[int, int] = {}
-        self._inc = [1] * JOBS
-        self._active = [False] * JOBS
         self._random = random.Random(host)
-        others = peers(host, hosts, len(parsed.switches))
+        others = peers(host, hosts, len(parsed.switches), ranks)
+        self._group = group(host, hosts, len(parsed.switches), ranks)
+        self._shift = self._group * ranks / hosts  # groups do not begin together
         # As daemons do: flows of a job on one path are one reservation.
         bundles = Counter((f % JOBS, others[f // JOBS % len(others)]) for f in range(flows))
         link, nics = parsed.link_index, [parsed.hosts[f"h{j}"].nics[0] for j in range(hosts)]
+        busy, goodput = BUSY[pattern], parsed.capacity()[link[nics[host].up]]
         self._bundles = {
-            i: Bundle(job, (link[nics[host].up], link[nics[other].down]), size)
+            i: Bundle(
+                i,
+                self._name(job),
+                (link[nics[host].up], link[nics[other].down]),
+                inc=1,
+                flows=size,
+                # So many that the job, alone on its links, needs that part of its period.
+                target=busy * self._period_s(job) * goodput * size * JOBS / flows,
+                period=int(self._period_s(job) * SECOND),
+            )
             for i, ((job, other), size) in enumerate(bundles.items(), host * 100_000)
         }
 
@@ -150,69 +157,81 @@ class Client:
         await asyncio.gather(self._slots(end), *(self._job(j, end) for j in range(JOBS)))
         await self.domain.close()
 
+    # --- when
+
+    def _name(self, job: int) -> str:
+        return f"job{self._group}-{job}"
+
+    def _period_s(self, job: int) -> float:
+        if self._pattern == "aligned":
+            return 4 * SLOT_NS / SECOND
+        return PERIOD_S[0 if self._pattern == "turns" else job]
+
     async def _slots(self, end: float) -> None:
         while time.time() < end:
-            await asyncio.sleep((SLOT_NS - (time.time_ns() - self._moment) % SLOT_NS) / 1e9)
-            self.domain.beat(Nanos(time.monotonic_ns()))
-            self._say([j for j, active in enumerate(self._active) if active])
+            await asyncio.sleep((SLOT_NS - (time.time_ns() - self._moment) % SLOT_NS) / SECOND)
+            self._pass(small=self.domain.beat(monotonic()))
 
     async def _job(self, job: int, end: float) -> None:
-        aligned, turns = self._pattern == "aligned", self._pattern == "turns"
-        period = 4 * SLOT_NS / 1e9 if aligned else PERIOD_S[0 if turns else job]
-        spread = 0.0 if aligned else SPREAD_S
-        offset = job / JOBS * period if turns else 0.0
-        self._turn(job, False)
+        period = self._period_s(job)
+        spread = 0.0 if self._pattern == "aligned" else SPREAD_S
+        turns = self._pattern == "turns"
+        offset = period * ((job + self._shift) / JOBS if turns else self._shift)
+        bundles = [bundle for bundle in self._bundles.values() if bundle.job == self._name(job)]
         while time.time() < end:
             start = ((time.time() - offset) // period + 1) * period + offset
             start += self._random.uniform(0, spread)
             await asyncio.sleep(start - time.time())
-            self._inc[job] += 1
-            self._turn(job, True)
+            now = monotonic()
+            for bundle in bundles:
+                bundle.active, bundle.onset = True, now
+                if not self.domain.grant(bundle.id).rate > 0:
+                    self._asked[bundle.id] = now
+            self._pass()
             await asyncio.sleep(BUSY[self._pattern] * period)
-            self._turn(job, False)
+            self._end(bundles)
+            self._pass()
 
-    def _turn(self, job: int, active: bool) -> None:
-        self._active[job] = active
-        if not active:  # as daemons do when a job's phase has ended
-            self.domain.give_back([i for i, bundle in self._bundles.items() if bundle.job == job])
-        now = time.monotonic_ns()
-        for i, bundle in self._bundles.items():
-            if bundle.job == job:
-                asked = self._asked.pop(i, None)
-                if asked is not None:  # not granted in all its phase: it took at least so long
-                    self.unanswered += 1
-                    self.latency_ns += [now - asked] * bundle.flows
-                if active and not self.domain.grant(i).rate > 0:
-                    self._asked[i] = now
-        self._say([job])
+    # --- what flows do
 
-    def _say(self, jobs: Sequence[int]) -> None:
-        now = Nanos(time.monotonic_ns())
-        demands = [
-            Demand(
-                i,
-                self._inc[job],
-                f"job{job}",
-                links,
-                flows * FLOW_BYTES if self._active[job] else 0,
-                math.inf,
-                0,
-                int(PERIOD_S[job] * 1e9),
-            )
-            for i, (job, links, flows) in self._bundles.items()
-            if job in jobs
-        ]
+    def _end(self, bundles: Iterable[Bundle]) -> None:
+        now = monotonic()
+        for bundle in bundles:
+            bundle.active = False
+            asked = self._asked.pop(bundle.id, None)
+            if asked is not None:  # not granted in all its phase: it took at least so long
+                self.unanswered += 1
+                self.latency_ns += [now - asked] * bundle.flows
+
+    def _pass(self, *, small: bool = False) -> None:
+        """Give back what jobs have that are done, and say what is new."""
+        now, bundles = monotonic(), self._bundles.values()
+        for bundle in bundles:
+            part = (now - bundle.onset) / (BUSY[self._pattern] * bundle.period)
+            bundle.remaining = bundle.target * max(1.0 - part, 0.0) if bundle.active else 0.0
+        self._take(self.domain.give_back([bundle.id for bundle in ended(bundles)]))
+        demands = [bundle.demand(now) for bundle in bundles if bundle.has_news(now, small)]
         if demands:
             self.domain.demand(now, demands)
 
+    # --- what is granted
+
     def _on_grants(self, now: Nanos, grants: Sequence[Granted]) -> None:
+        self._take(grants)
         for i, rate, *_ in grants:
             if rate > 0 and i in self._asked:
                 self.latency_ns += [now - self._asked.pop(i)] * self._bundles[i].flows
+        if any(bundle.told is None for bundle in self._bundles.values()):
+            self._pass()
+
+    def _take(self, grants: Iterable[Granted]) -> None:
+        for grant in grants:
+            self._bundles[grant.flow].take(grant)
 
 
 async def report(args: argparse.Namespace) -> None:
-    one = Client(args.topology, args.host, args.hosts, args.flows, args.pattern)
+    work = {"ranks": args.ranks, "flows": args.flows, "pattern": args.pattern}
+    one = Client(args.topology, args.host, args.hosts, **work)
     before = psutil.Process().cpu_times()
     await one.run(args.seconds)
     after = psutil.Process().cpu_times()
@@ -236,6 +255,7 @@ def main() -> None:
     parser.add_argument("--topology", type=Path, required=True)
     parser.add_argument("--host", type=int, required=True)
     parser.add_argument("--hosts", type=int, required=True)
+    parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument("--flows", type=int, required=True)
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--pattern", choices=BUSY, required=True)

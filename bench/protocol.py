@@ -58,12 +58,13 @@ CASES = {
     "5 ms": Case(delayed(5.0)),
     "20 ms": Case(delayed(20.0)),
     "50 ms": Case(delayed(50.0)),
-    "0.3 to 1 ms, 1 % take 10": Case(UNSTEADY),
+    "0.3 to 1 ms and 1 % take 10": Case(UNSTEADY),
     "clocks 200 ppm apart": Case(replace(ONE, skew_ppm=200.0)),
     "a stream cut every second": Case(ONE, cut_s=1.0),
     "a switch that forgets every 5 s": Case(ONE, forget_s=5.0),
-    "changes at once, not gathered": Case(replace(ONE, gather_ns=Nanos(0))),
+    "changes at once": Case(replace(ONE, gather_ns=Nanos(0))),
     "a switch process per rack": Case(ONE, per_rack=True),
+    "a process per rack: with top-up": Case(ONE, PolicyOptions(top_up=True), per_rack=True),
     "no top-up by the arbiter": Case(ONE, PolicyOptions(top_up=False)),
     "no top-up in the kernel": Case(replace(ONE, kernel_top_up=False)),
     "no top-up at all": Case(replace(ONE, kernel_top_up=False), PolicyOptions(top_up=False)),
@@ -127,16 +128,21 @@ def simulate(name: str, world_name: str, seed: int) -> Outcome:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--worlds", default="mix-c,mix-h,two-tier-mid")
+    parser.add_argument("--cases", default=",".join(CASES), help="all: %(default)s")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     args = parser.parse_args()
     worlds, seeds = args.worlds.split(","), range(args.seeds)
-    runs = list(product(CASES, worlds, seeds))
+    cases = list(dict.fromkeys(["fair", *args.cases.split(",")]))
+    for name, known in (*product(cases, [CASES]), *product(worlds, [WORLDS])):
+        if name not in known:
+            parser.error(f'"{name}" is none of: {", ".join(known)}')
+    runs = list(product(cases, worlds, seeds))
     with ProcessPoolExecutor(args.processes) as pool:
         outcomes = dict(zip(runs, pool.map(simulate, *zip(*runs, strict=True)), strict=True))
     rows = []
-    for world, name in product(worlds, CASES):
+    for world, name in product(worlds, cases):
         got = [outcomes[name, world, seed] for seed in seeds]
         fair = [outcomes["fair", world, seed] for seed in seeds]
         ratios = [

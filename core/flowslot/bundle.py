@@ -5,8 +5,10 @@ What its flows do is for the daemon to find out; here is what an arbiter is told
 """
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
+from flowslot.grantbook import Granted
 from flowslot.messages import Demand
 from flowslot.units import MILLISECOND, SECOND, Nanos
 
@@ -58,7 +60,7 @@ class Bundle:
     most: float = 0.0
     standing: bool = False
     granted: bool = False
-    """Since it was last shared out."""
+    """Since this was last set to False."""
     flows: int = 0
 
     def demand(self, now: Nanos) -> Demand:
@@ -99,6 +101,14 @@ class Bundle:
         tolerance = SMALL_SHARE if small else RESEND_SHARE
         return self._is_another_phase(told) or error > tolerance * self.target
 
+    def take(self, grant: Granted) -> None:
+        """What it may send from now on; NaN: nobody has a say."""
+        self.granted = True
+        if self.standing and not grant.standing:
+            self.told = None  # nothing was told for a while: tell everything
+        self.rate, self.ceiling, self.share = grant.rate, grant.ceiling, grant.share
+        self.standing, self.most = grant.standing, grant.most
+
     def _is_another_phase(self, told: Told) -> bool:
         return not told.active or self.onset > told.onset + SAME_PHASE_NS
 
@@ -106,3 +116,11 @@ class Bundle:
         """By how much an arbiter is wrong about what remains, which has granted `rate`."""
         spent = rate * (now - told.at) / SECOND
         return abs(self.remaining - max(told.remaining - spent, 0.0))
+
+
+def ended(bundles: Collection[Bundle]) -> list[Bundle]:
+    """Those with grants to give back: of jobs whose last active flow here has ended since it was
+    told. A standing grant stays."""
+    busy = {bundle.job for bundle in bundles if bundle.active}
+    over = {b.job for b in bundles if b.told and b.told.active and b.job not in busy}
+    return [b for b in bundles if b.job in over and b.rate > 0 and not b.standing]

@@ -6,11 +6,14 @@ from collections import deque
 from flowslot.messages import Heartbeat, HeartbeatEcho
 from flowslot.units import SECOND, Nanos
 
-OVERDUE = 1.25
-"""In periods: so long after a heartbeat the next one is sent although nobody asked for it."""
-RESTLESS = 0.5
+BEAT_SLOTS = 2
+"""One heartbeat in so many slots, with what is said then (ADR 24)."""
+OVERDUE_SLOTS = 2.5
+"""So long after a heartbeat the next one is sent although nobody asked for it."""
+RESTLESS_SLOTS = 1.0
 """The same while the machine or the network is restless: heartbeats, or their answers, came late by
-a quarter of a period or more in the last RESTLESS_NS. A lease bears all the longer delays."""
+LATE_SLOTS or more in the last RESTLESS_NS. A lease bears all the longer delays."""
+LATE_SLOTS = 0.25
 RESTLESS_NS = 2 * SECOND
 _SAMPLES = 32
 
@@ -18,12 +21,12 @@ _SAMPLES = 32
 class Heart:
     """Numbers heartbeats, never one twice; estimates the offset between the two wall clocks.
 
-    One is sent in each slot, with what is said then, and by itself when it is overdue. Pure: `now`
-    is monotonic nanoseconds, `wall_ns` the wall clock at the same moment.
+    One is sent in every other slot, with what is said then, and by itself when it is overdue. Pure:
+    `now` is monotonic nanoseconds, `wall_ns` the wall clock at the same moment.
     """
 
-    def __init__(self, period_ns: Nanos) -> None:
-        self._period_ns = period_ns
+    def __init__(self, slot_ns: Nanos) -> None:
+        self._slot_ns = slot_ns
         self._n = 0
         self._last = Nanos(0)
         self._due: Nanos | None = None
@@ -42,12 +45,12 @@ class Heart:
         return min(self._samples)[1] / 1e3 if self._samples else None
 
     def rested(self, now: Nanos) -> bool:
-        """There is a stream, and it is not only just that one was sent."""
-        return self._due is not None and now > self._last + self._period_ns // 4
+        """There is a stream, and the slot has come for the next one."""
+        return self._due is not None and now > self._last + (BEAT_SLOTS - 0.5) * self._slot_ns
 
     def soon(self, now: Nanos) -> bool:
         """One may as well travel with a message that is being sent."""
-        return now > self._last + self._period_ns // 2
+        return now > self._last + BEAT_SLOTS / 2 * self._slot_ns
 
     def overdue(self, now: Nanos) -> bool:
         """There is a stream, and none has been sent on it for a while."""
@@ -55,10 +58,10 @@ class Heart:
 
     def beat(self, now: Nanos, wall_ns: int) -> Heartbeat:
         """The next heartbeat, to be sent now."""
-        if self._due is not None and now > self._due + self._period_ns // 4:
+        if self._due is not None and now > self._due + LATE_SLOTS * self._slot_ns:
             self._restless_until = now + RESTLESS_NS
-        periods = RESTLESS if now < self._restless_until else OVERDUE
-        self._due = Nanos(now + int(periods * self._period_ns))
+        slots = RESTLESS_SLOTS if now < self._restless_until else OVERDUE_SLOTS
+        self._due = Nanos(now + int(slots * self._slot_ns))
         self._n += 1
         self._last = now
         self._sent[self._n] = (now, wall_ns)
@@ -70,7 +73,7 @@ class Heart:
         if sent is None:
             return None
         round_trip = now - sent[0]
-        if round_trip > self._period_ns // 4:
+        if round_trip > LATE_SLOTS * self._slot_ns:
             self._restless_until = now + RESTLESS_NS
         self._samples.append((round_trip, echo.wall_ns - sent[1] - round_trip // 2))
         self._sent = {n: at for n, at in self._sent.items() if n > echo.n}

@@ -182,9 +182,10 @@ class Negotiator:
         self._dirty.update(dict.fromkeys(g.flow for g in given if g.flow in self._known))
         return given
 
-    def beat(self, now: Nanos) -> None:
-        """Once per slot: a heartbeat is to travel with what is said now."""
+    def beat(self, now: Nanos) -> bool:
+        """Once per slot: whether a heartbeat is due, which is to travel with what is said now."""
         self._beats |= self._heart.rested(now)
+        return self._beats
 
     # --- the stream
 

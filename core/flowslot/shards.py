@@ -79,10 +79,9 @@ class Shards:
         left = [self.grant(flow) for flow in given]
         return [grant for grant in left if not math.isnan(grant.rate)]
 
-    def beat(self, now: Nanos) -> None:
-        """Once per slot, see Negotiator.beat."""
-        for arbiter in self.arbiters:
-            arbiter.beat(now)
+    def beat(self, now: Nanos) -> bool:
+        """Once per slot: whether any arbiter is sent a heartbeat, see Negotiator.beat."""
+        return any([arbiter.beat(now) for arbiter in self.arbiters])  # all of them
 
     # --- what may be asked
 

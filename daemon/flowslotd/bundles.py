@@ -13,7 +13,7 @@ from itertools import chain, count
 import numpy as np
 from numpy.typing import NDArray
 
-from flowslot.bundle import Bundle
+from flowslot.bundle import Bundle, ended
 from flowslot.grantbook import Granted
 from flowslot.messages import Demand, Done
 from flowslot.units import MILLISECOND, Nanos
@@ -78,16 +78,12 @@ class Bundles:
         are not free yet.
         """
         members = self._groups.members
-        busy = {bundle.job for bundle in members if bundle.active}
-        over = {b.job for b in members if b.told and b.told.active and b.job not in busy}
+        over = ended(members)
         if not over:
             return []
-        used = set(self._groups.of[lent()].tolist())
-        return [
-            bundle.id
-            for i, bundle in enumerate(members)
-            if bundle.job in over and bundle.rate > 0 and not bundle.standing and i not in used
-        ]
+        of = set(self._groups.of[lent()].tolist()) - {len(members)}
+        used = {members[i].id for i in of}
+        return [bundle.id for bundle in over if bundle.id not in used]
 
     def demands(self, now: Nanos, small: bool = False) -> list[Demand]:
         """What the arbiter does not know yet, with or without `small` news; it counts as told."""
@@ -107,12 +103,8 @@ class Bundles:
             bundle = self._by_id.get(grant.flow)
             if bundle is None:
                 continue
-            self._dirty = bundle.granted = True
-            if bundle.standing and not grant.standing:
-                bundle.told = None  # nothing was told for a while: tell everything
-            bundle.rate, bundle.ceiling = grant.rate, grant.ceiling
-            bundle.share, bundle.standing = grant.share, grant.standing
-            bundle.most = grant.most
+            self._dirty = True
+            bundle.take(grant)
 
     def share_out(self, now: Nanos) -> set[int]:
         """Give each flow its part; returns, by cookie, whose changes or was granted anew."""

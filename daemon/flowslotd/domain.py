@@ -150,10 +150,11 @@ class FailoverDomain:
         self._poke()
         return given
 
-    def beat(self, now: Nanos) -> None:
+    def beat(self, now: Nanos) -> bool:
         """See Domain."""
-        self._shards.beat(now)
+        beats = self._shards.beat(now)
         self._poke()
+        return beats or self._local is not None
 
     def grant(self, flow: int) -> Granted:
         """See Domain."""

@@ -99,8 +99,8 @@ class Domain(Protocol):
         """
         ...
 
-    def beat(self, now: Nanos) -> None:
-        """Once per slot: a sign of life is due, to travel with what is said now."""
+    def beat(self, now: Nanos) -> bool:
+        """Once per slot: whether a sign of life is due, so that what is said now costs nothing."""
         ...
 
     def grant(self, flow: int) -> Granted:

@@ -108,11 +108,6 @@ class GrpcDomain:
         """See Domain."""
         return self.negotiator.grant(flow)
 
-    def beat(self, now: Nanos) -> None:
-        """See Domain."""
-        self.negotiator.beat(now)
-        self.poke()
-
     def poke(self) -> None:
         """Something was said to the negotiator: send it."""
         if self.negotiator.has_news:

@@ -72,15 +72,14 @@ class SlotLoop:
 
     def on_slot(self, now: Nanos, slot: int, touched: Collection[Source] = ()) -> None:
         """Once per slot: look at everything that matters, and at what was `touched`. This daemon is
-        alive: what goes to the arbiter takes small news along."""
+        alive: what goes to the arbiter when it must hear of that takes small news along."""
         self._slot = slot
         self._all_due |= not self.by_grant
         due = self._table.due(slot, self._records())
         if not touched and all(self._table.is_fresh(now, source) for source in due):
             due = []
-        if self._domain is not None:
-            self._domain.beat(now)
-        self._run(now, [*due, *(source for source in touched if source not in due)], small=True)
+        small = self._domain is None or self._domain.beat(now)
+        self._run(now, [*due, *(source for source in touched if source not in due)], small=small)
         self.refresh(now)
 
     def on_events(self, now: Nanos, sources: Collection[Source]) -> None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -53,7 +53,7 @@ def control(
     assert make is not None
     if policy.endswith(EXACT):
         return lambda sim: Exact(sim, make(options), plant.target)
-    return lambda sim: Messages(sim, lambda p: make(replace(options, partial=p)), plant, seed)
+    return lambda sim: Messages(sim, make, options, plant, seed)
 
 
 def simulate(scenario: Scenario, options: Options) -> Results:

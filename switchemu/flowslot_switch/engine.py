@@ -61,9 +61,9 @@ class Engine:
         self._on_failure = on_failure
         # Slots are numbered as on the wall clock, as all hosts number them.
         self._origin = Nanos(time.monotonic_ns() - time.time_ns())
-        options = registry.PolicyOptions(
-            floor_share=config.settings.floor_share, partial=config.partial
-        )
+        options = registry.PolicyOptions(floor_share=config.settings.floor_share)
+        if config.partial:
+            options = registry.beside_others(options)
         allocator = registry.get("stagger").allocator
         assert allocator is not None
         self.arbiter = Arbiter(

@@ -18,15 +18,16 @@ PROC_NET_DEV = """Inter-|   Receive                            |  Transmit
 
 
 def test_one_switch_process_and_all_talk_to_all() -> None:
-    assert peers(2, 5, 1) == [0, 1, 3, 4]
+    assert peers(2, 5, 1, 5) == [0, 1, 3, 4]
 
 
-def test_half_of_the_paths_cross_links_of_both() -> None:
+@pytest.mark.parametrize(("ranks", "near", "far"), [(4, 1, 2), (8, 3, 4)])
+def test_jobs_have_as_many_hosts_of_each_rack(ranks: int, near: int, far: int) -> None:
     hosts, switches = 8, 2
     topology = parse_topology(topology_text(hosts, (7401, 7402)), "test")
     heard: Counter[int] = Counter()
     for host in range(hosts):
-        others = peers(host, hosts, switches)
+        others = peers(host, hosts, switches, ranks)
         heard.update(others)
         crossed = []
         for other in others:
@@ -34,8 +35,9 @@ def test_half_of_the_paths_cross_links_of_both() -> None:
             assert path is not None
             crossed.append({topology.links[link].switch for link in path})
         mine = f"s{rack(host, hosts, switches) + 1}"
-        assert crossed.count({mine}) == crossed.count({"s1", "s2"}) == len(others) / 2 == 3
-    assert set(heard.values()) == {6}  # no host is sent more than another
+        assert crossed.count({mine}) == near
+        assert crossed.count({"s1", "s2"}) == far == len(others) - near
+    assert set(heard.values()) == {ranks - 1}
 
 
 @pytest.mark.parametrize(("hosts", "switches"), [(5, 1), (8, 2), (9, 3), (7, 2)])
@@ -43,7 +45,7 @@ def test_every_host_has_peers_and_every_switch_process_its_links(hosts: int, swi
     topology = parse_topology(topology_text(hosts, range(7400, 7400 + switches)), "test")
     assert sum(len(topology.switch_links(s)) for s in topology.switches) == 2 * hosts
     for host in range(hosts):
-        others = peers(host, hosts, switches)
+        others = peers(host, hosts, switches, hosts)
         assert host not in others
         assert len(others) == len(set(others)) >= 2
 

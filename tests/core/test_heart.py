@@ -29,18 +29,18 @@ def test_a_heartbeat_comes_with_a_slot_or_with_a_message_or_by_itself() -> None:
     assert not heart.rested(Nanos(10**12)), "nothing is due before the stream begins"
     assert heart.due is None and not heart.overdue(Nanos(10**12))
     heart.beat(at(0), 0)
-    assert not heart.rested(at(5))
-    assert heart.rested(Nanos(at(5) + 1))
-    assert not heart.soon(at(10))
-    assert heart.soon(Nanos(at(10) + 1))
-    assert heart.due == at(25)
-    assert not heart.overdue(Nanos(at(25) - 1)) and heart.overdue(at(25))
-    heart.beat(at(30), 0)
+    assert not heart.rested(at(30)), "every other slot"
+    assert heart.rested(Nanos(at(30) + 1))
+    assert not heart.soon(at(20))
+    assert heart.soon(Nanos(at(20) + 1))
+    assert heart.due == at(50)
+    assert not heart.overdue(Nanos(at(50) - 1)) and heart.overdue(at(50))
+    heart.beat(at(60), 0)
     heart.rest()
     assert heart.due is None and not heart.rested(Nanos(10**12))
 
 
-def test_heartbeats_come_twice_as_often_while_answers_or_they_themselves_are_late() -> None:
+def test_heartbeats_come_in_every_slot_while_answers_or_they_themselves_are_late() -> None:
     heart = Heart(at(40))
 
     def next_due_ms(ms: float) -> float:
@@ -48,14 +48,14 @@ def test_heartbeats_come_twice_as_often_while_answers_or_they_themselves_are_lat
         assert heart.due is not None
         return heart.due / MILLISECOND - ms
 
-    assert next_due_ms(1000) == 50
+    assert next_due_ms(1000) == 100
     heart.echoed(at(1010), HeartbeatEcho(1, 0))
-    assert next_due_ms(1040) == 50, "a quarter of a period is not late"
+    assert next_due_ms(1040) == 100, "a quarter of a slot is not late"
     heart.echoed(at(1051), HeartbeatEcho(2, 0))
-    assert next_due_ms(1080) == 20
-    assert next_due_ms(3050) == 20
-    assert next_due_ms(3081) == 20, "this one was late by itself"
-    assert next_due_ms(5082) == 20
-    assert next_due_ms(7083) == 20
+    assert next_due_ms(1080) == 40
+    assert next_due_ms(3050) == 40
+    assert next_due_ms(3101) == 40, "this one was late by itself"
+    assert next_due_ms(5102) == 40
+    assert next_due_ms(7103) == 40
     heart.rest()
-    assert next_due_ms(9200) == 50, "a stream that has just begun is not late"
+    assert next_due_ms(9200) == 100, "a stream that has just begun is not late"

@@ -152,16 +152,16 @@ def test_the_lease_ends_once() -> None:
 
 def test_heartbeats_travel_with_messages_and_go_alone_when_overdue() -> None:
     one = begun()
-    assert one.next_wakeup(at(1)) == at(75)
-    one.beat(at(60))
-    assert one.has_news and said(one, 60).heartbeat is not None
-    one.beat(at(61))
-    assert not one.has_news, "only just sent"
-    one.demand(at(95), [demand(1, 1)])
-    assert said(one, 95).heartbeat is not None, "it may as well travel"
-    assert one.take_message(at(169), 0) is None
-    assert said(one, 170).heartbeat is not None, "overdue"
-    assert one.next_wakeup(at(170)) == at(240), "nothing was echoed: the lease comes first"
+    assert one.next_wakeup(at(1)) == at(150)
+    assert not one.beat(at(60)) and not one.has_news, "not in every slot"
+    assert one.beat(at(120)) and said(one, 120).heartbeat is not None
+    assert not one.beat(at(121)) and not one.has_news, "only just sent"
+    one.demand(at(185), [demand(1, 1)])
+    assert said(one, 185).heartbeat is not None, "it may as well travel"
+    assert one.take_message(at(224), 0) is None
+    assert one.next_wakeup(at(224)) == at(240), "nothing was echoed: the lease comes first"
+    assert one.take_message(at(334), 0) is None
+    assert said(one, 335).heartbeat is not None, "overdue"
 
 
 def test_live_with_the_first_grants_or_when_nobody_waits_or_after_a_while() -> None:
@@ -176,30 +176,31 @@ def test_live_with_the_first_grants_or_when_nobody_waits_or_after_a_while() -> N
         beat = said(one, ms).heartbeat
         assert beat is not None
         one.received(at(ms + 1), FromArbiter(7, (), (), HeartbeatEcho(beat.n)))
-        ms += 60
-    beat = said(one, ms + 20).heartbeat or None
+        ms += 120
+    one.beat(at(ms))
+    beat = said(one, ms).heartbeat
     assert beat is not None
-    assert one.received(at(ms + 21), FromArbiter(7, (), (), HeartbeatEcho(beat.n))).began
+    assert one.received(at(ms + 2), FromArbiter(7, (), (), HeartbeatEcho(beat.n))).began
     refused = negotiator()
     refused.demand(at(0), [demand(1)])
     refused.connect(at(0))
     said(refused, 0)
     news = refused.received(at(1), FromArbiter(7, (), [Refusal(1, 1, "no")], HeartbeatEcho(1)))
     assert news.refused == ["flows of job job refused: no"] and news.synced and not news.began
-    beat = said(refused, 80).heartbeat
+    beat = said(refused, 150).heartbeat
     assert beat is not None
-    assert refused.received(at(81), FromArbiter(7, (), (), HeartbeatEcho(beat.n))).began
+    assert refused.received(at(151), FromArbiter(7, (), (), HeartbeatEcho(beat.n))).began
 
 
 def test_how_long_a_flow_waited_and_a_heartbeat_took() -> None:
     one = begun()
     one.demand(at(10), [demand(2), demand(3)])
     one.demand(at(12), [demand(2, 900)])
-    beat = said(one, 50).heartbeat
+    beat = said(one, 70).heartbeat
     assert beat is not None
-    news = one.received(at(52), FromArbiter(7, [grant(2, 2, 5.0)], (), HeartbeatEcho(beat.n)))
-    assert news.waited_ns == at(42) and news.round_trip_ns == at(2)
-    assert one.received(at(53), FromArbiter(7, [grant(2, 3, 6.0)])).waited_ns is None
+    news = one.received(at(72), FromArbiter(7, [grant(2, 2, 5.0)], (), HeartbeatEcho(beat.n)))
+    assert news.waited_ns == at(62) and news.round_trip_ns == at(2)
+    assert one.received(at(73), FromArbiter(7, [grant(2, 3, 6.0)])).waited_ns is None
 
 
 def test_what_is_given_back_is_said_until_the_next_grant() -> None:

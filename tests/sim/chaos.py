@@ -91,7 +91,7 @@ class Chaos:
         assert make is not None
 
         def control(sim: Simulation) -> Messages:
-            return Messages(sim, lambda p: make(PolicyOptions(partial=p)), plant, seed)
+            return Messages(sim, make, PolicyOptions(), plant, seed)
 
         self.sim = Simulation(world, control)
         assert isinstance(self.sim.control, Messages)

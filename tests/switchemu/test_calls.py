@@ -162,7 +162,7 @@ def test_describe_says_who_it_is_and_what_it_holds(shared_switch: Switch) -> Non
     assert [row.link for row in reply.links] == list(LINKS)
     assert all(len(row.load) == K for row in reply.links)
     assert reply.uptime_ns > 0
-    assert reply.lease_ns == 4 * reply.slot_ns == 240_000_000
+    assert reply.lease_ns == 5 * reply.slot_ns == 300_000_000
     assert reply.counters.steps > 0
 
 

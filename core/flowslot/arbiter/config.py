@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from flowslot.units import MILLISECOND, Nanos
 
 _SLOT = Nanos(60 * MILLISECOND)
-LEASE_SLOTS = 4
-"""A lease bears three slots in which the machine, or the network, stands still: whoever loses one
-begins anew, and so do all that share links with it. What notices the death of a daemon or a switch
-process in time is the end of their stream, see GrantBook.cut."""
+LEASE_SLOTS = 5
+"""With a heartbeat in every other slot, a lease bears three slots in which the machine, or the
+network, stands still: whoever loses one begins anew, and so do all that share links with it. What
+notices the death of a daemon or a switch process in time is the end of their stream, see
+GrantBook.cut."""
 _LEASE = Nanos(LEASE_SLOTS * _SLOT)
 _GUARD = MILLISECOND
 _ACK_TIMEOUT = Nanos(8 * _SLOT)

@@ -3,7 +3,7 @@
 
 import difflib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from flowslot.errors import FlowslotError
 from flowslot.policy.base import Allocator, HostPolicy
@@ -23,10 +23,17 @@ class PolicyOptions:
     floor_share: float = 1 / 4
     partial: bool = False
     """The allocator decides about some of the links only, and others about others."""
-    top_up: bool = True
-    """What the turns of a gang policy leave is granted to active flows as well."""
+    top_up: bool | None = None
+    """What the turns of a gang policy leave is granted to active flows as well; None: by those who
+    decide alone, see `beside_others`."""
     flows_on_link: Mapping[int, int] = field(default_factory=dict)
     slot_ns: Nanos = DEFAULT_SLOT
+
+
+def beside_others(options: PolicyOptions) -> PolicyOptions:
+    """For a switch process while others hold links of the same jobs. What it tops up takes effect
+    only as far as theirs agree, and is chased all the time: it is left to the kernel (ADR 24)."""
+    return replace(options, partial=True, top_up=bool(options.top_up))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +76,7 @@ _POLICIES = {
             "stagger",
             host_policy=lambda options: StaggerPolicy(),
             allocator=lambda options: StaggerAllocator(
-                options.floor_share, partial=options.partial, top_up=options.top_up
+                options.floor_share, partial=options.partial, top_up=options.top_up is not False
             ),
             needs_arbiter=True,
             paces=True,

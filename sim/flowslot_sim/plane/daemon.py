@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from flowslot.bundle import Bundle
+from flowslot.bundle import Bundle, ended
 from flowslot.grantbook import Granted, nothing_said
 from flowslot.messages import FromArbiter, FromDaemon, Hello
 from flowslot.negotiator import Negotiator
@@ -147,17 +147,17 @@ class DaemonNode:
     def on_slot(self, now: Nanos) -> None:
         """Once per slot of this host."""
         if self.alive and now >= self._frozen_until:
-            self._shards.beat(self._clock.read(now))
-            self._pass(now, small=True)
+            beats = self._shards.beat(self._clock.read(now))
+            self._pass(now, small=beats or self._own is not None)
             self._kernel.renew(self._started, self._deadline(now))
 
     def _pass(self, now: Nanos, *, small: bool) -> None:
         """Look at all flows; give back what is over; say what is new; put into force."""
         at = self._clock.read(now)
         self._look(now, at)
-        ended = self._ended()
-        if ended:
-            given = self._shards.give_back(ended) if self._own is None else []
+        over = [bundle.id for bundle in ended([self._bundles[b] for b in self._started])]
+        if over:
+            given = self._shards.give_back(over) if self._own is None else []
             self._take(now, given)
         said = [self._bundles[b] for b in self._started]
         demands = [bundle.demand(at) for bundle in said if bundle.has_news(at, small)]
@@ -180,13 +180,6 @@ class DaemonNode:
             bundle.onset, bundle.due = int(seen.onset[b]) + shift, int(due[b]) + shift
             bundle.period = int(seen.period[b])
 
-    def _ended(self) -> list[int]:
-        """Bundles with grants, of jobs whose last active flow here has ended since it was told."""
-        bundles = [self._bundles[b] for b in self._started]
-        busy = {bundle.job for bundle in bundles if bundle.active}
-        over = {b.job for b in bundles if b.told and b.told.active and b.job not in busy}
-        return [b.id for b in bundles if b.job in over and b.rate > 0 and not b.standing]
-
     # --- what arbiters say
 
     def _take(self, now: Nanos, grants: Iterable[Granted]) -> None:
@@ -194,13 +187,7 @@ class DaemonNode:
         until = self._deadline(now)
         for grant in grants:
             bundle = self._bundles[grant.flow - 1]
-            if bundle.standing and not grant.standing:
-                bundle.told = None  # nothing was told for a while: tell everything
-            bundle.rate, bundle.ceiling, bundle.standing = (
-                grant.rate,
-                grant.ceiling,
-                grant.standing,
-            )
+            bundle.take(grant)
             covered = self._own is None and self._shards.covers(bundle.links)
             self._kernel.put(now, grant.flow - 1, grant, covered, until)
 

@@ -16,6 +16,7 @@ from flowslot.grantbook import Granted
 from flowslot.negotiator import Negotiator
 from flowslot.ownlinks import OwnLinks
 from flowslot.policy.base import Allocator
+from flowslot.policy.registry import PolicyOptions, beside_others
 from flowslot.slot import DEFAULT_SLOT
 from flowslot.units import Nanos
 from flowslot_sim.observed import Observer
@@ -24,8 +25,7 @@ from flowslot_sim.plane.switch import SwitchNode
 from flowslot_sim.plane.wire import Clock, Delays, Stream
 from flowslot_sim.simulation import Simulation
 
-MakeAllocator = Callable[[bool], Allocator]
-"""True: others decide about other links of the same jobs (PolicyOptions.partial)."""
+MakeAllocator = Callable[[PolicyOptions], Allocator]
 
 
 ONE_MS = Delays()
@@ -53,11 +53,16 @@ class Messages:
     """See Control. `switches`, by name, and `daemons`, by host, may be killed and begun anew."""
 
     def __init__(
-        self, sim: Simulation, make_allocator: MakeAllocator, plant: Plant, seed: int
+        self,
+        sim: Simulation,
+        make_allocator: MakeAllocator,
+        options: PolicyOptions,
+        plant: Plant,
+        seed: int,
     ) -> None:
         self._sim = sim
         self._plant = plant
-        self._make = make_allocator
+        self._make_own = lambda: make_allocator(replace(options, partial=True))
         self._random = np.random.default_rng([seed, 7])
         self._session = 0
         self._names = 0
@@ -69,7 +74,7 @@ class Messages:
         for link, switch in enumerate(held):
             if switch is not None:
                 links_of.setdefault(switch, []).append(link)
-        self._partial = len(links_of) > 1
+        at_switches = beside_others(options) if len(links_of) > 1 else options
         config = ArbiterConfig(
             target=plant.target,
             slot_ns=plant.slot_ns,
@@ -84,7 +89,7 @@ class Messages:
                 clock=self._clock(),
                 links=links,
                 capacity=world.capacity,
-                make_allocator=lambda: make_allocator(self._partial),
+                make_allocator=lambda: make_allocator(at_switches),
                 config=config,
             )
             for name, links in links_of.items()
@@ -205,7 +210,7 @@ class Messages:
             now,
             world.egress(host),
             world.capacity,
-            allocator=self._make(True),
+            allocator=self._make_own(),
             config=replace(self._config, gather_ns=Nanos(0)),
         )
 

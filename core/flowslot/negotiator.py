@@ -19,7 +19,8 @@ from flowslot.units import Nanos
 ORPHAN_SLOTS = 2
 """Grants are kept for so long after their stream has ended, for a next one to take them over."""
 PATIENCE_LEASES = 2
-"""An arbiter that answers, but grants nothing to active flows, is taken over after so many."""
+"""An arbiter that answers, but grants nothing to active flows, is taken over after so many; and
+flows that it then grants nothing for so long are left alone, until it does."""
 
 
 def aged(demand: Demand, by_ns: int) -> Demand:
@@ -52,10 +53,11 @@ class News:
     round_trip_ns: int | None = None
     """From a heartbeat to its echo."""
     left_alone: list[int] = field(default_factory=list)
-    """Flows that it refuses now: put what `grant` says of them into force as well."""
+    """Flows that it refuses now, or has not answered for too long: put what `grant` says of them
+    into force as well."""
     refused: list[str] = field(default_factory=list)
-    """Demands that are not accepted, and why; their flows stay without grant, and are left
-    alone."""
+    """Demands that are not accepted, and why, or not answered; their flows stay without grant, and
+    are left alone."""
 
 
 class Negotiator:
@@ -130,7 +132,7 @@ class Negotiator:
         return self._book.grant(flow) if flow in self._book else nothing_said(flow)
 
     def refuses(self, flow: int) -> bool:
-        """The arbiter does not accept what was last said of the flow: it will not answer."""
+        """The arbiter does not accept what was last said of the flow, or does not answer."""
         return flow in self._refused
 
     def flows(self) -> list[int]:
@@ -270,7 +272,18 @@ class Negotiator:
             if asked and self.live:  # not the wait for an arbiter that has just started
                 news.waited_ns = now - min(asked)
             self._check_live(now, news)
+        if message.echo is not None and self.live:
+            self._give_up(now, news)
         return news
+
+    def _give_up(self, now: Nanos, news: News) -> None:
+        """Who waits for an arbiter that does not answer must not wait for ever."""
+        since = now - PATIENCE_LEASES * self._lease_ns
+        for flow in [flow for flow, at in self._asked.items() if at <= since]:
+            del self._asked[flow]
+            self._refused.add(flow)
+            news.left_alone.append(flow)
+            news.refused.append(f"flows of job {self._known[flow][0].job} left alone: no answer")
 
     def enforced(self, news: News) -> None:
         """The changes are in force: their acknowledgements may be sent."""
@@ -283,8 +296,11 @@ class Negotiator:
 
     def next_wakeup(self, now: Nanos) -> Nanos | None:
         """When to `check` and `take_message` next, if nothing is said before; later than now."""
-        times = (self._heart.due, self._book.lease_end)
-        return min((at for at in times if at is not None and at > now), default=None)
+        due, end = self._heart.due, self._book.lease_end
+        times = [due] if due is not None and due > now else []
+        if end is not None:  # though it be over: nobody has checked yet
+            times.append(Nanos(max(end, now + 1)))
+        return min(times, default=None)
 
     def check(self, now: Nanos) -> bool:
         """True, once: the lease of a live arbiter has ended, and all its grants are void."""

@@ -239,7 +239,8 @@ class FailoverDomain:
         """A lease has ended: what this switch granted is void, whoever may use it now."""
         if self._shards.live:
             _log.warning("no switch process %s: its links are on their own", remote.switch)
-            self._announce(now, remote.negotiator.flows())
+            # All flows: what is in the kernel lasts no longer than the first lease that ends.
+            self._announce(now, self._shards.flows())
             return
         self._to_local(now)
         if self._shards.flows():

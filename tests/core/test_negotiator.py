@@ -192,6 +192,25 @@ def test_live_with_the_first_grants_or_when_nobody_waits_or_after_a_while() -> N
     assert refused.received(at(151), FromArbiter(7, (), (), HeartbeatEcho(beat.n))).began
 
 
+def test_flows_that_get_no_answer_are_left_alone_until_they_do() -> None:
+    one = begun()
+    one.demand(at(10), [demand(2)])
+    for ms in range(120, 601, 120):
+        one.beat(at(ms))
+        beat = said(one, ms).heartbeat
+        assert beat is not None
+        news = one.received(at(ms + 1), FromArbiter(7, (), (), HeartbeatEcho(beat.n)))
+        overdue = ms + 1 - 10 >= PATIENCE_LEASES * 240
+        assert (news.left_alone == [2]) == overdue == (one.refuses(2))
+        if overdue:
+            break
+    assert news.refused == ["flows of job job left alone: no answer"]
+    one.demand(at(590), [demand(2)])
+    assert one.refuses(2) and not one.refuses(1)
+    one.enforced(one.received(at(600), FromArbiter(7, [grant(2, 2, 5.0)])))
+    assert not one.refuses(2) and one.grant(2).rate == 5.0
+
+
 def test_how_long_a_flow_waited_and_a_heartbeat_took() -> None:
     one = begun()
     one.demand(at(10), [demand(2), demand(3)])

@@ -32,8 +32,9 @@ ENTRY_SLOTS = 2
 class Kernel(Protocol):
     """Where rates are put into force."""
 
-    def put(self, now: Nanos, b: int, grant: Granted, covered: bool, until: Nanos) -> None:
-        """Bunch b has this rate until then, unless it is renewed; NaN: it is left alone."""
+    def put(self, now: Nanos, b: int, grant: Granted, covered: Sequence[int], until: Nanos) -> None:
+        """Bunch b has this rate until then, unless it is renewed; NaN: it is left alone. `covered`:
+        those of its links that live arbiters hold."""
         ...
 
     def renew(self, bunches: Iterable[int], until: Nanos) -> None:
@@ -106,7 +107,7 @@ class DaemonNode:
                 alarm.cancel()
         for stream in self._streams:
             if stream is not None:
-                stream.close(now)
+                stream.close(now, Stream.DAEMON)
 
     def negotiating(self) -> bool:
         """All switch processes that it has to do with honour its grants."""
@@ -122,7 +123,7 @@ class DaemonNode:
         """Its streams end; it begins new ones."""
         for stream in list(self._streams):
             if stream is not None:
-                stream.close(now)
+                stream.close(now, Stream.DAEMON)
 
     def freeze(self, until: Nanos) -> None:
         """The process stands still until then: whatever happens to it waits."""
@@ -188,8 +189,8 @@ class DaemonNode:
         for grant in grants:
             bundle = self._bundles[grant.flow - 1]
             bundle.take(grant)
-            covered = self._own is None and self._shards.covers(bundle.links)
-            self._kernel.put(now, grant.flow - 1, grant, covered, until)
+            live = [link for link in bundle.links if self._shards.covers((link,))]
+            self._kernel.put(now, grant.flow - 1, grant, live if self._own is None else [], until)
 
     def _deadline(self, now: Nanos) -> Nanos:
         own = now + ENTRY_SLOTS * self._slot_ns
@@ -227,7 +228,7 @@ class DaemonNode:
         self._check(now, k)
         hello = link.negotiator.connect(at)
         stream = self._streams[k] = self._open_stream()
-        stream.on_close(lambda then: self._closed(then, k, stream))
+        stream.on_close(Stream.DAEMON, lambda then: self._closed(then, k, stream))
         if link.negotiator.live:
             self._take(now, map(self._shards.grant, link.negotiator.flows()))
         self._send(now, k, hello)
@@ -287,15 +288,14 @@ class DaemonNode:
     def _check(self, now: Nanos, k: int) -> None:
         """Whether the lease still lives."""
         negotiator, stream = self._links[k].negotiator, self._streams[k]
-        flows = negotiator.flows()
         lost = negotiator.check(self._clock.read(now))
         if lost:
             if self._shards.live:
-                self._take(now, map(self._shards.grant, flows))
+                self._take(now, map(self._shards.grant, self._shards.flows()))
             else:
                 self._to_own(now)
         if negotiator.session is None and stream is not None:
-            stream.close(now)
+            stream.close(now, Stream.DAEMON)
 
     # --- without a switch
 

@@ -19,6 +19,7 @@ from flowslot.policy.base import Allocator
 from flowslot.policy.registry import PolicyOptions, beside_others
 from flowslot.slot import DEFAULT_SLOT
 from flowslot.units import Nanos
+from flowslot_sim.events import Event
 from flowslot_sim.observed import Observer
 from flowslot_sim.plane.daemon import DaemonNode
 from flowslot_sim.plane.switch import SwitchNode
@@ -62,7 +63,7 @@ class Messages:
     ) -> None:
         self._sim = sim
         self._plant = plant
-        self._make_own = lambda: make_allocator(replace(options, partial=True))
+        self._make_own = partial(make_allocator, replace(options, partial=True))
         self._random = np.random.default_rng([seed, 7])
         self._session = 0
         self._names = 0
@@ -89,7 +90,7 @@ class Messages:
                 clock=self._clock(),
                 links=links,
                 capacity=world.capacity,
-                make_allocator=lambda: make_allocator(at_switches),
+                make_allocator=partial(make_allocator, at_switches),
                 config=config,
             )
             for name, links in links_of.items()
@@ -223,7 +224,7 @@ class _Entry:
     """What the kernel of a host has in force for a bunch."""
 
     rate: float = math.nan
-    covered: bool = False
+    covered: Sequence[int] = ()
     until: int = 0
 
 
@@ -236,11 +237,11 @@ class FluidKernel:
         self._observer = observer
         self._entries = [_Entry() for _ in observer.bunches]
         self._rows = [np.array(bunch.rows, np.intp) for bunch in observer.bunches]
-        self._looks = [False] * len(self._entries)
+        self._looks: list[Event | None] = [None] * len(self._entries)
         self.writes = 0
         """Rates put into force."""
 
-    def put(self, now: Nanos, b: int, grant: Granted, covered: bool, until: Nanos) -> None:
+    def put(self, now: Nanos, b: int, grant: Granted, covered: Sequence[int], until: Nanos) -> None:
         """See Kernel."""
         self.writes += 1
         self._entries[b] = _Entry(grant.rate, covered, until)
@@ -253,6 +254,7 @@ class FluidKernel:
             entry = self._entries[b]
             if entry.until > self._sim.now:
                 entry.until = until
+                self._watch(b)
 
     def share_out(self, b: int) -> None:
         """Divide a bunch's rate among its flows by what they have left."""
@@ -272,20 +274,22 @@ class FluidKernel:
     def guaranteed(self) -> NDArray[np.float64]:
         """What flows are in force to send at by live arbiters' leave, on each link, float64[L]."""
         sums = np.zeros(len(self._sim.world.links))
-        for entry, bunch in zip(self._entries, self._observer.bunches, strict=True):
-            if entry.covered and not math.isnan(entry.rate):
-                sums[list(bunch.links)] += entry.rate
+        for entry in self._entries:
+            if not math.isnan(entry.rate):
+                sums[list(entry.covered)] += entry.rate
         return sums
 
     def _watch(self, b: int) -> None:
         """Void it when its time is over."""
-        if not self._looks[b]:
-            self._looks[b] = True
-            self._sim.events.at(self._entries[b].until, lambda now: self._look(now, b))
+        look, until = self._looks[b], Nanos(self._entries[b].until)
+        if look is None or look.at > until:
+            if look is not None:
+                look.cancel()
+            self._looks[b] = self._sim.events.at(until, lambda now: self._look(now, b))
 
     def _look(self, now: Nanos, b: int) -> None:
         entry = self._entries[b]
-        self._looks[b] = False
+        self._looks[b] = None
         if math.isnan(entry.rate):
             return
         if entry.until <= now:

@@ -76,7 +76,7 @@ class SwitchNode:
         self._counts = self.counts()
         peers, self._peers = self._peers, {}
         for peer in peers.values():
-            peer.stream.close(now)
+            peer.stream.close(now, Stream.SWITCH)
 
     def time(self) -> Nanos:
         """What its clock shows."""
@@ -106,11 +106,11 @@ class SwitchNode:
         to answer. A stream that is not honoured is closed."""
         at = self._clock.read(now)
         if hello is not None and not self._join(at, stream, hello, deliver):
-            stream.close(now)
+            stream.close(now, Stream.SWITCH)
             return
         peer = self._peers.get(message.session)
         if peer is None or peer.stream is not stream:
-            stream.close(now)
+            stream.close(now, Stream.SWITCH)
             return
         self._take(now, at, peer, message)
 
@@ -131,7 +131,7 @@ class SwitchNode:
             return False
         outbox = Outbox(self._config.max_flows_per_session)
         peer = self._peers[hello.session] = _Peer(stream, hello.session, outbox, deliver)
-        stream.on_close(lambda now: self._leave(now, peer))
+        stream.on_close(Stream.SWITCH, lambda now: self._leave(now, peer))
         return True
 
     def _take(self, now: Nanos, at: Nanos, peer: _Peer, message: FromDaemon) -> None:
@@ -143,11 +143,11 @@ class SwitchNode:
         echo = None
         if message.heartbeat is not None:
             if not arbiter.heartbeat(at, session):
-                peer.stream.close(now)
+                peer.stream.close(now, Stream.SWITCH)
                 return
             echo = HeartbeatEcho(message.heartbeat.n, at)
         if not peer.outbox.post(refusals=refusals, echo=echo):
-            peer.stream.close(now)
+            peer.stream.close(now, Stream.SWITCH)
             return
         if message.dones or demands or message.acks:
             self._changed(now)
@@ -194,5 +194,5 @@ class SwitchNode:
         for peer in list(self._peers.values()):
             self._flush(peer)
             if self.arbiter.state(peer.session) is not SessionState.SYNCED:
-                peer.stream.close(now)
+                peer.stream.close(now, Stream.SWITCH)
         self._wake(self._clock.when(self.arbiter.next_wakeup(at)))

@@ -50,43 +50,59 @@ class Clock:
 
 
 class Stream:
-    """A connection between a daemon and a switch process, as both see it: open, or not.
+    """A connection between a daemon and a switch process; each end is open, or not.
 
     `hold` makes everything wait that is sent in either direction until a time: a network that
     stands still, or a machine that does.
     """
 
+    DAEMON, SWITCH = 0, 1
+    """The ends."""
+
     def __init__(self, events: Events, random: np.random.Generator, delays: Delays) -> None:
-        self.open = True
         self._events = events
         self._random = random
         self._delays = delays
+        self._open = [True, True]
         self._last = [0, 0]
         self._held_until = 0
-        self._on_close: list[Callable[[Nanos], None]] = []
+        self._on_close: list[Callable[[Nanos], None]] = [lambda now: None] * 2
 
     def send(self, up: bool, deliver: Callable[[Nanos], None]) -> None:
-        """`deliver` is called when the message arrives, if the stream is still open then."""
-        delay = self._delays.draw(self._random)
-        at = max(self._events.now + delay, self._last[up], self._held_until)
-        self._last[up] = at
-        copies = 1
+        """`deliver` is called when the message arrives, if its end is still open then. A message
+        that comes twice has its second time whenever it may be, out of order."""
+        if not self._open[not up]:
+            return
+        at = self._arrival(up)
+        times = [at]
         if self._delays.twice and self._random.random() < self._delays.twice:
-            copies = 2
-        for _ in range(copies):
-            self._events.at(at, lambda now: deliver(now) if self.open else None)
+            times.append(Nanos(at + self._delays.draw(self._random)))
+        for time in times:
+            self._events.at(time, lambda now: deliver(now) if self._open[up] else None)
 
     def hold(self, until: Nanos) -> None:
         """What is sent from now on arrives no earlier."""
         self._held_until = max(self._held_until, until)
 
-    def on_close(self, action: Callable[[Nanos], None]) -> None:
-        """To be called once when the stream has ended."""
-        self._on_close.append(action)
+    def on_close(self, end: int, action: Callable[[Nanos], None]) -> None:
+        """To be called once when that end has closed."""
+        self._on_close[end] = action
 
-    def close(self, now: Nanos) -> None:
-        """It ends, for both sides at once; what is on its way is lost."""
-        if self.open:
-            self.open = False
-            for action in self._on_close:
-                action(now)
+    def close(self, now: Nanos, end: int) -> None:
+        """One end is closed. The other one learns of it after all that was sent to it before; what
+        is on its way from there is lost."""
+        if self._open[end]:
+            other = 1 - end
+            self._events.at(self._arrival(bool(other)), lambda then: self._shut(then, other))
+            self._shut(now, end)
+
+    def _arrival(self, up: bool) -> Nanos:
+        delay = self._delays.draw(self._random)
+        at = Nanos(max(self._events.now + delay, self._last[up], self._held_until))
+        self._last[up] = at
+        return at
+
+    def _shut(self, now: Nanos, end: int) -> None:
+        if self._open[end]:
+            self._open[end] = False
+            self._on_close[end](now)

@@ -18,10 +18,11 @@ as a job's phase ends. Patterns:
 - `turns`: jobs of a group communicate one after the other, as scheduled jobs do: nobody has to give
   way;
 - `contended`: as `phases`, but for half of their time: always someone must give way;
-- `aligned`: all flows of all hosts become active at the same slot boundary.
+- `aligned`: all flows of all hosts of a group become active at the same slot boundary.
 As in the lab, no processor sleeps meanwhile, where the kernel allows that to be asked for: hosts
 with jobs to run do not sleep either, and a virtual processor takes long to wake up.
-Beside it, right after it, what gRPC alone takes (`floor_...`, see bench.grpc_floor).
+Beside it, right after it, what gRPC alone takes among the hosts of one job (`floor_...`, see
+bench.grpc_floor).
 """
 
 import argparse
@@ -70,11 +71,16 @@ def measure() -> dict[str, Any]:
     with awake():
         parts = {
             "turns_": run_once(ONE._replace(pattern="turns")),
-            "two_switches_": run_once(TWO),
+            "two_switches_": {**run_once(TWO), **floor(TWO)},
             "two_switches_turns_": run_once(TWO._replace(pattern="turns")),
-            "": {**run_once(ONE), **grpc_floor.measure(), **measure_bandwidth()},
+            "": {**run_once(ONE), **floor(ONE), **measure_bandwidth()},
         }
     return {f"{part}{name}": value for part, d in parts.items() for name, value in d.items()}
+
+
+def floor(load: Load) -> dict[str, float]:
+    """What gRPC alone takes when the hosts of one job talk to all switch processes."""
+    return grpc_floor.measure(daemons=load.ranks or load.daemons, servers=load.switches)
 
 
 def measure_bandwidth(load: Load = SIX) -> dict[str, Any]:
@@ -239,8 +245,8 @@ def main() -> None:
     loads = [
         Load(args.daemons, args.ranks, args.flows, args.switches, p, args.seconds) for p in patterns
     ]
-    if args.ranks and (args.daemons % args.ranks or args.ranks % args.switches):
-        parser.error("--ranks: must divide --daemons, and be a multiple of --switches")
+    if args.ranks and (args.ranks == 1 or args.daemons % args.ranks or args.ranks % args.switches):
+        parser.error("--ranks: more than 1, must divide --daemons, and be a multiple of --switches")
     if args.traffic:
         (load,) = loads
         wire.tell(lambda: run_once(load))
@@ -249,7 +255,7 @@ def main() -> None:
         result = {
             load.pattern: measure_bandwidth(load)
             if args.bandwidth
-            else run_once(load) | grpc_floor.measure(daemons=args.daemons, servers=args.switches)
+            else run_once(load) | floor(load)
             for load in loads
         }
     if args.output == "json":

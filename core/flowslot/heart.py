@@ -6,13 +6,12 @@ from collections import deque
 from flowslot.messages import Heartbeat, HeartbeatEcho
 from flowslot.units import SECOND, Nanos
 
-BEAT_SLOTS = 2
-"""One heartbeat in so many slots, with what is said then (ADR 24)."""
-OVERDUE_SLOTS = 2.5
-"""So long after a heartbeat the next one is sent although nobody asked for it."""
-RESTLESS_SLOTS = 1.0
-"""The same while the machine or the network is restless: heartbeats, or their answers, came late by
-LATE_SLOTS or more in the last RESTLESS_NS. A lease bears all the longer delays."""
+BEAT_SLOTS, RESTLESS_SLOTS = 2, 1
+"""One heartbeat in so many slots, with what is said then (ADR 24); the second while the machine or
+the network is restless: heartbeats, or their answers, came late by LATE_SLOTS or more in the last
+RESTLESS_NS. A lease bears all the longer delays."""
+OVERDUE_SLOTS = 0.25
+"""So much later it is sent although nobody asked for it."""
 LATE_SLOTS = 0.25
 RESTLESS_NS = 2 * SECOND
 _SAMPLES = 32
@@ -45,12 +44,9 @@ class Heart:
         return min(self._samples)[1] / 1e3 if self._samples else None
 
     def rested(self, now: Nanos) -> bool:
-        """There is a stream, and the slot has come for the next one."""
-        return self._due is not None and now > self._last + (BEAT_SLOTS - 0.5) * self._slot_ns
-
-    def soon(self, now: Nanos) -> bool:
-        """One may as well travel with a message that is being sent."""
-        return now > self._last + BEAT_SLOTS / 2 * self._slot_ns
+        """There is a stream, and the slot has come for the next one, or nearly so."""
+        slots = self._every(now) - 0.5
+        return self._due is not None and now > self._last + slots * self._slot_ns
 
     def overdue(self, now: Nanos) -> bool:
         """There is a stream, and none has been sent on it for a while."""
@@ -60,8 +56,7 @@ class Heart:
         """The next heartbeat, to be sent now."""
         if self._due is not None and now > self._due + LATE_SLOTS * self._slot_ns:
             self._restless_until = now + RESTLESS_NS
-        slots = RESTLESS_SLOTS if now < self._restless_until else OVERDUE_SLOTS
-        self._due = Nanos(now + int(slots * self._slot_ns))
+        self._due = Nanos(now + int((self._every(now) + OVERDUE_SLOTS) * self._slot_ns))
         self._n += 1
         self._last = now
         self._sent[self._n] = (now, wall_ns)
@@ -78,6 +73,10 @@ class Heart:
         self._samples.append((round_trip, echo.wall_ns - sent[1] - round_trip // 2))
         self._sent = {n: at for n, at in self._sent.items() if n > echo.n}
         return round_trip
+
+    def _every(self, now: Nanos) -> int:
+        """One in so many slots."""
+        return RESTLESS_SLOTS if now < self._restless_until else BEAT_SLOTS
 
     def rest(self) -> None:
         """The stream has ended: none is due until the next `beat`, none is answered any more."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from flowslot.grantbook import Changes, GrantBook, Granted, nothing_said
-from flowslot.heart import Heart
+from flowslot.heart import BEAT_SLOTS, Heart
 from flowslot.messages import Ack, Demand, Done, FromArbiter, FromDaemon, Heartbeat, Hello
 from flowslot.units import Nanos
 
@@ -98,7 +98,9 @@ class Negotiator:
         self._open = False
         self._beats = False
         """A heartbeat is to travel with the next message."""
+        self._small_at = Nanos(0)
         self._synced_at: Nanos | None = None
+        self._live_at = Nanos(0)
 
     # --- what may be asked
 
@@ -163,8 +165,8 @@ class Negotiator:
             self._dirty[flow] = None
             if demand.remaining <= 0:
                 self._asked.pop(flow, None)
-            elif flow not in self._asked and self._book.grant(flow).rate <= 0:
-                self._asked[flow] = now
+            elif self._book.grant(flow).rate <= 0 and flow not in self._refused:
+                self._asked.setdefault(flow, now)
 
     def done(self, dones: Iterable[Done]) -> None:
         """These flows are gone."""
@@ -185,9 +187,13 @@ class Negotiator:
         return given
 
     def beat(self, now: Nanos) -> bool:
-        """Once per slot: whether a heartbeat is due, which is to travel with what is said now."""
+        """Once per slot: a heartbeat, if one is due, is to travel with what is said now. True:
+        small news may, too; as often as heartbeats, whatever these travel with."""
         self._beats |= self._heart.rested(now)
-        return self._beats
+        small = self._beats or now > self._small_at + (BEAT_SLOTS - 0.5) * self._slot_ns
+        if small:
+            self._small_at = now
+        return small
 
     # --- the stream
 
@@ -224,7 +230,7 @@ class Negotiator:
         if not self._open or session is None:
             return None
         heartbeat: Heartbeat | None = None
-        if self._beats or self._heart.overdue(now) or (self._dirty and self._heart.soon(now)):
+        if self._beats or self._heart.overdue(now) or (self._dirty and self._heart.rested(now)):
             self._beats = False
             heartbeat = self._heart.beat(now, wall_ns)
             self._book.sent_heartbeat(now, heartbeat.n)
@@ -267,7 +273,7 @@ class Negotiator:
         if message.grants:
             self._refused.difference_update(grant.flow for grant in message.grants)
             changes = news.changes = self._book.receive(now, message.session, message.grants)
-            raised = [grant.flow for grant in changes.raised]
+            raised = [grant.flow for grant in changes.raised if grant.rate > 0]
             asked = [self._asked.pop(flow) for flow in raised if flow in self._asked]
             if asked and self.live:  # not the wait for an arbiter that has just started
                 news.waited_ns = now - min(asked)
@@ -279,6 +285,8 @@ class Negotiator:
     def _give_up(self, now: Nanos, news: News) -> None:
         """Who waits for an arbiter that does not answer must not wait for ever."""
         since = now - PATIENCE_LEASES * self._lease_ns
+        if max(self._live_at, self._synced_at or now) > since:
+            return  # it has only just begun
         for flow in [flow for flow, at in self._asked.items() if at <= since]:
             del self._asked[flow]
             self._refused.add(flow)
@@ -298,8 +306,8 @@ class Negotiator:
         """When to `check` and `take_message` next, if nothing is said before; later than now."""
         due, end = self._heart.due, self._book.lease_end
         times = [due] if due is not None and due > now else []
-        if end is not None:  # though it be over: nobody has checked yet
-            times.append(Nanos(max(end, now + 1)))
+        if end is not None or self.live:  # though it be over: nobody has checked yet
+            times.append(Nanos(max(end or now, now + 1)))
         return min(times, default=None)
 
     def check(self, now: Nanos) -> bool:
@@ -320,3 +328,4 @@ class Negotiator:
             return
         if not self._asked or now - since >= PATIENCE_LEASES * self._lease_ns:
             self.live = news.began = True
+            self._live_at = now

@@ -33,13 +33,21 @@ if TYPE_CHECKING:
 
 __all__ = ["Domain", "FailoverDomain", "LocalDomain", "OnGrants", "open_domain"]
 
+OnLeaseEnd = Callable[[Nanos], None]
+
 _log = logging.getLogger(__name__)
 
 
 def open_domain(
-    config: Config, spec: PolicySpec, options: PolicyOptions, on_grants: OnGrants
+    config: Config,
+    spec: PolicySpec,
+    options: PolicyOptions,
+    on_grants: OnGrants,
+    on_lease_end: OnLeaseEnd = lambda now: None,
 ) -> Domain:
     """The domain that the configuration and its topology ask for; nothing is opened yet.
+
+    `on_lease_end`: one of several leases has ended, and `lease_end` is later now.
 
     Raises ConfigError when the policy asks nobody.
     """
@@ -82,7 +90,7 @@ def open_domain(
         )
         for switch in switches
     ]
-    return FailoverDomain(remotes, make_local, on_grants, stats)
+    return FailoverDomain(remotes, make_local, on_grants, stats, on_lease_end)
 
 
 def switches_of(config: Config) -> list[str]:
@@ -105,7 +113,9 @@ class FailoverDomain:
         make_local: Callable[[OnGrants], LocalDomain],
         on_grants: OnGrants,
         stats: DomainStats,
+        on_lease_end: OnLeaseEnd = lambda now: None,
     ) -> None:
+        self._on_lease_end = on_lease_end
         self._remotes = remotes
         self._shards = Shards([remote.negotiator for remote in remotes])
         self._make_local = make_local
@@ -239,8 +249,8 @@ class FailoverDomain:
         """A lease has ended: what this switch granted is void, whoever may use it now."""
         if self._shards.live:
             _log.warning("no switch process %s: its links are on their own", remote.switch)
-            # All flows: what is in the kernel lasts no longer than the first lease that ends.
-            self._announce(now, self._shards.flows())
+            self._announce(now, remote.negotiator.flows())
+            self._on_lease_end(now)
             return
         self._to_local(now)
         if self._shards.flows():

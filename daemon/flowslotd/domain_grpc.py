@@ -221,9 +221,9 @@ class GrpcDomain:
     async def _write(self, call: Call, opening: Opening | None) -> None:
         while True:
             self._wake.clear()
-            now = monotonic()
-            message = self.negotiator.take_message(now, wall())
-            self._check(now)
+            self._check(monotonic())
+            message = self.negotiator.take_message(monotonic(), wall())
+            self._rearm()
             if message is not None:
                 try:
                     await call.write(write_daemon(message, self._index, opening))

@@ -8,6 +8,7 @@ from flowslot.policy import registry
 from flowslot.policy.base import HostPolicy
 from flowslot.policy.registry import PolicyOptions, PolicySpec
 from flowslot.policy.reserving import Reserving
+from flowslot.units import Nanos
 from flowslotd.config import Config
 from flowslotd.domain import open_domain
 from flowslotd.domain_base import Domain, OnGrants
@@ -55,7 +56,7 @@ class Engine:
         self.config = config
         self.domain: Domain | None = None
         if enforcing and spec.needs_arbiter:
-            self.domain = open_domain(config, spec, options, on_grants)
+            self.domain = open_domain(config, spec, options, on_grants, self._renew)
         self.feedback: FeedbackClient | None = None
         policy = spec.host_policy(options)
         if enforcing and spec.planner is not None:
@@ -76,6 +77,10 @@ class Engine:
             by_grant=spec.needs_arbiter,
             follows=self.feedback is not None,
         )
+
+    def _renew(self, now: Nanos) -> None:
+        """Others' leases go on: what is in the kernel was to end with the first of them."""
+        self.loop.refresh(now)
 
     def _planning(
         self, spec: PolicySpec, options: PolicyOptions, on_planned: OnPlanned, on_bug: OnBug

@@ -31,10 +31,8 @@ def test_a_heartbeat_comes_with_a_slot_or_with_a_message_or_by_itself() -> None:
     heart.beat(at(0), 0)
     assert not heart.rested(at(30)), "every other slot"
     assert heart.rested(Nanos(at(30) + 1))
-    assert not heart.soon(at(20))
-    assert heart.soon(Nanos(at(20) + 1))
-    assert heart.due == at(50)
-    assert not heart.overdue(Nanos(at(50) - 1)) and heart.overdue(at(50))
+    assert heart.due == at(45)
+    assert not heart.overdue(Nanos(at(45) - 1)) and heart.overdue(at(45))
     heart.beat(at(60), 0)
     heart.rest()
     assert heart.due is None and not heart.rested(Nanos(10**12))
@@ -48,14 +46,15 @@ def test_heartbeats_come_in_every_slot_while_answers_or_they_themselves_are_late
         assert heart.due is not None
         return heart.due / MILLISECOND - ms
 
-    assert next_due_ms(1000) == 100
+    assert next_due_ms(1000) == 90
     heart.echoed(at(1010), HeartbeatEcho(1, 0))
-    assert next_due_ms(1040) == 100, "a quarter of a slot is not late"
+    assert next_due_ms(1040) == 90, "a quarter of a slot is not late"
     heart.echoed(at(1051), HeartbeatEcho(2, 0))
-    assert next_due_ms(1080) == 40
-    assert next_due_ms(3050) == 40
-    assert next_due_ms(3101) == 40, "this one was late by itself"
-    assert next_due_ms(5102) == 40
-    assert next_due_ms(7103) == 40
+    assert next_due_ms(1080) == 50
+    assert not heart.rested(at(1100)) and heart.rested(Nanos(at(1100) + 1))
+    assert next_due_ms(3050) == 50
+    assert next_due_ms(3111) == 50, "this one was late by itself"
+    assert next_due_ms(5112) == 50
+    assert next_due_ms(7113) == 50
     heart.rest()
-    assert next_due_ms(9200) == 100, "a stream that has just begun is not late"
+    assert next_due_ms(9200) == 90, "a stream that has just begun is not late"

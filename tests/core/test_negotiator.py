@@ -152,16 +152,19 @@ def test_the_lease_ends_once() -> None:
 
 def test_heartbeats_travel_with_messages_and_go_alone_when_overdue() -> None:
     one = begun()
-    assert one.next_wakeup(at(1)) == at(150)
+    assert one.next_wakeup(at(1)) == at(135)
     assert not one.beat(at(60)) and not one.has_news, "not in every slot"
     assert one.beat(at(120)) and said(one, 120).heartbeat is not None
     assert not one.beat(at(121)) and not one.has_news, "only just sent"
-    one.demand(at(185), [demand(1, 1)])
-    assert said(one, 185).heartbeat is not None, "it may as well travel"
-    assert one.take_message(at(224), 0) is None
+    one.demand(at(200), [demand(1, 1)])
+    assert said(one, 200).heartbeat is None, "too soon"
+    one.demand(at(215), [demand(1, 2)])
+    assert said(one, 215).heartbeat is not None, "it may as well travel"
+    assert one.beat(at(240)) and not one.has_news, "the slot of small news, with or without it"
+    assert not one.beat(at(300))
     assert one.next_wakeup(at(224)) == at(240), "nothing was echoed: the lease comes first"
-    assert one.take_message(at(334), 0) is None
-    assert said(one, 335).heartbeat is not None, "overdue"
+    assert one.take_message(at(349), 0) is None
+    assert said(one, 350).heartbeat is not None, "overdue"
 
 
 def test_live_with_the_first_grants_or_when_nobody_waits_or_after_a_while() -> None:
@@ -215,11 +218,11 @@ def test_how_long_a_flow_waited_and_a_heartbeat_took() -> None:
     one = begun()
     one.demand(at(10), [demand(2), demand(3)])
     one.demand(at(12), [demand(2, 900)])
-    beat = said(one, 70).heartbeat
+    beat = said(one, 100).heartbeat
     assert beat is not None
-    news = one.received(at(72), FromArbiter(7, [grant(2, 2, 5.0)], (), HeartbeatEcho(beat.n)))
-    assert news.waited_ns == at(62) and news.round_trip_ns == at(2)
-    assert one.received(at(73), FromArbiter(7, [grant(2, 3, 6.0)])).waited_ns is None
+    news = one.received(at(102), FromArbiter(7, [grant(2, 2, 5.0)], (), HeartbeatEcho(beat.n)))
+    assert news.waited_ns == at(92) and news.round_trip_ns == at(2)
+    assert one.received(at(103), FromArbiter(7, [grant(2, 3, 6.0)])).waited_ns is None
 
 
 def test_what_is_given_back_is_said_until_the_next_grant() -> None:

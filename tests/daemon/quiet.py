@@ -63,8 +63,8 @@ class Office(plain.Desk):
         if self.on_demand is not None:
             self.on_demand(now, demands)
 
-    def beat(self, now: Nanos) -> None:
-        pass
+    def beat(self, now: Nanos) -> bool:
+        return True
 
     def give_back(self, flows: Sequence[int]) -> list[Granted]:
         return []

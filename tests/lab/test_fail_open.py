@@ -28,8 +28,8 @@ from .conftest import NOTHING, SCENARIOS, Quiet, traces
 CONGESTION_CONTROLS = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 ENTRY_SLOTS = 2
 ORPHAN_SLOTS = 2
-LEASE_SLOTS = 4
-"""What is promised (docs/adr/0019), not what the code says."""
+LEASE_SLOTS = 5
+"""What is promised (docs/adr/0024), not what the code says."""
 PATIENCE_S = 20.0
 ITERATIONS = 60
 

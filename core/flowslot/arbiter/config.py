@@ -13,7 +13,7 @@ notices the death of a daemon or a switch process in time is the end of their st
 GrantBook.cut."""
 _LEASE = Nanos(LEASE_SLOTS * _SLOT)
 _GUARD = MILLISECOND
-_ACK_TIMEOUT = Nanos(8 * _SLOT)
+_ACK_TIMEOUT = Nanos(2 * _LEASE)
 _ORIGIN = Nanos(0)
 GATHER_NS = Nanos(4 * MILLISECOND)
 """For switch processes: longer than the ranks of a job take to say that they begin."""

@@ -24,8 +24,8 @@ class PolicyOptions:
     partial: bool = False
     """The allocator decides about some of the links only, and others about others."""
     top_up: bool | None = None
-    """What the turns of a gang policy leave is granted to active flows as well; None: by those who
-    decide alone, see `beside_others`."""
+    """What the turns of a gang policy leave is granted to active flows as well; None: unless
+    by a switch process beside others, see `beside_others`."""
     flows_on_link: Mapping[int, int] = field(default_factory=dict)
     slot_ns: Nanos = DEFAULT_SLOT
 

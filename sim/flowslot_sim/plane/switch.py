@@ -105,7 +105,7 @@ class SwitchNode:
         """A message of a daemon has come; `hello`: it is the first of its stream. `deliver`: how
         to answer. A stream that is not honoured is closed."""
         at = self._clock.read(now)
-        if hello is not None and not self._join(at, stream, hello, deliver):
+        if not self.alive or (hello is not None and not self._join(at, stream, hello, deliver)):
             stream.close(now, Stream.SWITCH)
             return
         peer = self._peers.get(message.session)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clocks and streams between simulated processes. In a stream, messages keep their order."""
+"""Clocks and streams between simulated processes. In a stream, messages keep their order;
+second copies of them do not."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Bundle:
     most: float = 0.0
     standing: bool = False
     granted: bool = False
-    """Since this was last set to False."""
+    """Since it was last shared out; who does that sets it back."""
     flows: int = 0
 
     def demand(self, now: Nanos) -> Demand:

@@ -80,7 +80,7 @@ class Shards:
         return [grant for grant in left if not math.isnan(grant.rate)]
 
     def beat(self, now: Nanos) -> bool:
-        """Once per slot: whether any arbiter is sent a heartbeat, see Negotiator.beat."""
+        """Once per slot: whether small news may be said to any arbiter, see Negotiator.beat."""
         return any([arbiter.beat(now) for arbiter in self.arbiters])  # all of them
 
     # --- what may be asked

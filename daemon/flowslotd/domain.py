@@ -162,9 +162,9 @@ class FailoverDomain:
 
     def beat(self, now: Nanos) -> bool:
         """See Domain."""
-        beats = self._shards.beat(now)
+        small = self._shards.beat(now)
         self._poke()
-        return beats or self._local is not None
+        return small or self._local is not None
 
     def grant(self, flow: int) -> Granted:
         """See Domain."""

@@ -100,7 +100,8 @@ class Domain(Protocol):
         ...
 
     def beat(self, now: Nanos) -> bool:
-        """Once per slot: whether a sign of life is due, so that what is said now costs nothing."""
+        """Once per slot: a sign of life, if one is due, travels with what is said now. True: small
+        news may be said as well."""
         ...
 
     def grant(self, flow: int) -> Granted:

@@ -72,7 +72,7 @@ class SlotLoop:
 
     def on_slot(self, now: Nanos, slot: int, touched: Collection[Source] = ()) -> None:
         """Once per slot: look at everything that matters, and at what was `touched`. This daemon is
-        alive: what goes to the arbiter when it must hear of that takes small news along."""
+        alive. In some slots the arbiter is told small news, too (Domain.beat)."""
         self._slot = slot
         self._all_due |= not self.by_grant
         due = self._table.due(slot, self._records())

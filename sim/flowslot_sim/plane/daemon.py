@@ -148,8 +148,8 @@ class DaemonNode:
     def on_slot(self, now: Nanos) -> None:
         """Once per slot of this host."""
         if self.alive and now >= self._frozen_until:
-            beats = self._shards.beat(self._clock.read(now))
-            self._pass(now, small=beats or self._own is not None)
+            small = self._shards.beat(self._clock.read(now))
+            self._pass(now, small=small or self._own is not None)
             self._kernel.renew(self._started, self._deadline(now))
 
     def _pass(self, now: Nanos, *, small: bool) -> None:

@@ -24,14 +24,9 @@ from flowslot.units import Nanos
 
 SLACK = 1.06
 """Nobody is much slower than so many times what flows of equal rights would make of it."""
-PAUSE, PAUSE_NS = 3.0, 100e6
-"""A job that computes for so many times longer than usual, and by so much, has paused: that is none
-of our doing, and its virtual self begins anew together with it."""
-LEAST_NS = 100e3
-"""No virtual computation is shorter: thousands of virtual iterations between two looks say
-nothing."""
-SMOOTHING = 0.25
-"""Weight of the latest observation in a job's computation time."""
+
+_UNKNOWN = np.zeros((), JOB)
+_UNKNOWN["ended_at"] = math.nan
 
 
 class VirtualFair:
@@ -61,17 +56,14 @@ class _Run:
         self._slack = slack
         self._names: list[str] = []
         self._jobs = np.zeros(0, JOB)
-        self._ended_at: list[float] = []
-        """When each job's real communication has ended last; NaN: never."""
-        self._active: list[bool] = []
         self._now = 0.0
 
     def look(self, state: AllocationState, now: Nanos, need: Floats, flows: Floats) -> Bools:
         """See VirtualFair; `need` and `flows` as in loops.run."""
-        then = now / self._slack
-        loops.run(self._now, then, loops.table(self._jobs), need, flows, state.goodput)
+        then, jobs = now / self._slack, loops.table(self._jobs)
+        loops.run(self._now, then, jobs, need, flows, state.goodput)
         self._now = then
-        self._see(state, now, need[:, :-1] > 0)
+        loops.see(now, jobs, need, state.job, state.remaining, state.wait_ns, state.idle_ns)
         late: Bools = self._jobs["lead"] > 0
         return late
 
@@ -82,51 +74,8 @@ class _Run:
         more = len(names) - len(self._names)
         if more > 0:
             self._names += [""] * more
-            self._ended_at += [math.nan] * more
-            self._active += [False] * more
-            self._jobs = np.concatenate((self._jobs, np.zeros(more, JOB)))
+            self._jobs = np.concatenate((self._jobs, np.full(more, _UNKNOWN)))
         for j, name in enumerate(names):
             if self._names[j] != name:
-                self._names[j], self._ended_at[j], self._active[j] = name, math.nan, False
-                self._jobs[j] = np.zeros((), JOB)
+                self._names[j], self._jobs[j] = name, _UNKNOWN
         return len(self._names)
-
-    def _see(self, state: AllocationState, now: Nanos, crosses: Bools) -> None:
-        """Whose real communication has begun or ended since the last look. `crosses`, bool[J, L]:
-        who uses which links."""
-        n = len(self._names)
-        at_work = state.remaining > 0
-        active = np.bincount(state.job[at_work], minlength=n) > 0
-        for j in np.flatnonzero(active != self._active).tolist():
-            mine = state.job == j
-            self._active[j] = bool(active[j])
-            if active[j]:
-                self._begin(j, now - float(state.wait_ns[mine & at_work].max()))
-                self._forgive(j, crosses)
-            else:
-                idle = float(state.idle_ns[mine].min(initial=math.inf))
-                self._ended_at[j] = now - idle if math.isfinite(idle) else float(now)
-                self._jobs["lead"][j] -= 1
-
-    def _forgive(self, j: int, crosses: Bools) -> None:
-        """Where everybody is late, nobody can be helped: all would have their fair shares for ever,
-        and never take turns again. Such a job begins anew together with its virtual self."""
-        jobs = self._jobs
-        if jobs["lead"][j] <= 0:
-            return
-        others = crosses[:, crosses[j]].any(axis=1) & jobs["runs"]
-        if others.sum() > 1 and (jobs["lead"][others] > 0).all():
-            jobs["lead"][j], jobs["left"][j] = 0, 1.0
-
-    def _begin(self, j: int, at: float) -> None:
-        if math.isnan(self._ended_at[j]):
-            return
-        job = self._jobs[j]
-        took = max(at - self._ended_at[j], LEAST_NS)
-        if job["runs"] and took > PAUSE * job["compute"] + PAUSE_NS:
-            job["lead"], job["left"] = 0, 1.0
-        elif job["runs"]:
-            job["compute"] += (took - job["compute"]) * SMOOTHING
-        else:
-            # Known from now on: its virtual self begins together with it.
-            job["runs"], job["compute"], job["lead"], job["left"] = True, took, 0, 1.0

@@ -13,8 +13,10 @@ cdef packed struct Job:
     double weight
     double most
     double speed
+    uint8_t active
+    double ended_at
 
-cdef double _inf, _second, _rounding
+cdef double _inf, _second, _rounding, _pause, _pause_ns, _least_ns, _smoothing
 cdef int _most_steps
 
 @cython.locals(i=Py_ssize_t, h=Py_ssize_t)
@@ -22,6 +24,24 @@ cpdef void add_up(
     const int32_t[:, ::1] paths, const int64_t[:] job, const double[::1] volume,
     double[:, ::1] need, double[:, ::1] flows,
 )
+
+@cython.locals(
+    work=double[:, ::1], sends=double[::1], waits=double[::1], idles=double[::1], i=Py_ssize_t,
+    j=Py_ssize_t,
+)
+cpdef void see(
+    double now, Job[::1] jobs, const double[:, ::1] need, const int64_t[:] job,
+    const double[::1] remaining, const double[::1] wait, const double[::1] idle,
+)
+
+@cython.locals(took=double)
+cdef void begin_anew(Job[::1] jobs, Py_ssize_t j, double at)
+
+@cython.locals(others=Py_ssize_t, k=Py_ssize_t)
+cdef void forgive(Job[::1] jobs, Py_ssize_t j, const double[:, ::1] need)
+
+@cython.locals(link=Py_ssize_t)
+cdef bint meet(const double[:, ::1] need, Py_ssize_t j, Py_ssize_t k)
 
 @cython.locals(
     work=double[:, ::1], now=double, stale=cython.bint, j=Py_ssize_t, step=double

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The virtual run from event to event, for whose sake this file is compiled (types: loops.pxd).
 
-What is done is the same when it is not compiled. J jobs, L links; arrays over links have L + 1
-entries, of which the last one counts for nothing. `need`, float64[J, L + 1]: bytes per iteration;
-`jobs` is what `table` makes of JOB[J]. Times are ns, rates payload bytes/s.
+What is done is the same when it is not compiled. F flows, J jobs, L links; arrays over links have
+L + 1 entries, of which the last one counts for nothing. `need`, float64[J, L + 1]: bytes per
+iteration; `jobs` is what `table` makes of JOB[J]. Times are ns, rates payload bytes/s.
 """
 
 import math
@@ -24,11 +24,24 @@ JOB = np.dtype(
         ("weight", np.float64),  # so much faster than others it may be
         ("most", np.float64),  # bytes on its busiest link
         ("speed", np.float64),  # part of its communication that it does per ns
+        ("active", np.bool_),  # its real self sends
+        ("ended_at", np.float64),  # when that has ended to send; NaN: never
     ]
 )
 MOST_STEPS = 1000
 """Virtual events from one look to the next; after more, what is left of the time is left out."""
+PAUSE, PAUSE_NS = 3.0, 100e6
+"""A job that computes for so many times longer than usual, and by so much, has paused: that is none
+of our doing, and its virtual self begins anew together with it."""
+LEAST_NS = 100e3
+"""No virtual computation is shorter: thousands of virtual iterations between two looks say
+nothing."""
+SMOOTHING = 0.25
+"""Weight of the latest observation in a job's computation time."""
+
+# The same as C variables: loops.pxd declares them.
 _most_steps, _inf, _second, _rounding = MOST_STEPS, math.inf, 1e9, 1e-9
+_pause, _pause_ns, _least_ns, _smoothing = PAUSE, PAUSE_NS, LEAST_NS, SMOOTHING
 
 
 def table(jobs: NDArray[np.void]) -> Any:
@@ -50,6 +63,71 @@ def add_up(
             for h in range(paths.shape[1]):
                 need[job[i], paths[i, h]] += volume[i]
                 flows[job[i], paths[i, h]] += 1.0
+
+
+def see(  # noqa: PLR0917
+    now: float, jobs: Any, need: Any, job: Any, remaining: Any, wait: Any, idle: Any
+) -> None:
+    """Whose real communication has begun or ended since the last look.
+
+    `job`, int64[F], and `remaining`, `wait` and `idle`, float64[F], as in AllocationState.
+    """
+    work = np.zeros((3, len(jobs)))
+    sends, waits, idles = work[0], work[1], work[2]
+    for j in range(len(jobs)):
+        idles[j] = _inf
+    for i in range(len(job)):
+        j = job[i]
+        idles[j] = min(idles[j], idle[i])
+        if remaining[i] > 0:
+            waits[j] = max(waits[j], wait[i]) if sends[j] else wait[i]
+            sends[j] = 1.0
+    for j in range(len(jobs)):
+        if sends[j] and not jobs[j].active:
+            jobs[j].active = True
+            begin_anew(jobs, j, now - waits[j])
+            forgive(jobs, j, need)
+        elif jobs[j].active and not sends[j]:
+            jobs[j].active = False
+            jobs[j].ended_at = now - idles[j] if idles[j] < _inf else now
+            jobs[j].lead -= 1
+
+
+def begin_anew(jobs: Any, j: int, at: float) -> None:
+    """A job's real communication has begun: how long has it computed?"""
+    if math.isnan(jobs[j].ended_at):
+        return
+    took = max(at - jobs[j].ended_at, _least_ns)
+    if jobs[j].runs and took > _pause * jobs[j].compute + _pause_ns:
+        jobs[j].lead, jobs[j].left = 0, 1.0
+    elif jobs[j].runs:
+        jobs[j].compute += (took - jobs[j].compute) * _smoothing
+    else:
+        # Known from now on: its virtual self begins together with it.
+        jobs[j].runs, jobs[j].compute, jobs[j].lead, jobs[j].left = True, took, 0, 1.0
+
+
+def forgive(jobs: Any, j: int, need: Any) -> None:
+    """Where everybody is late, nobody can be helped: all would have their fair shares for ever,
+    and never take turns again. Such a job begins anew together with its virtual self."""
+    if jobs[j].lead <= 0:
+        return
+    others = 0
+    for k in range(len(jobs)):
+        if jobs[k].runs and meet(need, j, k):
+            if jobs[k].lead <= 0:
+                return
+            others += 1
+    if others > 1:
+        jobs[j].lead, jobs[j].left = 0, 1.0
+
+
+def meet(need: Any, j: int, k: int) -> bool:
+    """Whether two jobs use the same link."""
+    for link in range(need.shape[1] - 1):  # noqa: SIM110 (a generator is not compiled to a loop)
+        if need[j, link] > 0 and need[k, link] > 0:
+            return True
+    return False
 
 
 def run(  # noqa: PLR0917

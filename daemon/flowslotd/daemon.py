@@ -149,6 +149,7 @@ class Daemon:
         metrics.slots_missed += (now - moment) // self._clock.grid.slot_ns
         self._guard("slot", self.engine.loop.on_slot, now, tick.slot, self._take_touched())
         self._guard("kernel events", self._on_kernel)
+        self._guard("peers", self.engine.tell, now)
         metrics.decision.add(monotonic() - now)
         self._notifier.watchdog()
         self._next_slot()
@@ -191,6 +192,7 @@ class Daemon:
         now, cpu = monotonic(), thread_cpu()
         self._guard("events", self.engine.loop.on_events, now, self._take_touched())
         self._guard("kernel events", self._on_kernel)  # what had ended before it was watched
+        self._guard("peers", self.engine.tell, now)
         self._replan_cpu_ns = thread_cpu() - cpu
         self.metrics.replan.add(monotonic() - now)
 
@@ -213,6 +215,7 @@ class Daemon:
 
     def _on_planned(self, now: Nanos) -> None:
         self._guard("plan", self.engine.loop.on_planned, now)
+        self._guard("peers", self.engine.tell, now)
 
     def _on_readable(self, fd: int) -> None:
         """Flows of a job end within milliseconds: hear of the first at once, then of many."""

@@ -4,6 +4,7 @@
 from collections.abc import Callable, Collection
 
 from flowslot.errors import FlowslotError
+from flowslot.peers import Peers
 from flowslot.policy import registry
 from flowslot.policy.base import HostPolicy
 from flowslot.policy.registry import PolicyOptions, PolicySpec
@@ -18,6 +19,7 @@ from flowslotd.flowinfo import Source
 from flowslotd.flowtable import FlowTable
 from flowslotd.pacing.base import Pacer, PacingError
 from flowslotd.pacing.select import make_pacer
+from flowslotd.peers import PeerEndpoint
 from flowslotd.slotloop import SlotLoop
 
 NO_RESERVATIONS = {"granted": 0, "scheduled": 0, "refused": 0, "preempted": 0, "expired": 0}
@@ -25,7 +27,7 @@ NO_RESERVATIONS = {"granted": 0, "scheduled": 0, "refused": 0, "preempted": 0, "
 
 class Engine:
     """`domain` None: no arbiter is asked; `pacer` None: nothing is changed on this host;
-    `feedback` None: the policy plans nothing."""
+    `feedback` None: the policy plans nothing; `peers` None: it does not mind other hosts' flows."""
 
     def __init__(
         self,
@@ -58,6 +60,9 @@ class Engine:
         if enforcing and spec.needs_arbiter:
             self.domain = open_domain(config, spec, options, on_grants, self._renew)
         self.feedback: FeedbackClient | None = None
+        self.peers: PeerEndpoint | None = None
+        self._table = table
+        self._planner: Reserving | None = None
         policy = spec.host_policy(options)
         if enforcing and spec.planner is not None:
             policy = self._planning(spec, options, on_planned, on_bug)
@@ -92,7 +97,16 @@ class Engine:
         target = config.settings.arbiter.target
         policy = Reserving(spec.planner(options), held, config.grid.slot_ns, target)
         self.feedback = open_feedback(config, policy, on_planned=on_planned, on_bug=on_bug)
+        book, table = Peers(config.grid.slot_ns), self._table
+        policy.dependencies = lambda now: book.dependencies(now, table.transfers({}))
+        self.peers, self._planner = PeerEndpoint(config, book, policy.ask), policy
         return policy
+
+    def tell(self, now: Nanos) -> None:
+        """Let other hosts know what theirs depends on: in each slot, and when plans change."""
+        if self.peers is not None and self._planner is not None:
+            rates, left_s = self._planner.in_force(now)
+            self.peers.tell(self._table.transfers(rates), left_s)
 
     def reservations(self) -> dict[str, int]:
         """Of whoever reserves for this daemon; zeros where nobody does."""
@@ -119,6 +133,8 @@ class Engine:
         """Begin to negotiate."""
         if self.domain is not None:
             await self.domain.start()
+        if self.peers is not None:
+            await self.peers.start()
         if self.feedback is not None:
             await self.feedback.start()
 
@@ -128,6 +144,8 @@ class Engine:
             self.loop.release()
         finally:  # an arbiter that goes on would give to its successor's flows
             try:
+                if self.peers is not None:
+                    self.peers.close()
                 if self.feedback is not None:
                     await self.feedback.close()
                 if self.domain is not None:

@@ -6,20 +6,23 @@ is trusted: a flow that is not ours, or that another process holds, gets no row 
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from flowslot.peers import LocalFlow
+from flowslot.peers import Role as Part
 from flowslot.policy.base import View
 from flowslot.topology import Topology
 from flowslot.units import MILLISECOND, Nanos
-from flowslot_shm.layout import SLOT, Quiet, State
+from flowslot_shm.layout import SLOT, Quiet, Role, State
 from flowslotd import loops
 from flowslotd.flowinfo import Binding, Ended, FlowInfo, Owns, Rows, Source, describe, place
 from flowslotd.progress import ROW, Counters, Records
 
 MAX_FLOWS = 16384
+ROLES: dict[Role, Part] = {Role.RING: "ring", Role.PUSH: "push", Role.PULL: "pull"}
 NO_COUNTERS = np.zeros(0, np.uint64), np.zeros(0, np.int64)
 FRESH_NS = 20 * MILLISECOND
 """What was seen so recently is not looked at again only because a slot begins."""
@@ -192,6 +195,33 @@ class FlowTable:
             guaranteed=np.asarray(guaranteed, dtype=np.bool_)[path],
             acked=np.where(rows["kernel"], rows["counter"].astype(np.float64), np.nan),
         )
+
+    def transfers(self, rates: Mapping[int, float]) -> list[LocalFlow]:
+        """Flows to other hosts that others may wait for, or that may wait for others. `rates` in
+        force, payload bytes/s, by cookie."""
+        columns = (
+            self.rows[name].tolist() for name in ("iteration", "target", "remaining", "ready")
+        )
+        return [
+            LocalFlow(
+                flow=info.cookie,
+                host=host,
+                job=info.job,
+                role=role,
+                rank=info.rank,
+                peer=info.peer,
+                channel=info.channel,
+                iteration=iteration,
+                total=target,
+                ready=ready,
+                sent=target - remaining,
+                rate=rates.get(info.cookie, 0.0),
+            )
+            for info, iteration, target, remaining, ready in zip(self.infos, *columns, strict=True)
+            if (role := ROLES.get(info.role)) is not None
+            and target > 0
+            and (host := self._topology.host_of(info.dst)) is not None
+        ]
 
     def take_new(self) -> list[FlowInfo]:
         """Flows that have got rows since the last call."""

@@ -19,6 +19,7 @@ cdef packed struct Row:
     int64_t origin
     int64_t target
     int64_t remaining
+    int64_t ready
     int64_t expected
     int64_t onset
     int64_t onset_inc

@@ -126,6 +126,7 @@ def advance(  # noqa: PLR0917
         rows[r].seen, rows[r].looked, rows[r].drained = True, now, False
         rows[r].iteration, rows[r].target = iteration, target
         rows[r].remaining, rows[r].active = remaining, remaining > 0
+        rows[r].ready = ready
         quiet = (all_quiet or rows[r].quiet) and target > 0
         if (remaining > 0 or quiet) and rows[r].onset_inc != rows[r].inc:
             begin(now, rows, r, quiet, words[s, _start])

@@ -26,6 +26,7 @@ ROW = np.dtype(
         ("origin", "i8"),  # and what it was when the iteration began
         ("target", "i8"),  # bytes of this iteration
         ("remaining", "i8"),
+        ("ready", "i8"),  # bytes of this iteration that may be sent by now, as the record says
         ("expected", "i8"),  # bytes of an iteration, learnt; 0 unknown
         ("onset", "i8"),  # when the communication phase began (monotonic), 0 never
         ("onset_inc", "i8"),

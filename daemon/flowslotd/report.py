@@ -39,6 +39,7 @@ def status(daemon: Daemon) -> Json:
         "congestion_control": engine.congestion_control,
         "domain": domain.describe() if domain else {"state": "none"},
         "feedback": engine.feedback.describe() if engine.feedback else None,
+        "peers": engine.peers.describe() if engine.peers else None,
         "reservations": engine.reservations(),
         "grpc_connections": engine.grpc_connections,
         "clock_offset_us": domain.clock_offset_us() if domain else None,

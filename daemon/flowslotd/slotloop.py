@@ -84,7 +84,8 @@ class SlotLoop:
 
     def on_events(self, now: Nanos, sources: Collection[Source]) -> None:
         """Something happened to flows of these jobs since the slot began."""
-        self._run(now, sources)
+        # Who plans for all flows together needs to know of all how far they are.
+        self._run(now, sources if self.by_grant or not sources else self._records())
 
     def on_grants(self, now: Nanos, grants: Iterable[Granted]) -> None:
         """The arbiter gives; in force when this returns."""

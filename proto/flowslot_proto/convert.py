@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The only bridge between protobuf messages and core's types.
+"""The bridge between the protobuf messages of the switch process and core's types.
 
 Everything that comes in is checked here for its form (lengths, indices, finite numbers), so that
 what goes on is well-typed; whether it makes sense is for the arbiter to say. Errors are
@@ -25,10 +25,17 @@ from flowslot.messages import (
     Refusal,
 )
 from flowslot_proto import flowslot_pb2 as pb
+from flowslot_proto.checks import (
+    MAX_NAME,
+    check_count,
+    check_counts,
+    check_indices,
+    check_name,
+    check_rates,
+    same_length,
+)
 
 MAX_LINKS = 65536
-MAX_NAME = 64
-_MAX_INT = 2**62
 
 
 # --- writing
@@ -139,19 +146,19 @@ def read_opening(message: pb.DaemonMessage) -> Opening:
     if len(set(links)) != len(links):
         raise ProtocolError("field `hello.links`: names a link twice")
     held = hello.held
-    n = _same_length("hello.held", flow=held.flow, inc=held.inc, rate=held.rate)
-    rates = _rates("hello.held.rate", held.rate)
-    incs = _counts("hello.held.inc", held.inc)
+    n = same_length("hello.held", flow=held.flow, inc=held.inc, rate=held.rate)
+    rates = check_rates("hello.held.rate", held.rate)
+    incs = check_counts("hello.held.inc", held.inc)
     if len(set(held.flow)) != n:
         raise ProtocolError("field `hello.held.flow`: lists a flow twice")
     return Opening(
         Hello(
-            _name("hello.daemon", hello.daemon),
-            _count(message.session, "session"),
+            check_name("hello.daemon", hello.daemon),
+            check_count(message.session, "session"),
             tuple(map(Held, held.flow, incs, rates)),
         ),
         links,
-        _count(hello.lease_ns, "hello.lease_ns"),
+        check_count(hello.lease_ns, "hello.lease_ns"),
     )
 
 
@@ -161,7 +168,7 @@ def read_daemon(message: pb.DaemonMessage, links: Sequence[int]) -> FromDaemon:
     Raises ProtocolError.
     """
     return FromDaemon(
-        session=_count(message.session, "session"),
+        session=check_count(message.session, "session"),
         dones=_read_dones(message.dones) if message.HasField("dones") else (),
         demands=_read_demands(message.demands, links) if message.HasField("demands") else (),
         acks=_read_acks(message.acks) if message.HasField("acks") else (),
@@ -173,10 +180,10 @@ def read_arbiter(message: pb.ArbiterMessage) -> FromArbiter:
     """Raises ProtocolError."""
     echo = message.echo if message.HasField("echo") else None
     return FromArbiter(
-        session=_count(message.session, "session"),
+        session=check_count(message.session, "session"),
         grants=_read_grants(message.grants) if message.HasField("grants") else (),
         refusals=[Refusal(r.flow, r.inc, r.reason) for r in message.refusals],
-        echo=HeartbeatEcho(_count(echo.n, "echo.n"), _count(echo.wall_ns, "echo.wall_ns"))
+        echo=HeartbeatEcho(check_count(echo.n, "echo.n"), check_count(echo.wall_ns, "echo.wall_ns"))
         if echo is not None
         else None,
     )
@@ -185,7 +192,7 @@ def read_arbiter(message: pb.ArbiterMessage) -> FromArbiter:
 def _read_demands(batch: pb.DemandBatch, links: Sequence[int]) -> list[Demand]:
     # Daemons that give nothing back leave the column out.
     gave_back = batch.gave_back or [0] * len(batch.flow)
-    _same_length(
+    same_length(
         "demands",
         flow=batch.flow,
         inc=batch.inc,
@@ -199,17 +206,17 @@ def _read_demands(batch: pb.DemandBatch, links: Sequence[int]) -> list[Demand]:
         next_bytes=batch.next_bytes,
         gave_back=gave_back,
     )
-    jobs = [_name(f"demands.jobs[{i}]", job) for i, job in enumerate(batch.jobs)]
+    jobs = [check_name(f"demands.jobs[{i}]", job) for i, job in enumerate(batch.jobs)]
     paths = _read_paths(batch, links)
-    _indices("demands.job", batch.job, len(jobs), "job names")
-    _indices("demands.path", batch.path, len(paths), "paths")
+    check_indices("demands.job", batch.job, len(jobs), "job names")
+    check_indices("demands.path", batch.path, len(paths), "paths")
     if any(map(math.isnan, batch.cap)):
         raise ProtocolError("field `demands.cap`: must be a number, or infinity for no bound")
     return list(
         map(
             Demand,
             batch.flow,
-            _counts("demands.inc", batch.inc),
+            check_counts("demands.inc", batch.inc),
             [jobs[i] for i in batch.job],
             [paths[i] for i in batch.path],
             batch.remaining,
@@ -218,13 +225,13 @@ def _read_demands(batch: pb.DemandBatch, links: Sequence[int]) -> list[Demand]:
             batch.period_ns,
             batch.next_in_ns,
             batch.next_bytes,
-            _counts("demands.gave_back", gave_back),
+            check_counts("demands.gave_back", gave_back),
         )
     )
 
 
 def _read_paths(batch: pb.DemandBatch, links: Sequence[int]) -> list[tuple[int, ...]]:
-    _indices("demands.path_links", batch.path_links, len(links), "links in Hello")
+    check_indices("demands.path_links", batch.path_links, len(links), "links in Hello")
     flat = [links[i] for i in batch.path_links]
     paths, start = [], 0
     for hops in batch.path_hops:
@@ -238,26 +245,26 @@ def _read_paths(batch: pb.DemandBatch, links: Sequence[int]) -> list[tuple[int, 
 
 
 def _read_dones(batch: pb.DoneBatch) -> list[Done]:
-    _same_length("dones", flow=batch.flow, inc=batch.inc)
-    return list(map(Done, batch.flow, _counts("dones.inc", batch.inc)))
+    same_length("dones", flow=batch.flow, inc=batch.inc)
+    return list(map(Done, batch.flow, check_counts("dones.inc", batch.inc)))
 
 
 def _read_acks(batch: pb.AckBatch) -> list[Ack]:
-    _same_length("acks", flow=batch.flow, inc=batch.inc, seq=batch.seq)
-    incs, seqs = _counts("acks.inc", batch.inc), _counts("acks.seq", batch.seq)
+    same_length("acks", flow=batch.flow, inc=batch.inc, seq=batch.seq)
+    incs, seqs = check_counts("acks.inc", batch.inc), check_counts("acks.seq", batch.seq)
     return list(map(Ack, batch.flow, incs, seqs))
 
 
 def _read_heartbeat(heartbeat: pb.Heartbeat) -> Heartbeat:
-    n = _count(heartbeat.n, "heartbeat.n")
-    return Heartbeat(n, _count(heartbeat.wall_ns, "heartbeat.wall_ns"))
+    n = check_count(heartbeat.n, "heartbeat.n")
+    return Heartbeat(n, check_count(heartbeat.wall_ns, "heartbeat.wall_ns"))
 
 
 def _read_grants(batch: pb.GrantBatch) -> list[Grant]:
     # An arbiter that does not know of these leaves the columns out.
     standing = batch.standing or [False] * len(batch.flow)
     share = batch.share or [0.0] * len(batch.flow)
-    _same_length(
+    same_length(
         "grants",
         flow=batch.flow,
         inc=batch.inc,
@@ -272,18 +279,18 @@ def _read_grants(batch: pb.GrantBatch) -> list[Grant]:
         map(
             Grant,
             batch.flow,
-            _counts("grants.inc", batch.inc),
-            _counts("grants.seq", batch.seq),
-            _rates("grants.rate", batch.rate),
-            _rates("grants.ceiling", batch.ceiling),
+            check_counts("grants.inc", batch.inc),
+            check_counts("grants.seq", batch.seq),
+            check_rates("grants.rate", batch.rate),
+            check_rates("grants.ceiling", batch.ceiling),
             batch.must_ack,
             standing,
-            _rates("grants.share", share),
+            check_rates("grants.share", share),
         )
     )
 
 
-# --- checking
+# --- names and numbers of the unary calls
 
 
 def read_links(names: Iterable[str], known: Mapping[str, int], field: str) -> tuple[int, ...]:
@@ -304,44 +311,4 @@ def read_rates(values: Sequence[float], field: str, most: int) -> list[float]:
     """Rates of a request. Raises ProtocolError unless they are at most `most`, finite and >= 0."""
     if len(values) > most:
         raise ProtocolError(f"field `{field}`: must have at most {most} rates, got {len(values)}")
-    return list(_rates(field, values))
-
-
-def _same_length(batch: str, **columns: Sequence[object]) -> int:
-    lengths = {name: len(column) for name, column in columns.items()}
-    first, n = next(iter(lengths.items()))
-    for name, length in lengths.items():
-        if length != n:
-            raise ProtocolError(
-                f"field `{batch}.{name}`: must have as many elements as {first} ({n}), got {length}"
-            )
-    return n
-
-
-def _indices(field: str, values: Sequence[int], end: int, of: str) -> None:
-    if values and max(values) >= end:
-        raise ProtocolError(f"field `{field}`: index {max(values)}, but there are {end} {of}")
-
-
-def _counts(field: str, values: Sequence[int]) -> Sequence[int]:
-    if values and max(values) > _MAX_INT:
-        raise ProtocolError(f"field `{field}`: must be at most 2^62, got {max(values)}")
-    return values
-
-
-def _count(value: int, field: str) -> int:
-    if value > _MAX_INT:
-        raise ProtocolError(f"field `{field}`: must be at most 2^62, got {value}")
-    return value
-
-
-def _rates(field: str, values: Sequence[float]) -> Sequence[float]:
-    if values and not (all(map(math.isfinite, values)) and min(values) >= 0):
-        raise ProtocolError(f"field `{field}`: rates must be finite and at least 0")
-    return values
-
-
-def _name(field: str, text: str) -> str:
-    if not 0 < len(text) <= MAX_NAME:
-        raise ProtocolError(f"field `{field}`: must have 1 to {MAX_NAME} characters")
-    return text
+    return list(check_rates(field, values))

@@ -8,6 +8,17 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class PeerRole(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PEER_ROLE_UNSPECIFIED: _ClassVar[PeerRole]
+    PEER_ROLE_RING: _ClassVar[PeerRole]
+    PEER_ROLE_PUSH: _ClassVar[PeerRole]
+    PEER_ROLE_PULL: _ClassVar[PeerRole]
+PEER_ROLE_UNSPECIFIED: PeerRole
+PEER_ROLE_RING: PeerRole
+PEER_ROLE_PUSH: PeerRole
+PEER_ROLE_PULL: PeerRole
+
 class FetchFeedbackRequest(_message.Message):
     __slots__ = ("links", "slots")
     LINKS_FIELD_NUMBER: _ClassVar[int]
@@ -219,6 +230,34 @@ class HeartbeatEcho(_message.Message):
     n: int
     wall_ns: int
     def __init__(self, n: _Optional[int] = ..., wall_ns: _Optional[int] = ...) -> None: ...
+
+class PeerMessage(_message.Message):
+    __slots__ = ("host", "n", "jobs", "job", "role", "rank", "peer", "channel", "iteration", "total", "sent", "by_end")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    N_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_FIELD_NUMBER: _ClassVar[int]
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    SENT_FIELD_NUMBER: _ClassVar[int]
+    BY_END_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    n: int
+    jobs: _containers.RepeatedScalarFieldContainer[str]
+    job: _containers.RepeatedScalarFieldContainer[int]
+    role: _containers.RepeatedScalarFieldContainer[PeerRole]
+    rank: _containers.RepeatedScalarFieldContainer[int]
+    peer: _containers.RepeatedScalarFieldContainer[int]
+    channel: _containers.RepeatedScalarFieldContainer[int]
+    iteration: _containers.RepeatedScalarFieldContainer[int]
+    total: _containers.RepeatedScalarFieldContainer[float]
+    sent: _containers.RepeatedScalarFieldContainer[float]
+    by_end: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, host: _Optional[str] = ..., n: _Optional[int] = ..., jobs: _Optional[_Iterable[str]] = ..., job: _Optional[_Iterable[int]] = ..., role: _Optional[_Iterable[_Union[PeerRole, str]]] = ..., rank: _Optional[_Iterable[int]] = ..., peer: _Optional[_Iterable[int]] = ..., channel: _Optional[_Iterable[int]] = ..., iteration: _Optional[_Iterable[int]] = ..., total: _Optional[_Iterable[float]] = ..., sent: _Optional[_Iterable[float]] = ..., by_end: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ()

@@ -11,7 +11,8 @@ import numpy as np
 from flowslot.errors import ProtocolError, ScheduleRefused
 from flowslot.units import Nanos
 from flowslot_proto import flowslot_pb2 as pb
-from flowslot_proto.convert import MAX_NAME, read_links, read_rates
+from flowslot_proto.checks import MAX_NAME
+from flowslot_proto.convert import read_links, read_rates
 from flowslot_proto.flowslot_pb2_grpc import EmulatedSwitchServicer
 from flowslot_switch.engine import Engine
 from flowslot_switch.stream import STATUS, Closing, Context, LimitExceeded, Stream

@@ -365,3 +365,25 @@ def test_ends_need_not_be_rung_where_the_kernel_tells_of_them(table, make_job):
     table.observe(at(2), [job], kernel)
     table.hush([job], ends_are_told=True)
     assert job.record.quiet == Quiet.NONE, "without a total only its end tells how much it was"
+
+
+def test_what_others_may_wait_for_is_what_goes_to_other_hosts_in_a_known_role(table, make_job):
+    job, kernel = make_job(), Kernel()
+    flows = [
+        job.flow(0, cookie=7),
+        job.flow(1, cookie=8, role=Role.UNKNOWN),
+        job.flow(2, cookie=9, dst="10.99.0.1"),
+        job.flow(3, cookie=10, role=Role.PULL),
+    ]
+    kernel.set(c7=0, c8=0, c9=0, c10=0)
+    for flow in flows[:3]:
+        flow.begin(4, 1_000_000)
+        flow.ready(300_000)
+        flow.posted(300_000)
+    table.observe(at(0), [job], kernel)
+    kernel.set(c7=200_000, c8=200_000, c9=200_000, c10=0)
+    table.observe(at(10), [job], kernel)
+    (one,) = table.transfers({7: 5e6, 8: 1.0})
+    assert (one.flow, one.host, one.job, one.role) == (7, "h2", "train", "ring")
+    assert (one.iteration, one.total, one.ready, one.sent) == (4, 1e6, 3e5, 2e5)
+    assert one.rate == 5e6

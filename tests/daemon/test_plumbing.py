@@ -396,6 +396,7 @@ def test_what_had_ended_before_it_was_watched_is_heard_of_with_the_pass(
     daemon.engine = SimpleNamespace(
         loop=SimpleNamespace(on_events=watch, on_grants=watch, on_drained=lambda: None),
         pacer=SimpleNamespace(events=lambda: [late.pop()] if late else []),
+        tell=lambda now: None,
     )
     monkeypatch.setattr(daemon.table, "drained", lambda flows: heard.extend(flows) or 0)
     daemon._at_events()

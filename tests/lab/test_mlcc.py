@@ -36,6 +36,9 @@ def test_a_run_under_mlcc_is_real(host: Host, state: RunState) -> None:
     assert evidence.rate_writes > 0 and evidence.scheduled > 0 and evidence.granted == 0
     assert (status["policy"], status["domain"]) == ("mlcc", {"state": "none"})
     assert status["feedback"]["rounds"] > 0 and status["errors"] == {}
+    peers = status["peers"]
+    assert peers["told"] > 0 and peers["heard"] > 0
+    assert (peers["rejected"], peers["error"]) == (0, "")
     assert 0 < status["reservations"]["scheduled"] <= evidence.scheduled
     state.clean()
     assert traces(state.id) == NOTHING

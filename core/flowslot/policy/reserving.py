@@ -18,9 +18,9 @@ import numpy as np
 
 from flowslot.decision import Decision, Pace
 from flowslot.policy.base import Bools, Floats, HostPolicy, View
-from flowslot.policy.mlcc import LivelockDetector, Observed, Stall, Update
+from flowslot.policy.mlcc import Dependency, LivelockDetector, Observed, Stall, Update
 from flowslot.schedule import Schedule
-from flowslot.units import Nanos
+from flowslot.units import SECOND, Nanos
 
 PATIENCE_SLOTS = 2
 """A switch process that has not answered for longer has no say: its flows are let go."""
@@ -31,6 +31,8 @@ class Planner(HostPolicy, Protocol):
     """A HostPolicy that plans ahead against load tables; see MlccPolicy."""
 
     updates: tuple[Update, ...]
+    dependencies: Mapping[int, Dependency]
+    """Of the flows that have any; read by `decide`."""
 
     @property
     def replans(self) -> bool:
@@ -67,6 +69,8 @@ class Reserving:
         `target` of their goodput to this host's flows, whatever other hosts do."""
         self.on_wanted: Callable[[], None] = lambda: None
         """Called by `decide` when a round is due."""
+        self.dependencies: Callable[[Nanos], Mapping[int, Dependency]] = lambda now: {}
+        """Asked for when there is something to plan."""
         self.stalls: list[Stall] = []
         """What the detector has found since somebody emptied this."""
         self.wanted = False
@@ -103,6 +107,24 @@ class Reserving:
             self.on_wanted()
         self._flows = flows
         return self._in_force(now, view)
+
+    def ask(self) -> None:
+        """What this host's flows depend on has changed: a round is due if the planner minds."""
+        if self._planner.replans and self._view is not None:
+            self.wanted = True
+            self.on_wanted()
+
+    def in_force(self, now: Nanos) -> tuple[Mapping[int, float], float]:
+        """Rate of each flow, payload bytes/s, and for how many seconds more: till the slot ends."""
+        if self._view is None:
+            return {}, 0.0
+        left_s = max(self._began + self._slot_ns - now, 0) / SECOND
+        rates: dict[int, float] = {}
+        for pace in self._in_force(now, self._view):
+            assert isinstance(pace, Pace), "planners pace"
+            at = pace.schedule.at(self._view.slot).tolist()
+            rates.update(zip(pace.flows.tolist(), at, strict=True))
+        return rates, left_s
 
     def links(self) -> tuple[int, ...]:
         """What the next round needs to know: links on the paths of this host's flows that a switch
@@ -141,6 +163,7 @@ class Reserving:
         for observed in self._observed:
             self._planner.observe(observed)
         self._observed = []
+        self._planner.dependencies = self.dependencies(now)
         nothing = np.full(len(view.flow), np.nan)
         self._planned = _only(self._planner.decide(now, view, nothing, nothing))
         self._pace = _lower(self._pace, self._planned, view.slot)

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Datagrams from daemon to daemon: what core's Peers want to say and to know.
+
+Each says all there is to say, so none is sent again and nobody waits for one: who hears nothing
+plans as if no flow depended on another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Callable, Iterable
+
+from flowslot.errors import ProtocolError
+from flowslot.peers import LocalFlow, Peers, letters
+from flowslot_proto.peers import read_peer, write_peer
+from flowslotd.clock import monotonic
+from flowslotd.config import Config
+
+RETRY_S = 1.0
+"""Between attempts to listen."""
+RESOLVE_S = 60.0
+"""Names of hosts are looked up again after so long."""
+
+Address = tuple[str, int]
+_log = logging.getLogger(__name__)
+
+
+class PeerEndpoint(asyncio.DatagramProtocol):
+    """Bound to this host's `daemon` address. What does not come from another host's is ignored."""
+
+    def __init__(self, config: Config, peers: Peers, on_news: Callable[[], None]) -> None:
+        """`on_news`: another host's flows have done something that calls for a new decision."""
+        self.told = self.heard = self.rejected = 0
+        """Datagrams sent, taken in, and not taken in."""
+        self.last_error = ""
+        self._host = config.settings.host
+        self._endpoints = {
+            host.name: _split(host.daemon) for host in config.topology.hosts.values() if host.daemon
+        }
+        self._peers = peers
+        self._on_news = on_news
+        self._address: dict[str, Address] = {}
+        self._host_at: dict[Address, str] = {}
+        self._transport: asyncio.DatagramTransport | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin to listen, as soon as the address can be had; nobody is kept waiting."""
+        own = self._endpoints.get(self._host)
+        if own is None:
+            self.last_error = f"hosts: {self._host} has no `daemon` address in the topology"
+        else:
+            self._task = asyncio.create_task(self._run(own))
+
+    def close(self) -> None:
+        """Hear and say nothing any more."""
+        if self._task is not None:
+            self._task.cancel()
+        if self._transport is not None:
+            self._transport.close()
+            self._transport = None
+
+    def tell(self, flows: Iterable[LocalFlow], left_s: float) -> None:
+        """See `letters`; never waits."""
+        if self._transport is None:
+            return
+        # Also after a restart later than what was said before, unless the clock was set back:
+        # then others have forgotten that after a few slots.
+        n = time.time_ns()
+        for host, said in letters(flows, left_s).items():
+            address = self._address.get(host)
+            if host != self._host and address is not None:
+                self._transport.sendto(write_peer(self._host, n, said), address)
+                self.told += 1
+
+    def describe(self) -> dict[str, object]:
+        """For `flowslot status`."""
+        counts = {"told": self.told, "heard": self.heard, "rejected": self.rejected}
+        return {**counts, "error": self.last_error}
+
+    # --- asyncio.DatagramProtocol
+
+    def datagram_received(self, data: bytes, addr: Address) -> None:
+        """See DatagramProtocol."""
+        host = self._host_at.get((addr[0], addr[1]))
+        if host is None:
+            self.rejected += 1  # it may be anybody, as often as they like: nothing is logged
+            return
+        try:
+            name, n, said = read_peer(data)
+            if name != host:
+                raise ProtocolError(f"field `host`: is {name}, but {host} is at this address")
+        except ProtocolError as error:
+            self.rejected += 1
+            self._failed(f"datagram of {host}: {error}")
+            return
+        self.heard += 1
+        if self._peers.hear(monotonic(), host, n, said):
+            self._on_news()
+
+    def error_received(self, exc: Exception) -> None:
+        """See DatagramProtocol: a host without a daemon, say."""
+        self.last_error = str(exc)
+
+    # --- addresses
+
+    async def _run(self, own: Address) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                made = await loop.create_datagram_endpoint(lambda: self, local_addr=own)
+                break
+            except OSError as error:
+                self._failed(f"cannot listen at {own[0]}:{own[1]}: {error}")
+                await asyncio.sleep(RETRY_S)
+        self._transport, self.last_error = made[0], ""
+        while True:
+            for host, (name, port) in self._endpoints.items():
+                if host == self._host:
+                    continue
+                try:
+                    found = await loop.getaddrinfo(name, port, type=socket.SOCK_DGRAM)
+                except OSError as error:
+                    self._failed(f"no address for {name}: {error}")
+                    continue
+                address = str(found[0][4][0]), port
+                self._host_at.pop(self._address.get(host, ("", 0)), None)
+                self._address[host], self._host_at[address] = address, host
+            await asyncio.sleep(RESOLVE_S)
+
+    def _failed(self, error: str) -> None:
+        if error != self.last_error:
+            _log.warning("peers: %s", error)
+        self.last_error = error
+
+
+def _split(endpoint: str) -> Address:
+    name, _, port = endpoint.rpartition(":")
+    return name.strip("[]"), int(port)

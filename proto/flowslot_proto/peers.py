@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What daemons tell each other, as datagrams. Imports no gRPC."""
+
+from collections.abc import Sequence
+
+from google.protobuf.message import DecodeError
+
+from flowslot.errors import ProtocolError
+from flowslot.peers import MAX_GROUPS, ROLES, Progress
+from flowslot_proto import flowslot_pb2 as pb
+from flowslot_proto.checks import (
+    check_count,
+    check_counts,
+    check_indices,
+    check_name,
+    check_rates,
+    same_length,
+)
+
+_NUMBER = {role: number for number, role in enumerate(ROLES, 1)}
+_ROLE = {number: role for role, number in _NUMBER.items()}
+
+
+def write_peer(host: str, n: int, said: Sequence[Progress]) -> bytes:
+    """The counterpart of `read_peer`. Raises ValueError for values that no message can hold."""
+    jobs: dict[str, int] = {}
+    job = [jobs.setdefault(p.job, len(jobs)) for p in said]
+    message = pb.PeerMessage(
+        host=host,
+        n=n,
+        jobs=list(jobs),
+        job=job,
+        role=[_NUMBER[p.role] for p in said],  # type: ignore[misc]
+        rank=[p.rank for p in said],
+        peer=[p.peer for p in said],
+        channel=[p.channel for p in said],
+        iteration=[p.iteration for p in said],
+        total=[p.total for p in said],
+        sent=[p.sent for p in said],
+        by_end=[p.by_end for p in said],
+    )
+    return message.SerializeToString()
+
+
+def read_peer(datagram: bytes) -> tuple[str, int, list[Progress]]:
+    """Host, number, and what it says. Raises ProtocolError."""
+    try:
+        message = pb.PeerMessage.FromString(datagram)
+    except DecodeError:
+        raise ProtocolError("not a PeerMessage") from None
+    groups = same_length(
+        "peer",
+        job=message.job,
+        role=message.role,
+        rank=message.rank,
+        peer=message.peer,
+        channel=message.channel,
+        iteration=message.iteration,
+        total=message.total,
+        sent=message.sent,
+        by_end=message.by_end,
+    )
+    if groups > MAX_GROUPS:
+        raise ProtocolError(f"field `job`: must have at most {MAX_GROUPS} elements, got {groups}")
+    jobs = [check_name(f"jobs[{i}]", job) for i, job in enumerate(message.jobs)]
+    check_indices("job", message.job, len(jobs), "job names")
+    for number in message.role:
+        if number not in _ROLE:
+            raise ProtocolError(f"field `role`: must be 1, 2 or 3, got {number}")
+    for name, values in (("total", message.total), ("sent", message.sent)):
+        check_rates(name, values)
+    for total in message.total:
+        if total <= 0:
+            raise ProtocolError("field `total`: must be greater than 0")
+    said = map(
+        Progress,
+        [jobs[i] for i in message.job],
+        [_ROLE[number] for number in message.role],
+        message.rank,
+        message.peer,
+        message.channel,
+        check_counts("iteration", message.iteration),
+        message.total,
+        message.sent,
+        check_rates("by_end", message.by_end),
+    )
+    return check_name("host", message.host), check_count(message.n, "n"), list(said)

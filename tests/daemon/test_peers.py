@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real datagrams between two daemons' endpoints, and from those who are none."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import uvloop
+
+from flowslot.peers import LocalFlow, Peers
+from flowslot.units import MILLISECOND, Nanos
+from flowslot_proto.peers import write_peer
+from flowslotd import config
+from flowslotd.clock import monotonic
+from flowslotd.peers import PeerEndpoint
+
+from .conftest import TOPOLOGY
+
+SLOT = Nanos(60 * MILLISECOND)
+SENDS = LocalFlow(7, "h2", "j", "ring", 0, 1, 0, 5, total=600.0, ready=100.0, sent=20.0, rate=0.0)
+WAITS = LocalFlow(8, "h1", "j", "ring", 1, 0, 0, 5, total=600.0, ready=100.0, sent=0.0, rate=0.0)
+
+
+def free_udp_ports(n: int) -> list[int]:
+    probes = [socket.socket(type=socket.SOCK_DGRAM) for _ in range(n)]
+    for probe in probes:
+        probe.bind(("127.0.0.1", 0))
+    ports = [probe.getsockname()[1] for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
+
+
+class Host:
+    def __init__(self, folder: Path, name: str, addresses: dict[str, str]) -> None:
+        text = TOPOLOGY
+        for host, address in addresses.items():
+            text = text.replace(f'name = "{host}"\n', f'name = "{host}"\ndaemon = "{address}"\n')
+        (folder / "topology.toml").write_text(text)
+        (folder / f"{name}.toml").write_text(f'host = "{name}"\n')
+        self.peers, self.news = Peers(SLOT), 0
+        self.endpoint = PeerEndpoint(config.load(folder / f"{name}.toml"), self.peers, self._count)
+
+    def _count(self) -> None:
+        self.news += 1
+
+    def tell(self) -> None:
+        self.endpoint.tell([SENDS], 0.03)
+
+    def depends(self) -> bool:
+        return bool(self.peers.dependencies(monotonic(), [WAITS]))
+
+
+@asynccontextmanager
+async def running(*hosts: Host) -> AsyncIterator[None]:
+    for host in hosts:
+        await host.endpoint.start()
+    try:
+        yield
+    finally:
+        for host in hosts:
+            host.endpoint.close()
+
+
+async def until(what: Callable[[], bool], again: Callable[[], None] = lambda: None) -> None:
+    async with asyncio.timeout(20):
+        while not what():
+            again()
+            await asyncio.sleep(0.02)
+
+
+def test_the_host_that_receives_a_flow_hears_of_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        a, b = free_udp_ports(2)
+        addresses = {"h1": f"127.0.0.1:{a}", "h2": f"localhost:{b}"}
+        h1, h2 = Host(tmp_path, "h1", addresses), Host(tmp_path, "h2", addresses)
+        async with running(h1, h2):
+            await until(h2.depends, h1.tell)
+            assert h2.news == 1 and h1.news == 0, "its rank does nothing new"
+            assert h2.endpoint.describe()["error"] == ""
+
+    uvloop.run(main())
+
+
+def test_who_is_no_daemon_and_what_makes_no_sense_is_not_heard(tmp_path: Path) -> None:
+    async def main() -> None:
+        a, b = free_udp_ports(2)
+        addresses = {"h1": f"127.0.0.1:{a}", "h2": f"127.0.0.1:{b}"}
+        h1, h2 = Host(tmp_path, "h1", addresses), Host(tmp_path, "h2", addresses)
+        stranger = socket.socket(type=socket.SOCK_DGRAM)
+        async with running(h1, h2):
+            await until(h2.depends, h1.tell)
+            heard, known = h2.endpoint.heard, h2.peers.dependencies(monotonic(), [WAITS])
+            stranger.sendto(write_peer("h1", 2**61, []), ("127.0.0.1", b))
+            await until(lambda: h2.endpoint.rejected == 1)
+            transport = h1.endpoint._transport
+            assert transport is not None
+            for bad in (b"\xff" * 40, write_peer("h3", 2**61, [])):
+                transport.sendto(bad, ("127.0.0.1", b))
+            await until(lambda: h2.endpoint.rejected == 3)
+            assert "h3, but h1 is at this address" in h2.endpoint.last_error
+            assert h2.endpoint.heard == heard
+            assert h2.peers.dependencies(monotonic(), [WAITS]) == known
+        stranger.close()
+
+    uvloop.run(main())
+
+
+def test_a_port_that_is_taken_keeps_nobody_waiting(tmp_path: Path) -> None:
+    async def main() -> None:
+        a, b = free_udp_ports(2)
+        addresses = {"h1": f"127.0.0.1:{a}", "h2": f"127.0.0.1:{b}"}
+        h1, h2 = Host(tmp_path, "h1", addresses), Host(tmp_path, "h2", addresses)
+        taken = socket.socket(type=socket.SOCK_DGRAM)
+        taken.bind(("127.0.0.1", b))
+        async with running(h1, h2):
+            await until(lambda: h2.endpoint.last_error.startswith("cannot listen at 127.0.0.1"))
+            h2.tell()
+            taken.close()
+            await until(h2.depends, h1.tell)
+            assert h2.endpoint.last_error == ""
+
+    uvloop.run(main())
+
+
+def test_a_host_without_an_address_and_a_name_without_one(tmp_path: Path) -> None:
+    async def main() -> None:
+        (a,) = free_udp_ports(1)
+        lone = Host(tmp_path, "h1", {"h2": f"127.0.0.1:{a}"})
+        async with running(lone):
+            lone.tell()
+            assert "h1 has no `daemon` address" in lone.endpoint.last_error
+        (tmp_path / "other").mkdir()
+        addresses = {"h1": f"127.0.0.1:{a}", "h2": "no-such-host.invalid:7401"}
+        h1 = Host(tmp_path / "other", "h1", addresses)
+        async with running(h1):
+            await until(lambda: "no-such-host.invalid" in h1.endpoint.last_error)
+            h1.tell()
+            assert h1.endpoint.told == 0
+
+    uvloop.run(main())

@@ -34,6 +34,7 @@ class Told:
     remaining: float
     period: int
     expected: float
+    stalled: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -62,19 +63,26 @@ class Bundle:
     granted: bool = False
     """Since it was last shared out; who does that sets it back."""
     flows: int = 0
+    stalled: bool = False
+    """Active, but what it has yet to send has to come from another host first, and nothing has for
+    a while: a rate would be reserved for nothing (MLCC, section III: followers give way)."""
 
     def demand(self, now: Nanos) -> Demand:
         """The bundle's state as an arbiter wants it; it counts as told."""
         active, told = self.active, self.told
         if told is not None and active and self._is_another_phase(told):
             self.inc += 1
-        self.told = Told(now, active, self.onset, self.remaining, self.period, self.expected)
+        stalled = self.stalled and not self.standing
+        self.told = Told(
+            now, active, self.onset, self.remaining, self.period, self.expected, stalled
+        )
         return Demand(
             flow=self.id,
             inc=self.inc,
             job=self.job,
             links=self.links,
             remaining=max(int(self.remaining), 1) if active else 0,
+            cap=0.0 if stalled else math.inf,
             wait_ns=max(now - self.onset, 0) if active else 0,
             period_ns=self.period,
             next_in_ns=0 if active or self.due == NEVER else max(self.due - now, 0),
@@ -92,6 +100,8 @@ class Bundle:
             return resized
         if self.active != told.active:
             return True
+        if self.stalled != told.stalled:
+            return small or told.stalled  # who can go on does not wait to say so
         if not self.active:
             return resized or abs(self.period - told.period) > RELEARN_SHARE * self.period
         rate = self.rate if self.rate > 0 else 0.0

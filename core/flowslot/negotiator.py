@@ -163,7 +163,7 @@ class Negotiator:
             flow = demand.flow
             self._known[flow] = (demand, now)
             self._dirty[flow] = None
-            if demand.remaining <= 0:
+            if demand.remaining <= 0 or demand.cap <= 0:  # nothing is what it asks for
                 self._asked.pop(flow, None)
             elif self._book.grant(flow).rate <= 0 and flow not in self._refused:
                 self._asked.setdefault(flow, now)

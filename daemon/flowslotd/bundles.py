@@ -36,7 +36,7 @@ class _Groups:
 
     def __post_init__(self) -> None:
         """Room for what `loops.add_up` says."""
-        self.times = np.zeros((len(self.members) + 1, 4), np.int64)
+        self.times = np.zeros((len(self.members) + 1, 5), np.int64)
         self.sizes = np.zeros((len(self.members) + 1, 3))
 
 
@@ -59,11 +59,12 @@ class Bundles:
         if not groups.members:
             return
         loops.add_up(now, loops.table(self._table.rows), groups.of, groups.times, groups.sizes)
-        for bundle, (active, onset, due, period), sizes in zip(
+        for bundle, (active, onset, due, period, stalled), sizes in zip(
             groups.members, groups.times.tolist(), groups.sizes.tolist(), strict=False
         ):
             bundle.active, bundle.due, bundle.period = bool(active), due, period
             bundle.remaining, bundle.target, bundle.expected = sizes
+            bundle.stalled = bool(active and stalled)
             if active:
                 bundle.onset = onset
 

@@ -20,6 +20,7 @@ cdef packed struct Row:
     int64_t target
     int64_t remaining
     int64_t ready
+    int64_t supplied
     int64_t expected
     int64_t onset
     int64_t onset_inc
@@ -33,9 +34,13 @@ cdef packed struct Row:
     double share
 
 cdef double _smoothing, _keep_ratio, _keep_slack, _full
-cdef int64_t _most_steps, _most_steps_quiet, _soon, _late, _never, _millisecond, _second
+cdef int64_t _most_steps, _most_steps_quiet, _soon, _late, _never, _millisecond, _second, _stalled
 cdef int64_t _active
 cdef Py_ssize_t _iteration, _ready, _posted, _done, _total, _start
+
+cdef void supply(
+    int64_t now, Row[::1] rows, Py_ssize_t r, int64_t ready, int64_t sent, bint began
+)
 
 @cython.locals(low=Py_ssize_t, high=Py_ssize_t, middle=Py_ssize_t)
 cdef Py_ssize_t find(const uint64_t[::1] cookies, uint64_t cookie)

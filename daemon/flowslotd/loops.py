@@ -27,6 +27,9 @@ it was expected."""
 KEEP_RATIO = 1.1
 KEEP_SLACK_S = 0.004
 """Flows keep their rates while the last one ends at most 10 % + 4 ms later than it could."""
+STALLED_NS = 60_000_000
+"""Who had nothing to send for so long, and got nothing, is not given a rate until it has: a slot,
+as the paper's slots are long."""
 QUIET, IDLE, SEEN = 1, 2, 4
 """What `signs` tells."""
 NEVER = 2**62
@@ -35,7 +38,7 @@ NEVER = 2**62
 _smoothing, _most_steps, _most_steps_quiet = SMOOTHING, MOST_STEPS, MOST_STEPS_QUIET
 _soon, _late, _keep_ratio, _keep_slack = SOON_NS, LATE_NS, KEEP_RATIO, KEEP_SLACK_S
 _never, _millisecond, _second = NEVER, 1_000_000, 1_000_000_000
-_full = 1 + 1e-9
+_full, _stalled = 1 + 1e-9, STALLED_NS
 _active = State.ACTIVE.value
 _iteration, _ready, _posted = offset("iteration") // 8, offset("ready") // 8, offset("posted") // 8
 _done, _total = offset("done") // 8, offset("iteration_total") // 8
@@ -126,11 +129,18 @@ def advance(  # noqa: PLR0917
         rows[r].seen, rows[r].looked, rows[r].drained = True, now, False
         rows[r].iteration, rows[r].target = iteration, target
         rows[r].remaining, rows[r].active = remaining, remaining > 0
-        rows[r].ready = ready
+        supply(now, rows, r, ready, sent, began)
         quiet = (all_quiet or rows[r].quiet) and target > 0
         if (remaining > 0 or quiet) and rows[r].onset_inc != rows[r].inc:
             begin(now, rows, r, quiet, words[s, _start])
     return moved
+
+
+def supply(now: int, rows: Any, r: int, ready: int, sent: int, began: bool) -> None:  # noqa: PLR0917
+    """Row `r` has something to send, or has got something; or it is dry."""
+    if began or ready > sent or ready != rows[r].ready:
+        rows[r].supplied = now
+    rows[r].ready = ready
 
 
 def begin(now: int, rows: Any, r: int, quiet: bool, told: int) -> None:
@@ -290,18 +300,21 @@ def add_up(
 ) -> None:
     """Sum up flows by bundle: flow i is in bundle of[i], the last of them being none.
 
-    `times`, int64[B, 4]: 1 if any is active, when the first active one began, when the first one
-    is due again, the longest period. `sizes`, float64[B, 3]: bytes remaining, of this iteration,
-    and expected of each iteration.
+    `times`, int64[B, 5]: 1 if any is active, when the first active one began, when the first one
+    is due again, the longest period, 1 if no active one has had anything to send for STALLED_NS.
+    `sizes`, float64[B, 3]: bytes remaining, of this iteration, and expected of each iteration.
     """
     for b in range(len(times)):
         times[b, 0], times[b, 1], times[b, 2], times[b, 3] = 0, _never, _never, 0
+        times[b, 4] = 1
         sizes[b, 0], sizes[b, 1], sizes[b, 2] = 0.0, 0.0, 0.0
     for i in range(len(of)):
         b = of[i]
         onset, period = rows[i].onset, rows[i].period
         if rows[i].active:
             times[b, 0] = 1
+            if rows[i].looked - rows[i].supplied < _stalled:
+                times[b, 4] = 0
             times[b, 1] = min(times[b, 1], onset)
             sizes[b, 0] += left(now, rows, i)
         if onset > 0:

@@ -27,6 +27,7 @@ ROW = np.dtype(
         ("target", "i8"),  # bytes of this iteration
         ("remaining", "i8"),
         ("ready", "i8"),  # bytes of this iteration that may be sent by now, as the record says
+        ("supplied", "i8"),  # when it last had something to send, or got it (monotonic)
         ("expected", "i8"),  # bytes of an iteration, learnt; 0 unknown
         ("onset", "i8"),  # when the communication phase began (monotonic), 0 never
         ("onset_inc", "i8"),

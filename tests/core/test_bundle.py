@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """When an arbiter is told of a bundle, and what. More of it in the daemon's test_bundles."""
 
+import math
+
 from flowslot.bundle import NEVER, RESEND_SHARE, SAME_PHASE_NS, SMALL_SHARE, Bundle
 from flowslot.units import MILLISECOND, SECOND, Nanos
 
@@ -37,6 +39,22 @@ def test_what_is_told_of_a_phase_and_of_the_time_between() -> None:
     assert bundle.demand(at(112)).inc == 6
     bundle.onset += SAME_PHASE_NS + 1
     assert bundle.has_news(at(130), small=False) and bundle.demand(at(130)).inc == 7
+
+
+def test_who_has_nothing_to_send_asks_for_nothing_until_it_has() -> None:
+    bundle = active()
+    assert bundle.demand(at(0)).cap == math.inf
+    bundle.stalled = True
+    assert not bundle.has_news(at(60), small=False), "the arbiter can do without for a while"
+    assert bundle.has_news(at(60), small=True)
+    said = bundle.demand(at(60))
+    assert (said.cap, said.remaining, said.inc) == (0.0, 10 * MB, 5), "the phase goes on"
+    assert not bundle.has_news(at(60), small=True)
+    bundle.stalled = False
+    assert bundle.has_news(at(61), small=False), "this cannot wait"
+    assert bundle.demand(at(61)).cap == math.inf
+    bundle.stalled = bundle.standing = True
+    assert not bundle.has_news(at(62), small=True) and bundle.demand(at(62)).cap == math.inf
 
 
 def test_what_the_arbiter_can_work_out_is_no_news() -> None:

@@ -344,3 +344,22 @@ def test_what_was_shared_out_well_is_left_alone(weights, rate):
 
 def test_what_is_never_expected_is_so_for_loops_and_for_bundles():
     assert loops.NEVER == NEVER
+
+
+def test_flows_that_wait_for_other_hosts_give_their_rate_to_others(desk, make_job):
+    job = make_job()
+    flows = [job.flow(i, cookie=7 + i) for i in range(2)]
+    for flow in flows:
+        flow.begin(1, MB)
+        flow.ready(250_000)
+        flow.posted(250_000)
+    (demand,) = desk.see(0, job)
+    assert demand.cap == math.inf
+    for flow in flows:
+        flow.done(250_000)
+    assert [d.cap for d in desk.see(50, job)] in ([], [math.inf]), "it may be on its way"
+    (demand,) = desk.see(120, job)
+    assert (demand.cap, demand.remaining) == (0.0, 2 * MB - 500_000)
+    flows[1].ready(10)
+    (demand,) = desk.see(130, job)
+    assert demand.cap == math.inf, "one of them is enough"

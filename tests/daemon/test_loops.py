@@ -175,7 +175,7 @@ def test_bundles_are_shared_out_in_the_same_way(seed: int) -> None:
     results = []
     for loops in (COMPILED, PLAIN):
         table = loops.table(rows.copy())
-        times, sizes = np.zeros((b + 1, 4), np.int64), np.zeros((b + 1, 3))
+        times, sizes = np.zeros((b + 1, 5), np.int64), np.zeros((b + 1, 3))
         weight, parts = np.zeros(n), np.zeros(n)
         loops.add_up(NOW, table, of, times, sizes)
         loops.weigh(NOW, table, of, np.ascontiguousarray(times[:, 0]), weight)

@@ -67,11 +67,16 @@ class LocalFlow:
     rate: float
 
 
+_Wanted = tuple[str, Role, int, int]
+"""What flows look others up by: job, role, the rank at which the two meet, channel."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Heard:
     at: Nanos
     n: int
-    said: tuple[Progress, ...]
+    stages: dict[_Name, tuple[int, bool]]
+    said: dict[_Wanted, list[Progress]]
 
 
 def letters(flows: Iterable[LocalFlow], left_s: float) -> dict[str, list[Progress]]:
@@ -115,33 +120,38 @@ class Peers:
 
     def hear(self, now: Nanos, host: str, n: int, said: Sequence[Progress]) -> bool:
         """Message `n` of a host. True: a flow has ended there, or begun another iteration, so that
-        it is worthwhile to decide anew. One that was overtaken has no effect."""
+        it may be worthwhile to decide anew. One that was overtaken has no effect."""
         known = self._heard.get(host)
-        fresh = known is not None and now - known.at <= self._patience
-        if known is not None and fresh and n <= known.n:
+        if known is not None and now - known.at <= self._patience and n <= known.n:
             return False
-        before = {_name(p): _stage(p) for p in known.said} if known is not None else {}
-        self._heard[host] = _Heard(now, n, tuple(said))
-        return any(before.get(_name(p)) != _stage(p) for p in said)
+        stages = {_name(p): (p.iteration, p.sent >= p.total) for p in said}
+        by_need: dict[_Wanted, list[Progress]] = {}
+        for p in said:
+            by_need.setdefault(_met_at(p), []).append(p)
+        self._heard[host] = _Heard(now, n, stages, by_need)
+        return known is None or stages != known.stages
 
     def dependencies(self, now: Nanos, flows: Iterable[LocalFlow]) -> Mapping[int, Dependency]:
         """Of each flow that has bytes to send and is known to depend on others, by identifier.
 
-        Others' bytes are counted as the same part of this flow's own: a group of flows may be
-        striped in one way over there, and in another one here.
+        Of several others only the one that counts, the slowest (of a server's broadcasts, the one
+        that is furthest), and its bytes as the same part of this flow's own: what is striped in one
+        way there may be in another one here.
         """
-        said = [
-            progress
-            for heard in self._heard.values()
-            if now - heard.at <= self._patience
-            for progress in heard.said
-        ]
+        fresh = [heard.said for heard in self._heard.values() if now - heard.at <= self._patience]
+        parts: dict[tuple[_Wanted, int], tuple[float, float] | None] = {}
         found = {}
         for flow in flows:
-            others = [p for p in said if _concerns(p, flow)] if flow.sent < flow.total else []
-            dependency = _dependency(flow, others)
-            if dependency is not None:
-                found[flow.flow] = dependency
+            if flow.sent >= flow.total:
+                continue
+            wanted = _waits_for(flow)
+            key = wanted, flow.iteration
+            if key not in parts:
+                others = [p for said in fresh for p in said.get(wanted, ())]
+                parts[key] = _part_of(others, flow.iteration, flow.role)
+            part = parts[key]
+            if part is not None:
+                found[flow.flow] = _dependency(flow, *part)
         return found
 
 
@@ -153,36 +163,37 @@ def _name(progress: Progress) -> _Name:
     return progress.job, progress.role, progress.rank, progress.peer, progress.channel
 
 
-def _stage(progress: Progress) -> tuple[int, bool]:
-    return progress.iteration, progress.sent >= progress.total
+def _met_at(other: Progress) -> _Wanted:
+    """A broadcast concerns those that push to its server; all else, those that go on from where it
+    arrives."""
+    meets = other.rank if other.role == "pull" else other.peer
+    return other.job, other.role, meets, other.channel
 
 
-def _concerns(other: Progress, flow: LocalFlow) -> bool:
-    """Whether what the flow may send, or is to send, hangs on these."""
-    if other.job != flow.job:
-        return False
+def _waits_for(flow: LocalFlow) -> _Wanted:
     if flow.role == "push":
-        return other.role == "pull" and other.rank == flow.peer
+        return flow.job, "pull", flow.peer, 0
     if flow.role == "pull":
-        return other.role == "push" and other.peer == flow.rank
-    same = other.role == "ring" and other.channel == flow.channel
-    return same and other.peer == flow.rank
+        return flow.job, "push", flow.rank, 0
+    return flow.job, "ring", flow.rank, flow.channel
 
 
-def _dependency(flow: LocalFlow, others: Sequence[Progress]) -> Dependency | None:
-    """None: nothing is known of others, or all have sent everything and hold nobody up."""
-    sent, by_end = [], []
+def _part_of(others: Iterable[Progress], iteration: int, role: Role) -> tuple[float, float] | None:
+    """How far others are, as parts of the whole: now, and when the slot ends. None: nothing is
+    known of them, or all have sent everything and hold nobody up."""
+    parts = []
     for other in others:
-        over = other.iteration > flow.iteration or (
-            other.iteration == flow.iteration and other.sent >= other.total
-        )
-        if over:
-            continue
-        part = flow.total / other.total if other.iteration == flow.iteration else 0.0
-        sent.append(other.sent * part)
-        by_end.append(other.by_end * part)
-    if not by_end:
+        if other.iteration < iteration:
+            parts.append((0.0, 0.0))
+        elif other.iteration == iteration and other.sent < other.total:
+            parts.append((other.sent / other.total, min(other.by_end / other.total, 1.0)))
+    if not parts:
         return None
+    now, then = zip(*parts, strict=True)
+    return min(now), max(then) if role == "push" else min(then)
+
+
+def _dependency(flow: LocalFlow, now: float, then: float) -> Dependency:
     # What is ready has come already, or is the rank's own.
-    lead = 0.0 if flow.role == "push" else flow.ready - min(sent)
-    return Dependency(_KINDS[flow.role], flow.sent, tuple(by_end), lead)
+    lead = 0.0 if flow.role == "push" else flow.ready - now * flow.total
+    return Dependency(_KINDS[flow.role], flow.sent, (then * flow.total,), lead)

@@ -43,8 +43,11 @@ class _Groups:
 class Bundles:
     """All bundles of the mapped flows of a table."""
 
-    def __init__(self, table: FlowTable) -> None:
+    def __init__(self, table: FlowTable, *, tops_up: bool = True) -> None:
+        """`tops_up`: a flow may send, if there is room, although it is granted nothing. Only then
+        may one that has nothing to send ask for nothing: its next bytes are seen by being sent."""
         self._table = table
+        self._tops_up = tops_up
         self._by_key: dict[_Key, Bundle] = {}
         self._by_id: dict[int, Bundle] = {}
         self._gone: list[Done] = []
@@ -64,7 +67,7 @@ class Bundles:
         ):
             bundle.active, bundle.due, bundle.period = bool(active), due, period
             bundle.remaining, bundle.target, bundle.expected = sizes
-            bundle.stalled = bool(active and stalled)
+            bundle.stalled = bool(active and stalled and self._tops_up)
             if active:
                 bundle.onset = onset
 

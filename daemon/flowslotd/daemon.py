@@ -149,8 +149,8 @@ class Daemon:
         metrics.slots_missed += (now - moment) // self._clock.grid.slot_ns
         self._guard("slot", self.engine.loop.on_slot, now, tick.slot, self._take_touched())
         self._guard("kernel events", self._on_kernel)
-        self._guard("peers", self.engine.tell, now)
         metrics.decision.add(monotonic() - now)
+        self._guard("peers", self.engine.tell, now)
         self._notifier.watchdog()
         self._next_slot()
 
@@ -192,7 +192,6 @@ class Daemon:
         now, cpu = monotonic(), thread_cpu()
         self._guard("events", self.engine.loop.on_events, now, self._take_touched())
         self._guard("kernel events", self._on_kernel)  # what had ended before it was watched
-        self._guard("peers", self.engine.tell, now)
         self._replan_cpu_ns = thread_cpu() - cpu
         self.metrics.replan.add(monotonic() - now)
 

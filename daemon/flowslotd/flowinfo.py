@@ -117,6 +117,8 @@ def describe(slot: np.void, source: Source) -> FlowInfo:
     )
     if slot["transport"] != Transport.TCP:
         info.note = "not TCP: its progress is seen, but it cannot be paced"
+    elif not info.job:
+        info.note = "no job was named"
     elif info.role == Role.RECEIVE:
         info.note = "only receives"
     elif not (info.src and info.dst):

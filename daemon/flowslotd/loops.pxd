@@ -38,8 +38,10 @@ cdef int64_t _most_steps, _most_steps_quiet, _soon, _late, _never, _millisecond,
 cdef int64_t _active
 cdef Py_ssize_t _iteration, _ready, _posted, _done, _total, _start
 
+@cython.locals(still=cython.bint)
 cdef void supply(
-    int64_t now, Row[::1] rows, Py_ssize_t r, int64_t ready, int64_t sent, bint began
+    int64_t now, Row[::1] rows, Py_ssize_t r, int64_t ready, int64_t sent, int64_t remaining,
+    bint began,
 )
 
 @cython.locals(low=Py_ssize_t, high=Py_ssize_t, middle=Py_ssize_t)

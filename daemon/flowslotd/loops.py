@@ -28,8 +28,8 @@ KEEP_RATIO = 1.1
 KEEP_SLACK_S = 0.004
 """Flows keep their rates while the last one ends at most 10 % + 4 ms later than it could."""
 STALLED_NS = 60_000_000
-"""Who had nothing to send for so long, and got nothing, is not given a rate until it has: a slot,
-as the paper's slots are long."""
+"""Who had nothing to send for so long, and got nothing, is not given a rate until it has: a slot of
+usual length, or from one look to the next where slots are longer."""
 QUIET, IDLE, SEEN = 1, 2, 4
 """What `signs` tells."""
 NEVER = 2**62
@@ -121,6 +121,7 @@ def advance(  # noqa: PLR0917
         if not working and ready == 0 and total > 0:
             rows[r].expected = total
 
+        supply(now, rows, r, ready, sent, remaining, began)
         same = rows[r].kernel == kernel and rows[r].active == (remaining > 0)
         if began or not same or rows[r].origin + rows[r].target != base + target:
             moved += 1
@@ -129,18 +130,21 @@ def advance(  # noqa: PLR0917
         rows[r].seen, rows[r].looked, rows[r].drained = True, now, False
         rows[r].iteration, rows[r].target = iteration, target
         rows[r].remaining, rows[r].active = remaining, remaining > 0
-        supply(now, rows, r, ready, sent, began)
+        rows[r].ready = ready
         quiet = (all_quiet or rows[r].quiet) and target > 0
         if (remaining > 0 or quiet) and rows[r].onset_inc != rows[r].inc:
             begin(now, rows, r, quiet, words[s, _start])
     return moved
 
 
-def supply(now: int, rows: Any, r: int, ready: int, sent: int, began: bool) -> None:  # noqa: PLR0917
-    """Row `r` has something to send, or has got something; or it is dry."""
-    if began or ready > sent or ready != rows[r].ready:
+def supply(  # noqa: PLR0917
+    now: int, rows: Any, r: int, ready: int, sent: int, remaining: int, began: bool
+) -> None:
+    """Unless row `r` is dry: it has nothing to send, has got nothing, and has sent nothing since
+    the last look. A job that does not say what is ready is never taken to have nothing."""
+    still = ready == rows[r].ready and remaining == rows[r].remaining
+    if began or not (still and 0 < ready <= sent):
         rows[r].supplied = now
-    rows[r].ready = ready
 
 
 def begin(now: int, rows: Any, r: int, quiet: bool, told: int) -> None:

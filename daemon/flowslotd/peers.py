@@ -21,6 +21,7 @@ from flowslotd.config import Config
 
 RETRY_S = 1.0
 """Between attempts to listen."""
+LOG_EVERY_S = 10.0
 RESOLVE_S = 60.0
 """Names of hosts are looked up again after so long."""
 
@@ -46,6 +47,7 @@ class PeerEndpoint(asyncio.DatagramProtocol):
         self._host_at: dict[Address, str] = {}
         self._transport: asyncio.DatagramTransport | None = None
         self._task: asyncio.Task[None] | None = None
+        self._logged_at = -LOG_EVERY_S
 
     async def start(self) -> None:
         """Begin to listen, as soon as the address can be had; nobody is kept waiting."""
@@ -63,8 +65,13 @@ class PeerEndpoint(asyncio.DatagramProtocol):
             self._transport.close()
             self._transport = None
 
+    @property
+    def listening(self) -> bool:
+        """Whether anything can be said and heard."""
+        return self._transport is not None
+
     def tell(self, flows: Iterable[LocalFlow], left_s: float) -> None:
-        """See `letters`; never waits."""
+        """See `letters`; never waits, and never fails: it is advice."""
         if self._transport is None:
             return
         # Also after a restart later than what was said before, unless the clock was set back:
@@ -72,9 +79,13 @@ class PeerEndpoint(asyncio.DatagramProtocol):
         n = time.time_ns()
         for host, said in letters(flows, left_s).items():
             address = self._address.get(host)
-            if host != self._host and address is not None:
+            if host == self._host or address is None:
+                continue
+            try:
                 self._transport.sendto(write_peer(self._host, n, said), address)
                 self.told += 1
+            except (OSError, ValueError) as error:
+                self._failed(f"cannot tell {host}: {error}")
 
     def describe(self) -> dict[str, object]:
         """For `flowslot status`."""
@@ -92,7 +103,7 @@ class PeerEndpoint(asyncio.DatagramProtocol):
         try:
             name, n, said = read_peer(data)
             if name != host:
-                raise ProtocolError(f"field `host`: is {name}, but {host} is at this address")
+                raise ProtocolError(f"field `host`: is {name!r}, but {host} is at this address")
         except ProtocolError as error:
             self.rejected += 1
             self._failed(f"datagram of {host}: {error}")
@@ -102,8 +113,8 @@ class PeerEndpoint(asyncio.DatagramProtocol):
             self._on_news()
 
     def error_received(self, exc: Exception) -> None:
-        """See DatagramProtocol: a host without a daemon, say."""
-        self.last_error = str(exc)
+        """See DatagramProtocol."""
+        self._failed(str(exc))
 
     # --- addresses
 
@@ -113,28 +124,39 @@ class PeerEndpoint(asyncio.DatagramProtocol):
             try:
                 made = await loop.create_datagram_endpoint(lambda: self, local_addr=own)
                 break
-            except OSError as error:
+            except (OSError, ValueError) as error:  # a name that cannot be one is a ValueError
                 self._failed(f"cannot listen at {own[0]}:{own[1]}: {error}")
                 await asyncio.sleep(RETRY_S)
         self._transport, self.last_error = made[0], ""
+        family = made[0].get_extra_info("socket").family
         while True:
-            for host, (name, port) in self._endpoints.items():
-                if host == self._host:
-                    continue
-                try:
-                    found = await loop.getaddrinfo(name, port, type=socket.SOCK_DGRAM)
-                except OSError as error:
-                    self._failed(f"no address for {name}: {error}")
-                    continue
-                address = str(found[0][4][0]), port
-                self._host_at.pop(self._address.get(host, ("", 0)), None)
-                self._address[host], self._host_at[address] = address, host
+            found = {
+                host: address
+                for host, endpoint in self._endpoints.items()
+                if host != self._host
+                and (address := await self._look_up(endpoint, family)) is not None
+            }
+            self._address = found
+            self._host_at = {address: host for host, address in found.items()}
             await asyncio.sleep(RESOLVE_S)
 
+    async def _look_up(self, endpoint: Address, family: int) -> Address | None:
+        """Of the socket's own family: it can send to no other."""
+        loop, (name, port) = asyncio.get_running_loop(), endpoint
+        try:
+            found = await loop.getaddrinfo(name, port, family=family, type=socket.SOCK_DGRAM)
+        except (OSError, ValueError) as error:
+            self._failed(f"no address for {name}: {error}")
+            return None
+        return str(found[0][4][0]), port
+
     def _failed(self, error: str) -> None:
-        if error != self.last_error:
-            _log.warning("peers: %s", error)
+        """Anybody can provoke these, each time in other words."""
         self.last_error = error
+        now = time.monotonic()
+        if now - self._logged_at >= LOG_EVERY_S:
+            self._logged_at = now
+            _log.warning("peers: %s", error)
 
 
 def _split(endpoint: str) -> Address:

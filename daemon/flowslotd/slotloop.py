@@ -48,6 +48,7 @@ class SlotLoop:
         `follows`: it wants to know at once what flows do, although no domain is told.
         """
         self.by_grant = by_grant
+        self._follows = follows
         self._grid = grid
         self._table = table
         self._records = records
@@ -55,10 +56,10 @@ class SlotLoop:
         self._policy = policy
         self._pacer = pacer
         self._enforcer = enforcer
-        self._bundles = Bundles(table) if domain is not None else None
         self._lending = Lending()
         top_up = enforcer is not None and not enforcer.hard
         self._lends = by_grant and top_up and pacer is not None and pacer.lends
+        self._bundles = Bundles(table, tops_up=self._lends) if domain is not None else None
         self._slot = 0
         self._running = False
         self._drained = False
@@ -85,7 +86,7 @@ class SlotLoop:
     def on_events(self, now: Nanos, sources: Collection[Source]) -> None:
         """Something happened to flows of these jobs since the slot began."""
         # Who plans for all flows together needs to know of all how far they are.
-        self._run(now, sources if self.by_grant or not sources else self._records())
+        self._run(now, self._records() if self._follows and sources else sources)
 
     def on_grants(self, now: Nanos, grants: Iterable[Granted]) -> None:
         """The arbiter gives; in force when this returns."""

@@ -62,6 +62,8 @@ def read_peer(datagram: bytes) -> tuple[str, int, list[Progress]]:
     )
     if groups > MAX_GROUPS:
         raise ProtocolError(f"field `job`: must have at most {MAX_GROUPS} elements, got {groups}")
+    if len(message.jobs) > groups:
+        raise ProtocolError(f"field `jobs`: has {len(message.jobs)} names for {groups} elements")
     jobs = [check_name(f"jobs[{i}]", job) for i, job in enumerate(message.jobs)]
     check_indices("job", message.job, len(jobs), "job names")
     for number in message.role:
@@ -70,8 +72,8 @@ def read_peer(datagram: bytes) -> tuple[str, int, list[Progress]]:
     for name, values in (("total", message.total), ("sent", message.sent)):
         check_rates(name, values)
     for total in message.total:
-        if total <= 0:
-            raise ProtocolError("field `total`: must be greater than 0")
+        if total < 1:
+            raise ProtocolError("field `total`: must be at least 1")
     said = map(
         Progress,
         [jobs[i] for i in message.job],

@@ -2,6 +2,7 @@
 """The daemon's side of the negotiation: what it says when, and whatever happens in which order."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -193,6 +194,17 @@ def test_live_with_the_first_grants_or_when_nobody_waits_or_after_a_while() -> N
     beat = said(refused, 150).heartbeat
     assert beat is not None
     assert refused.received(at(151), FromArbiter(7, (), (), HeartbeatEcho(beat.n))).began
+
+
+def test_who_asks_for_nothing_is_not_left_alone_for_getting_nothing() -> None:
+    one = begun()
+    one.demand(at(10), [replace(demand(2), cap=0.0)])
+    for ms in range(120, 1001, 120):
+        one.beat(at(ms))
+        beat = said(one, ms).heartbeat
+        assert beat is not None
+        news = one.received(at(ms + 1), FromArbiter(7, (), (), HeartbeatEcho(beat.n)))
+        assert news.left_alone == []
 
 
 def test_flows_that_get_no_answer_are_left_alone_until_they_do() -> None:

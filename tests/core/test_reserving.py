@@ -9,7 +9,7 @@ import pytest
 from mlcc_hosts import K, view_of
 
 from flowslot.decision import Decision, Pace
-from flowslot.policy.mlcc import MlccOptions, MlccPolicy, Update
+from flowslot.policy.mlcc import Dependency, MlccOptions, MlccPolicy, Update
 from flowslot.policy.reserving import PATIENCE_SLOTS, Feedback, Reserving
 from flowslot.units import SECOND, Nanos
 
@@ -193,3 +193,29 @@ def test_what_has_passed_of_the_slot_when_the_tables_come_is_not_planned_with() 
         host.decide(100.0)
         (update,) = host.plan(at_s, says(100)) or ()
         assert update.rates[0] == pytest.approx(rate)
+
+
+def test_what_other_hosts_say_is_asked_for_when_there_is_something_to_plan() -> None:
+    host = Host()
+    asked: list[int] = []
+    host.policy.on_wanted = lambda: asked.append(1)
+    host.policy.ask()
+    assert not asked and host.policy.in_force(at(100.0)) == ({}, 0.0), "nothing is known yet"
+    ahead = Dependency("ring", 10.0, (20.0,), 5.0)
+    host.policy.dependencies = lambda now: {7: ahead}
+    host.decide(100.0)
+    asked.clear()
+    (update,) = host.plan(100.1, says(100)) or ()
+    # Of what is left of the slot, 0.9 s, no more than the others bring: 20 + 5 - 10 bytes.
+    assert update.rates[0] == pytest.approx(15.0 / 0.9) and update.rates[1] == 96.0
+    host.policy.settle([])
+    host.policy.answered(at(100.2), [0])
+    rates, left_s = host.policy.in_force(at(100.2))
+    assert rates == {7: pytest.approx(15.0 / 0.9)} and left_s == pytest.approx(0.8)
+    host.policy.ask()
+    assert asked and host.policy.wanted
+    literal = Host(MlccOptions())
+    literal.decide(100.0)
+    literal.policy.links()
+    literal.policy.ask()
+    assert not literal.policy.wanted, "it plans as slots begin"

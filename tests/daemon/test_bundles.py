@@ -360,6 +360,24 @@ def test_flows_that_wait_for_other_hosts_give_their_rate_to_others(desk, make_jo
     assert [d.cap for d in desk.see(50, job)] in ([], [math.inf]), "it may be on its way"
     (demand,) = desk.see(120, job)
     assert (demand.cap, demand.remaining) == (0.0, 2 * MB - 500_000)
+    assert desk.see(125, job) == [], "once"
     flows[1].ready(10)
     (demand,) = desk.see(130, job)
     assert demand.cap == math.inf, "one of them is enough"
+
+
+@pytest.mark.parametrize("why", ["it tells nothing", "it moves", "it cannot top up"])
+def test_only_who_is_dry_gives_way(desk, make_job, why):
+    if why == "it cannot top up":
+        desk.bundles = Bundles(desk.table, tops_up=False)
+    job = make_job()
+    flow = job.flow(0, cookie=7)
+    flow.begin(1, 100 * MB)
+    flow.ready(0 if why == "it tells nothing" else MB)
+    if why == "it tells nothing":
+        flow.advance(posted=MB)
+    for ms in range(0, 600, 60):
+        if why == "it moves":
+            flow.done(1000)
+        desk.see(ms, job)
+        assert all(b.told is None or not b.told.stalled for b in desk.bundles._by_id.values())

@@ -5,8 +5,10 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import uvloop
 
 from flowslot.peers import LocalFlow, Peers
@@ -100,7 +102,7 @@ def test_who_is_no_daemon_and_what_makes_no_sense_is_not_heard(tmp_path: Path) -
             for bad in (b"\xff" * 40, write_peer("h3", 2**61, [])):
                 transport.sendto(bad, ("127.0.0.1", b))
             await until(lambda: h2.endpoint.rejected == 3)
-            assert "h3, but h1 is at this address" in h2.endpoint.last_error
+            assert "is 'h3', but h1 is at this address" in h2.endpoint.last_error
             assert h2.endpoint.heard == heard
             assert h2.peers.dependencies(monotonic(), [WAITS]) == known
         stranger.close()
@@ -118,9 +120,42 @@ def test_a_port_that_is_taken_keeps_nobody_waiting(tmp_path: Path) -> None:
         async with running(h1, h2):
             await until(lambda: h2.endpoint.last_error.startswith("cannot listen at 127.0.0.1"))
             h2.tell()
+            assert h2.endpoint.told == 0
             taken.close()
             await until(h2.depends, h1.tell)
             assert h2.endpoint.last_error == ""
+
+    uvloop.run(main())
+
+
+def test_what_cannot_be_sent_or_looked_up_does_not_matter(tmp_path: Path) -> None:
+    async def main() -> None:
+        a, b = free_udp_ports(2)
+        other = f"127.0.0.1:{b}"
+        addresses = {"h1": f"127.0.0.1:{a}", "h2": other, "h3": "[::1]:7401"}
+        h1, h2 = Host(tmp_path, "h1", addresses), Host(tmp_path, "h2", addresses)
+        async with running(h1, h2):
+            await until(h2.depends, h1.tell)
+            assert "h3" not in h1.endpoint._address, "an address that this socket cannot send to"
+            h1.endpoint._address["h3"] = ("::1", 7401)
+            flows = [replace(SENDS, host="h3"), replace(SENDS, rank=5)]
+            told = h1.endpoint.told
+            h1.endpoint.tell(flows, 0.03)
+            assert h1.endpoint.told == told + 1, "h2 is told all the same"
+            assert "cannot tell h3" in h1.endpoint.last_error
+
+    uvloop.run(main())
+
+
+@pytest.mark.parametrize("name", ["a..b", "h" * 64 + ".invalid"])
+def test_a_name_that_cannot_be_one_concerns_its_host_only(tmp_path: Path, name: str) -> None:
+    async def main() -> None:
+        a, b = free_udp_ports(2)
+        addresses = {"h1": f"127.0.0.1:{a}", "h2": f"127.0.0.1:{b}", "h3": f"{name}:7401"}
+        h1 = Host(tmp_path, "h1", addresses)
+        async with running(h1):
+            await until(lambda: name in h1.endpoint.last_error)
+            await until(lambda: h1.endpoint.told > 0, h1.tell)
 
     uvloop.run(main())
 

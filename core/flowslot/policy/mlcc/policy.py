@@ -323,8 +323,8 @@ class MlccPolicy:
             self._paced[flow] = min(before, float(current[i]))
             if self.options.top_up:
                 path = view.paths[row]
-                whole = float(view.capacity[path[path < n_links]].min())
-                tops[i] = max(min(whole, view.cap[row]), current[i])
+                left = float(links.free(path[path < n_links].astype(np.intp))[0])
+                tops[i] = max(min(current[i] + left, view.cap[row]), current[i])
         return [
             Pace(
                 view.flow[rows],

@@ -4,7 +4,8 @@
 As many processes as there are daemons, each with a long-lived stream to each server, say something
 to all at the same moment (within 2 ms, as the ranks of a job do after a barrier), and are answered
 at once: bytes of a demand's and a grant's size that nobody builds, reads or decides on. One round
-is a negotiation in which nobody has to give way; two are one in which somebody does.
+is a negotiation in which nobody has to give way; two are one in which somebody does. `--tcp`: the
+same bytes over asyncio's plain streams, to see what of it is gRPC.
 """
 
 import argparse
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import numpy as np
@@ -27,7 +28,26 @@ METHOD = "/bench.Floor/Echo"
 PERIOD_S, SPREAD_S = 0.05, 0.002
 BYTES = 1000  # about 25 demands, or 25 grants
 
-Call = grpc.aio.StreamStreamCall[bytes, bytes]
+
+class Call(Protocol):
+    """One end of a stream."""
+
+    async def write(self, message: bytes) -> None: ...
+
+    async def read(self) -> object: ...
+
+
+class _Tcp:
+    """A Call over a plain connection; all messages are as long."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    async def write(self, message: bytes) -> None:
+        self._writer.write(message)
+
+    async def read(self) -> object:
+        return await self._reader.readexactly(BYTES)
 
 
 class _Echo(grpc.GenericRpcHandler):
@@ -47,16 +67,37 @@ async def serve(port: int) -> None:
     await server.wait_for_termination()
 
 
-async def talk(ports: Sequence[int], seconds: float) -> None:
+async def serve_tcp(port: int) -> None:
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                writer.write(await reader.readexactly(BYTES))
+
+    server = await asyncio.start_server(echo, "127.0.0.1", port)
+    await server.serve_forever()
+
+
+async def _connect(port: int, tcp: bool, stack: contextlib.AsyncExitStack) -> Call:
+    if tcp:
+        while True:
+            try:
+                return _Tcp(*await asyncio.open_connection("127.0.0.1", port))
+            except ConnectionRefusedError:  # it is about to listen
+                await asyncio.sleep(0.05)
+    channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+    await stack.enter_async_context(channel)
+    call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(METHOD)(
+        wait_for_ready=True
+    )
+    stack.callback(call.cancel)
+    return call
+
+
+async def talk(ports: Sequence[int], seconds: float, tcp: bool) -> None:
     """Print the times of one and of two rounds with all servers, ns."""
     times: list[tuple[int, int]] = []
     async with contextlib.AsyncExitStack() as stack:
-        calls = []
-        for port in ports:
-            channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
-            await stack.enter_async_context(channel)
-            calls.append(channel.stream_stream(METHOD)(wait_for_ready=True))
-            stack.callback(calls[-1].cancel)
+        calls = [await _connect(port, tcp, stack) for port in ports]
         await _round(calls)
         end = time.time() + seconds
         while time.time() < end:
@@ -86,10 +127,12 @@ def free_ports(n: int) -> list[int]:
         return [probe.getsockname()[1] for probe in probes]
 
 
-def measure(seconds: float = 4.0, daemons: int = 5, servers: int = 1) -> dict[str, float]:
+def measure(
+    seconds: float = 4.0, daemons: int = 5, servers: int = 1, *, tcp: bool = False
+) -> dict[str, float]:
     """Percentiles over all talkers, ms."""
     ports = [str(port) for port in free_ports(servers)]
-    command = [sys.executable, "-m", "bench.grpc_floor", "--ports"]
+    command = [sys.executable, "-m", "bench.grpc_floor", *(["--tcp"] if tcp else []), "--ports"]
     started = [subprocess.Popen([*command, port, "--serve"]) for port in ports]
     talkers = [
         subprocess.Popen([*command, *ports, "--seconds", str(seconds)], stdout=subprocess.PIPE)
@@ -114,15 +157,17 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--daemons", type=int, default=5)
     parser.add_argument("--servers", type=int, default=1)
+    parser.add_argument("--tcp", action="store_true")
     parser.add_argument("--ports", type=int, nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
-        uvloop.run(serve(*args.ports))
+        uvloop.run((serve_tcp if args.tcp else serve)(*args.ports))
     elif args.ports:
-        uvloop.run(talk(args.ports, args.seconds))
+        uvloop.run(talk(args.ports, args.seconds, args.tcp))
     else:
-        for name, value in measure(args.seconds, args.daemons, args.servers).items():
+        measured = measure(args.seconds, args.daemons, args.servers, tcp=args.tcp)
+        for name, value in measured.items():
             print(f"{name}: {value}")
 
 

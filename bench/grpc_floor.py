@@ -4,8 +4,10 @@
 As many processes as there are daemons, each with a long-lived stream to each server, say something
 to all at the same moment (within 2 ms, as the ranks of a job do after a barrier), and are answered
 at once: bytes of a demand's and a grant's size that nobody builds, reads or decides on. One round
-is a negotiation in which nobody has to give way; two are one in which somebody does. `--tcp`: the
-same bytes over asyncio's plain streams, to see what of it is gRPC.
+is a negotiation in which nobody has to give way; two are one in which somebody does.
+
+By three transports, in turns: `ours` (flowslot_rpc), `grpcio` (the reference implementation), and
+`tcp`, the same bytes over asyncio's plain streams, to see what of it is gRPC.
 """
 
 import argparse
@@ -20,25 +22,97 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-import grpc
 import numpy as np
 import uvloop
+
+from flowslot_lab.processors import awake
+from flowslot_rpc.client import Channel
+from flowslot_rpc.server import Server, ServerCall
 
 METHOD = "/bench.Floor/Echo"
 PERIOD_S, SPREAD_S = 0.05, 0.002
 BYTES = 1000  # about 25 demands, or 25 grants
+CONNECT_S = 10.0
 
 
 class Call(Protocol):
     """One end of a stream."""
 
-    async def write(self, message: bytes) -> None: ...
+    async def write(self, message: bytes, /) -> None: ...
 
     async def read(self) -> object: ...
 
 
-class _Tcp:
-    """A Call over a plain connection; all messages are as long."""
+class Ours:
+    async def serve(self, port: int) -> None:
+        async def echo(call: ServerCall) -> None:
+            while (message := await call.read()) is not None:
+                await call.write(message)
+
+        server = Server({METHOD: echo}, max_message=1 << 20, max_calls=100)
+        await server.listen(f"127.0.0.1:{port}")
+        await asyncio.Event().wait()
+
+    async def connect(self, port: int, stack: contextlib.AsyncExitStack) -> Call:
+        await _listening(port)
+        channel = Channel(f"127.0.0.1:{port}")
+        await channel.connect(CONNECT_S)
+        stack.callback(channel.close)
+        return channel.stream(METHOD)
+
+
+class Grpcio:
+    def __init__(self) -> None:
+        import os  # noqa: PLC0415
+
+        # Fewer of its threads between socket and event loop: a round trip takes a third less.
+        os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
+        import grpc  # noqa: PLC0415
+
+        self._grpc = grpc
+
+    async def serve(self, port: int) -> None:
+        grpc = self._grpc
+
+        class Echo(grpc.GenericRpcHandler):  # type: ignore[name-defined,misc]
+            def service(self, _: Any) -> Any:
+                return grpc.stream_stream_rpc_method_handler(self._echo)
+
+            async def _echo(self, requests: Any, context: Any) -> None:
+                while isinstance(message := await context.read(), bytes):
+                    await context.write(message)
+
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers((Echo(),))
+        server.add_insecure_port(f"127.0.0.1:{port}")
+        await server.start()
+        await server.wait_for_termination()
+
+    async def connect(self, port: int, stack: contextlib.AsyncExitStack) -> Call:
+        channel = self._grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+        await stack.enter_async_context(channel)
+        call: Any = channel.stream_stream(METHOD)(wait_for_ready=True)
+        stack.callback(call.cancel)
+        return call  # type: ignore[no-any-return]
+
+
+class Tcp:
+    async def serve(self, port: int) -> None:
+        async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+                while True:
+                    writer.write(await reader.readexactly(BYTES))
+
+        server = await asyncio.start_server(echo, "127.0.0.1", port)
+        await server.serve_forever()
+
+    async def connect(self, port: int, stack: contextlib.AsyncExitStack) -> Call:
+        await _listening(port)
+        return _TcpCall(*await asyncio.open_connection("127.0.0.1", port))
+
+
+class _TcpCall:
+    """All messages are as long."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
@@ -50,54 +124,24 @@ class _Tcp:
         return await self._reader.readexactly(BYTES)
 
 
-class _Echo(grpc.GenericRpcHandler):
-    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        return grpc.stream_stream_rpc_method_handler(self._echo)
-
-    async def _echo(self, _: Any, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
-        while isinstance(message := await context.read(), bytes):
-            await context.write(message)
+TRANSPORTS: dict[str, type[Ours | Grpcio | Tcp]] = {"ours": Ours, "grpcio": Grpcio, "tcp": Tcp}
 
 
-async def serve(port: int) -> None:
-    server = grpc.aio.server()
-    server.add_generic_rpc_handlers((_Echo(),))
-    server.add_insecure_port(f"127.0.0.1:{port}")
-    await server.start()
-    await server.wait_for_termination()
+async def _listening(port: int) -> None:
+    while True:
+        with contextlib.suppress(ConnectionRefusedError):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.close()
+            return
+        await asyncio.sleep(0.05)
 
 
-async def serve_tcp(port: int) -> None:
-    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-            while True:
-                writer.write(await reader.readexactly(BYTES))
-
-    server = await asyncio.start_server(echo, "127.0.0.1", port)
-    await server.serve_forever()
-
-
-async def _connect(port: int, tcp: bool, stack: contextlib.AsyncExitStack) -> Call:
-    if tcp:
-        while True:
-            try:
-                return _Tcp(*await asyncio.open_connection("127.0.0.1", port))
-            except ConnectionRefusedError:  # it is about to listen
-                await asyncio.sleep(0.05)
-    channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
-    await stack.enter_async_context(channel)
-    call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(METHOD)(
-        wait_for_ready=True
-    )
-    stack.callback(call.cancel)
-    return call
-
-
-async def talk(ports: Sequence[int], seconds: float, tcp: bool) -> None:
+async def talk(transport: str, ports: Sequence[int], seconds: float) -> None:
     """Print the times of one and of two rounds with all servers, ns."""
     times: list[tuple[int, int]] = []
     async with contextlib.AsyncExitStack() as stack:
-        calls = [await _connect(port, tcp, stack) for port in ports]
+        kind = TRANSPORTS[transport]()
+        calls = [await kind.connect(port, stack) for port in ports]
         await _round(calls)
         end = time.time() + seconds
         while time.time() < end:
@@ -128,11 +172,11 @@ def free_ports(n: int) -> list[int]:
 
 
 def measure(
-    seconds: float = 4.0, daemons: int = 5, servers: int = 1, *, tcp: bool = False
+    transport: str = "ours", *, seconds: float = 4.0, daemons: int = 5, servers: int = 1
 ) -> dict[str, float]:
     """Percentiles over all talkers, ms."""
     ports = [str(port) for port in free_ports(servers)]
-    command = [sys.executable, "-m", "bench.grpc_floor", *(["--tcp"] if tcp else []), "--ports"]
+    command = [sys.executable, "-m", "bench.grpc_floor", "--transport", transport, "--ports"]
     started = [subprocess.Popen([*command, port, "--serve"]) for port in ports]
     talkers = [
         subprocess.Popen([*command, *ports, "--seconds", str(seconds)], stdout=subprocess.PIPE)
@@ -146,10 +190,23 @@ def measure(
             p.wait()
     one, two = np.concatenate([np.array(output) for output in outputs]).T / 1e6
     return {
-        f"floor_{name}_{p}_ms": round(float(np.percentile(values, int(p[1:]))), 2)
+        f"{name}_{p}_ms": round(float(np.percentile(values, int(p[1:]))), 2)
         for name, values in (("one_round", one), ("two_rounds", two))
         for p in ("p50", "p90")
     }
+
+
+def compare(repeats: int, **load: Any) -> None:
+    """Print a table of all transports, measured in turns: mean (least to most), ms."""
+    with awake():
+        turns = [{name: measure(name, **load) for name in TRANSPORTS} for _ in range(repeats)]
+    for name in TRANSPORTS:
+        cells = []
+        for figure in turns[0][name]:
+            values = [turn[name][figure] for turn in turns]
+            spread = f"{min(values):.2f} to {max(values):.2f}"
+            cells.append(f"{figure} {np.mean(values):.2f} ({spread})")
+        print(f"{name:8}", *cells, sep="  ")
 
 
 def main() -> None:
@@ -157,18 +214,17 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--daemons", type=int, default=5)
     parser.add_argument("--servers", type=int, default=1)
-    parser.add_argument("--tcp", action="store_true")
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--transport", choices=TRANSPORTS, help=argparse.SUPPRESS)
     parser.add_argument("--ports", type=int, nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
-        uvloop.run((serve_tcp if args.tcp else serve)(*args.ports))
+        uvloop.run(TRANSPORTS[args.transport]().serve(*args.ports))
     elif args.ports:
-        uvloop.run(talk(args.ports, args.seconds, args.tcp))
+        uvloop.run(talk(args.transport, args.ports, args.seconds))
     else:
-        measured = measure(args.seconds, args.daemons, args.servers, tcp=args.tcp)
-        for name, value in measured.items():
-            print(f"{name}: {value}")
+        compare(args.repeat, seconds=args.seconds, daemons=args.daemons, servers=args.servers)
 
 
 if __name__ == "__main__":

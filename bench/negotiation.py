@@ -80,7 +80,8 @@ def measure() -> dict[str, Any]:
 
 def floor(load: Load) -> dict[str, float]:
     """What gRPC alone takes when the hosts of one job talk to all switch processes."""
-    return grpc_floor.measure(daemons=load.ranks or load.daemons, servers=load.switches)
+    measured = grpc_floor.measure(daemons=load.ranks or load.daemons, servers=load.switches)
+    return {f"floor_{name}": value for name, value in measured.items()}
 
 
 def measure_bandwidth(load: Load = SIX) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles the modules that loop over flows (`*/loops.py`, typed by the `.pxd` beside each).
+"""Compiles the modules that loop over flows (`*/loops.py`, typed by the `.pxd` beside each), and
+what binds C libraries (`*.pyx`).
 
-They are plain Python, and run without being compiled: slower, with the same results.
+The former are plain Python, and run without being compiled: slower, with the same results.
 """
 
 import os
@@ -13,7 +14,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from setuptools import Distribution, Extension
 from setuptools.command.build_ext import build_ext
 
-ROOMS = "core", "shm", "proto", "scenario", "daemon", "switchemu", "sim", "lab"
+ROOMS = "core", "shm", "proto", "rpc", "scenario", "daemon", "switchemu", "sim", "lab"
+LIBRARIES = {"http2.pyx": ["nghttp2"]}
 # Indices stay checked: what goes through here comes from other processes.
 DIRECTIVES = {"language_level": 3, "annotation_typing": False, "wraparound": False}
 
@@ -26,7 +28,10 @@ class CompileLoops(BuildHookInterface):
         if self.target_name != "wheel":
             return
         root = Path(self.root)
-        sources = sorted(s for room in ROOMS for s in (root / room).glob("*/**/loops.py"))
+        found = (
+            (root / room).glob(kind) for room in ROOMS for kind in ("*/**/loops.py", "*/*.pyx")
+        )
+        sources = sorted(source for sources in found for source in sources)
         built = [self._compile(root, source) for source in sources]
         build_data["pure_python"] = False
         build_data["infer_tag"] = True
@@ -44,8 +49,14 @@ class CompileLoops(BuildHookInterface):
         here = Path.cwd()
         os.chdir(root)
         try:
+            extension = Extension(
+                name,
+                [str(source.relative_to(root))],
+                libraries=LIBRARIES.get(source.name, []),
+                extra_compile_args=["-O2"],
+            )
             extensions = cythonize(
-                [Extension(name, [str(source.relative_to(root))], extra_compile_args=["-O2"])],
+                [extension],
                 build_dir=str(scratch),
                 include_path=[str(folder)],
                 compiler_directives=DIRECTIVES,

@@ -13,13 +13,14 @@ packages=(
   clang llvm bpftool            # the BPF programs (CO-RE)
   libbpf1 libbpf-dev libelf1    # their loader
   libatomic1                    # fences for the progress record
+  libnghttp2-dev                # HTTP/2, below gRPC
   iproute2 ethtool procps       # the lab's networks
   systemd                       # systemd-analyze verify
 )
 
 stamp=.venv/.setup-stamp
 sources=$(ls bpf/*.c bpf/*.h | grep -v vmlinux.h) # that one is made from the running kernel
-loops=$(ls scripts/hatch_build.py; find core shm daemon switchemu sim lab -name 'loops.p*' | sort)
+loops=$(ls scripts/hatch_build.py; find core shm rpc daemon switchemu sim lab -name 'loops.p*' -o -name '*.pyx' | sort)
 want=$(cat pyproject.toml scripts/setup.sh $loops $sources bpf/Makefile /proc/version | sha256sum)
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ] && ls bpf/*.bpf.o >/dev/null 2>&1; then
   exit 0

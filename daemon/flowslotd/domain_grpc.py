@@ -8,8 +8,8 @@ import random
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 
-import grpc
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from flowslot.errors import ProtocolError
 from flowslot.grantbook import Granted
@@ -20,24 +20,17 @@ from flowslot.topology import Topology
 from flowslot.topology_file import SwitchSettings
 from flowslot.units import MILLISECOND, Nanos
 from flowslot_proto import flowslot_pb2 as pb
+from flowslot_proto import methods
 from flowslot_proto.convert import read_arbiter, write_daemon
-from flowslot_proto.flowslot_pb2_grpc import EmulatedSwitchStub
+from flowslot_rpc.client import Call, Channel
+from flowslot_rpc.status import RpcError
 from flowslotd.clock import monotonic, wall
 from flowslotd.domain_base import DomainStats, OnGrants
 
 FIRST_RETRY_S, LAST_RETRY_S = 0.02, 1.0
 CONNECT_S = 2.0
 CALL_S = 1.0
-CHANNEL_OPTIONS = [
-    # A connection of our own: a dead one must not be handed to the next attempt.
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.enable_http_proxy", 0),
-]
 
-Call = grpc.aio.StreamStreamCall[pb.DaemonMessage, pb.ArbiterMessage]
 _log = logging.getLogger(__name__)
 
 
@@ -88,7 +81,7 @@ class GrpcDomain:
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at: Nanos | None = None
         self._task: asyncio.Task[None] | None = None
-        self._stub: EmulatedSwitchStub | None = None
+        self._channel: Channel | None = None
         self._pid: int | None = None
 
     # --- what the daemon sees
@@ -125,13 +118,13 @@ class GrpcDomain:
 
     async def load_table(self, now: Nanos) -> Floats | None:
         """See Domain; None when the switch does not answer."""
-        if self._stub is None:
+        if self._channel is None:
             return None
+        request = pb.FetchFeedbackRequest(links=self._names).SerializeToString()
         try:
-            reply = await self._stub.FetchFeedback(
-                pb.FetchFeedbackRequest(links=self._names), timeout=CALL_S
-            )
-        except grpc.aio.AioRpcError:
+            raw = await self._channel.unary(methods.FETCH_FEEDBACK, request, CALL_S)
+            reply = pb.FetchFeedbackReply.FromString(raw)
+        except (RpcError, DecodeError):
             return None
         table = np.full((len(self._topology.links), len(reply.path)), np.nan)
         table[list(self._held)] = [row.load for row in reply.links]
@@ -158,16 +151,14 @@ class GrpcDomain:
             self._synced = False
             try:
                 await self._connect()
-            except grpc.aio.AioRpcError as error:
-                self._failed(f"{error.code().name}: {error.details()}")
-            except (LeaseLost, ProtocolError, TimeoutError) as error:
-                self._failed(str(error) or type(error).__name__)
+            except (RpcError, LeaseLost, ProtocolError) as error:
+                self._failed(str(error))
             except Exception as error:  # a bug must not end the negotiation for good
                 _log.exception("negotiation failed")
                 self._failed(repr(error))
             finally:
                 self.grpc_connections = 0
-                self._stub = self._pid = None
+                self._channel = self._pid = None
             if self._synced:
                 retry_s = FIRST_RETRY_S
             # All daemons lose a switch at the same moment; they must not come back at the same.
@@ -180,30 +171,30 @@ class GrpcDomain:
         self._stats.last_error = error
 
     async def _connect(self) -> None:
-        async with grpc.aio.insecure_channel(self._address, options=CHANNEL_OPTIONS) as channel:
-            try:
-                await asyncio.wait_for(channel.channel_ready(), CONNECT_S)
-            except TimeoutError:
-                raise TimeoutError("cannot be reached") from None
+        channel = Channel(self._address)
+        try:
+            await channel.connect(CONNECT_S)
             self.grpc_connections = 1
-            stub = EmulatedSwitchStub(channel)  # type: ignore[no-untyped-call]
-            self._stub = stub
-            opening = self._greet(monotonic())
-            call: Call = stub.Negotiate()
-            works = (self._read(call), self._write(call, opening), self._fall())
-            tasks = [asyncio.create_task(work) for work in works]
-            try:
-                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    task.result()
-            finally:
-                for task in tasks:
-                    task.cancel()
-                call.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-                now = monotonic()
-                self.negotiator.closed(now)
-                self._check(now)
+            self._channel = channel
+            call = channel.stream(methods.NEGOTIATE)
+            await self._talk(call, self._greet(monotonic()))
+        finally:
+            channel.close()
+
+    async def _talk(self, call: Call, opening: Opening) -> None:
+        works = (self._read(call), self._write(call, opening), self._fall())
+        tasks = [asyncio.create_task(work) for work in works]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            now = monotonic()
+            self.negotiator.closed(now)
+            self._check(now)
 
     def _greet(self, now: Nanos) -> Opening:
         """Begin a session."""
@@ -225,9 +216,10 @@ class GrpcDomain:
             message = self.negotiator.take_message(monotonic(), wall())
             self._rearm()
             if message is not None:
+                raw = write_daemon(message, self._index, opening).SerializeToString()
                 try:
-                    await call.write(write_daemon(message, self._index, opening))
-                except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                    await call.write(raw)
+                except RpcError:
                     await self._lost.wait()  # the stream has ended: its reader will say why
                 opening = None
                 self._stats.messages_out += 1
@@ -236,9 +228,12 @@ class GrpcDomain:
     async def _read(self, call: Call) -> None:
         while True:
             raw = await call.read()
-            if not isinstance(raw, pb.ArbiterMessage):
-                raise ProtocolError(f"the stream was closed: {await call.details()}")
-            message = read_arbiter(raw)
+            if raw is None:
+                raise ProtocolError("the switch process has closed the stream")
+            try:
+                message = read_arbiter(pb.ArbiterMessage.FromString(raw))
+            except DecodeError:
+                raise ProtocolError("what came is no ArbiterMessage") from None
             self._stats.messages_in += 1
             self._take(monotonic(), message)
 
@@ -248,8 +243,8 @@ class GrpcDomain:
         self._stats.take(news)
         if news.synced:
             self._synced = True
-            assert self._stub is not None
-            self._asking = asyncio.create_task(self._ask_pid(self._stub))
+            assert self._channel is not None
+            self._asking = asyncio.create_task(self._ask_pid(self._channel))
         if news.began:
             self.on_live(now)
         elif self.negotiator.live and (message.grants or news.left_alone):
@@ -258,9 +253,11 @@ class GrpcDomain:
         self.negotiator.enforced(news)
         self.poke()
 
-    async def _ask_pid(self, stub: EmulatedSwitchStub) -> None:
-        with contextlib.suppress(grpc.aio.AioRpcError):
-            self._pid = (await stub.Describe(pb.DescribeRequest(), timeout=CALL_S)).pid
+    async def _ask_pid(self, channel: Channel) -> None:
+        with contextlib.suppress(RpcError, DecodeError):
+            self._pid = pb.DescribeReply.FromString(
+                await channel.unary(methods.DESCRIBE, b"", CALL_S)
+            ).pid
 
     # --- time
 

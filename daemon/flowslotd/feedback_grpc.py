@@ -3,8 +3,8 @@
 
 from collections.abc import Sequence
 
-import grpc
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from flowslot.policy.mlcc import Update
 from flowslot.policy.reserving import Feedback
@@ -12,13 +12,14 @@ from flowslot.topology import Topology
 from flowslot.topology_file import SwitchSettings
 from flowslot.units import Nanos
 from flowslot_proto import flowslot_pb2 as pb
-from flowslot_proto.flowslot_pb2_grpc import EmulatedSwitchStub
-from flowslotd.domain_grpc import CHANNEL_OPTIONS
+from flowslot_proto import methods
+from flowslot_rpc.client import Channel
+from flowslot_rpc.status import RpcError, Status
 from flowslotd.feedback import NoAnswer
 
 
 class GrpcRemote:
-    """A Remote. All in the event loop's thread, in which it must also be made to call first."""
+    """A Remote. All in the event loop's thread."""
 
     def __init__(
         self, topology: Topology, switch: SwitchSettings, scheduler: str, slot_ns: Nanos
@@ -28,20 +29,19 @@ class GrpcRemote:
         self.held = frozenset(topology.switch_links(switch.name))
         self.connected = False
         """It answered the last call."""
-        self._address = switch.address
         self._scheduler = scheduler
         self._slot_ns = slot_ns
         self._names = [link.name for link in topology.links]
-        self._channel: grpc.aio.Channel | None = None
-        self._stub: EmulatedSwitchStub | None = None
+        self._channel = Channel(switch.address)
 
     async def fetch(self, links: Sequence[int], timeout_s: float) -> Feedback:
         """See Remote."""
         request = pb.FetchFeedbackRequest(links=[self._names[link] for link in links])
+        raw = await self._call(methods.FETCH_FEEDBACK, request.SerializeToString(), timeout_s)
         try:
-            reply = await self._calls().FetchFeedback(request, timeout=timeout_s)
-        except grpc.aio.AioRpcError as error:
-            raise self._lost(error) from None
+            reply = pb.FetchFeedbackReply.FromString(raw)
+        except DecodeError:
+            raise NoAnswer("answered something other than a FetchFeedbackReply") from None
         self.connected = True
         load = np.array([row.load for row in reply.links], dtype=np.float64)
         reservable = np.array([row.reservable for row in reply.links], dtype=np.float64)
@@ -61,26 +61,23 @@ class GrpcRemote:
             slot=update.slot,
             rates=update.rates.tolist(),
         )
+        raw = await self._call(methods.UPDATE_SCHEDULE, request.SerializeToString(), timeout_s)
         try:
-            reply = await self._calls().UpdateSchedule(request, timeout=timeout_s)
-        except grpc.aio.AioRpcError as error:
-            raise self._lost(error) from None
+            reply = pb.UpdateScheduleReply.FromString(raw)
+        except DecodeError:
+            raise NoAnswer("answered something other than an UpdateScheduleReply") from None
         return bool(reply.status == pb.UpdateScheduleReply.STATUS_OK)
 
     async def close(self) -> None:
         """See Remote."""
-        if self._channel is not None:
-            await self._channel.close(None)
-        self._channel = self._stub = None
+        self._channel.close()
         self.connected = False
 
-    def _calls(self) -> EmulatedSwitchStub:
-        if self._stub is None:
-            self._channel = grpc.aio.insecure_channel(self._address, options=CHANNEL_OPTIONS)
-            self._stub = EmulatedSwitchStub(self._channel)  # type: ignore[no-untyped-call]
-        return self._stub
-
-    def _lost(self, error: grpc.aio.AioRpcError) -> NoAnswer:
-        # Late is not gone: what is in flight keeps the connection.
-        self.connected = self.connected and error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-        return NoAnswer(f"{error.code().name}: {error.details()}")
+    async def _call(self, path: str, request: bytes, timeout_s: float) -> bytes:
+        try:
+            return await self._channel.unary(path, request, timeout_s)
+        except RpcError as error:
+            # Late is not gone, as long as there is a connection.
+            late = error.status == Status.DEADLINE_EXCEEDED and self._channel.connected
+            self.connected = self.connected and late
+            raise NoAnswer(str(error)) from None

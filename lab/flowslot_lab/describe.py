@@ -6,26 +6,43 @@ A process of its own, because it must run in the switch's network namespace.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 
-import grpc
+from flowslot_proto import methods
+from flowslot_proto.flowslot_pb2 import DescribeReply, DescribeRequest
+from flowslot_rpc.client import Channel
+from flowslot_rpc.status import RpcError, Status
 
-from flowslot_proto.flowslot_pb2 import DescribeRequest
-from flowslot_proto.flowslot_pb2_grpc import EmulatedSwitchStub
+_TIMEOUT_S, _RETRY_S = 5.0, 0.05
 
-_TIMEOUT_S = 5.0
+
+async def _describe(address: str) -> DescribeReply:
+    channel = Channel(address)
+    request = DescribeRequest().SerializeToString()
+    loop = asyncio.get_running_loop()
+    end = loop.time() + _TIMEOUT_S
+    try:
+        while True:
+            try:
+                raw = await channel.unary(methods.DESCRIBE, request, end - loop.time())
+                return DescribeReply.FromString(raw)
+            except RpcError as error:  # it may be about to listen
+                if error.status != Status.UNAVAILABLE or loop.time() > end:
+                    raise
+                await asyncio.sleep(_RETRY_S)
+    finally:
+        channel.close()
 
 
 def main() -> int:
     """Prints {"pid", "counters", "sessions"}; exit status 1 when the switch does not answer."""
-    with grpc.insecure_channel(sys.argv[1]) as channel:
-        stub = EmulatedSwitchStub(channel)  # type: ignore[no-untyped-call]
-        try:
-            reply = stub.Describe(DescribeRequest(), timeout=_TIMEOUT_S, wait_for_ready=True)
-        except grpc.RpcError as error:
-            print(error, file=sys.stderr)
-            return 1
+    try:
+        reply = asyncio.run(_describe(sys.argv[1]))
+    except RpcError as error:
+        print(error, file=sys.stderr)
+        return 1
     counters = {field.name: value for field, value in reply.counters.ListFields()}
     sessions = [session.daemon for session in reply.sessions]
     print(json.dumps({"pid": reply.pid, "counters": counters, "sessions": sessions}))

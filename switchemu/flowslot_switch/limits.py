@@ -2,7 +2,7 @@
 """How much a daemon or client may ask of us."""
 
 MAX_MESSAGE_BYTES = 1 << 20
-MAX_RPCS = 4096
+MAX_CALLS = 4096
 HELLO_TIMEOUT_S = 5.0
 """A stream that has not said Hello by then is closed."""
 MESSAGES_PER_S, MESSAGE_BURST = 2000.0, 2000.0

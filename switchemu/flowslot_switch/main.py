@@ -12,13 +12,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import grpc
 import uvloop
 from pydantic import TypeAdapter, ValidationError
 
 from flowslot.errors import ConfigError
 from flowslot.topology_file import Endpoint, Name
-from flowslot_proto.flowslot_pb2_grpc import add_EmulatedSwitchServicer_to_server
+from flowslot_rpc.server import Server
 from flowslot_switch import limits
 from flowslot_switch.config import Overrides, SwitchConfig, load
 from flowslot_switch.engine import Engine
@@ -42,22 +41,18 @@ class SwitchProcess:
         """Serve until a signal or a failure; returns the exit status. Raises ConfigError."""
         loop = asyncio.get_running_loop()
         service = SwitchService(self._build(self._config))
-        server = grpc.aio.server(
-            maximum_concurrent_rpcs=limits.MAX_RPCS,
-            options=[
-                ("grpc.so_reuseport", 0),
-                ("grpc.max_receive_message_length", limits.MAX_MESSAGE_BYTES),
-                ("grpc.keepalive_time_ms", 10_000),
-                ("grpc.keepalive_timeout_ms", 5_000),
-            ],
+        server = Server(
+            service.handlers(), max_message=limits.MAX_MESSAGE_BYTES, max_calls=limits.MAX_CALLS
         )
-        add_EmulatedSwitchServicer_to_server(service, server)  # type: ignore[no-untyped-call]
         try:
-            server.add_insecure_port(self._config.listen)
-        except RuntimeError:
-            print(f"flowslot-switch: cannot listen on {self._config.listen}", file=sys.stderr)
+            await server.listen(self._config.listen)
+        except OSError as error:
+            reason = error.strerror or error
+            print(
+                f"flowslot-switch: cannot listen on {self._config.listen}: {reason}",
+                file=sys.stderr,
+            )
             return 1
-        await server.start()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._finish, 0)
         loop.add_signal_handler(signal.SIGHUP, self._reload, service)

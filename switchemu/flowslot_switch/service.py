@@ -3,24 +3,28 @@
 
 import logging
 import os
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Callable, Sequence
+from typing import NoReturn, TypeVar
 
 import numpy as np
+from google.protobuf.message import DecodeError, Message
 
 from flowslot.errors import ProtocolError, ScheduleRefused
 from flowslot.units import Nanos
 from flowslot_proto import flowslot_pb2 as pb
+from flowslot_proto import methods
 from flowslot_proto.checks import MAX_NAME
 from flowslot_proto.convert import read_links, read_rates
-from flowslot_proto.flowslot_pb2_grpc import EmulatedSwitchServicer
+from flowslot_rpc.server import Handler, ServerCall, unary
+from flowslot_rpc.status import RpcError
 from flowslot_switch.engine import Engine
-from flowslot_switch.stream import STATUS, Closing, Context, LimitExceeded, Stream
+from flowslot_switch.stream import STATUS, Closing, LimitExceeded, Stream
 
+Asked = TypeVar("Asked", bound=Message)
 log = logging.getLogger(__name__)
 
 
-class SwitchService(EmulatedSwitchServicer):
+class SwitchService:
     """Serves one engine, which a reload of the configuration replaces."""
 
     def __init__(self, engine: Engine) -> None:
@@ -40,40 +44,52 @@ class SwitchService(EmulatedSwitchServicer):
         """End all streams."""
         self.engine.close(Closing("the switch process stops"))
 
+    def handlers(self) -> dict[str, Handler]:
+        """What serves each method."""
+        return {
+            methods.FETCH_FEEDBACK: self._unary(pb.FetchFeedbackRequest, self.fetch_feedback),
+            methods.UPDATE_SCHEDULE: self._unary(pb.UpdateScheduleRequest, self.update_schedule),
+            methods.DESCRIBE: self._unary(pb.DescribeRequest, self.describe),
+            methods.NEGOTIATE: self._negotiate,
+        }
+
+    def _unary(self, kind: type[Asked], answer: Callable[[Asked], Message]) -> Handler:
+        def handle(call: ServerCall, raw: bytes) -> bytes:
+            try:
+                request = kind.FromString(raw)
+            except DecodeError:
+                self._reject(call, ProtocolError(f"not a {kind.DESCRIPTOR.name}"))
+            try:
+                return answer(request).SerializeToString()
+            except ProtocolError as error:
+                self._reject(call, error)
+
+        return unary(handle)
+
     # --- the two calls of the paper
 
-    async def FetchFeedback(
-        self, request: pb.FetchFeedbackRequest, context: Context
-    ) -> pb.FetchFeedbackReply:
+    def fetch_feedback(self, request: pb.FetchFeedbackRequest) -> pb.FetchFeedbackReply:
         """Load of the next slots, link by link in the order asked, and their sum."""
         engine = self.engine
         now = engine.now()
         horizon = engine.config.settings.horizon
-        try:
-            links = read_links(request.links, engine.link_index, "links")
-            if request.slots > horizon:
-                raise ProtocolError(f"field `slots`: must be at most {horizon}")
-        except ProtocolError as error:
-            await self._reject(context, error)
+        links = read_links(request.links, engine.link_index, "links")
+        if request.slots > horizon:
+            raise ProtocolError(f"field `slots`: must be at most {horizon}")
         rows = self._rows(engine, now, links, request.slots or horizon)
         path = np.sum([row.load for row in rows], axis=0).tolist()
         slot, slot_ns = engine.slot(now), engine.config.slot_ns
         return pb.FetchFeedbackReply(slot=slot, slot_ns=slot_ns, links=rows, path=path)
 
-    async def UpdateSchedule(
-        self, request: pb.UpdateScheduleRequest, context: Context
-    ) -> pb.UpdateScheduleReply:
+    def update_schedule(self, request: pb.UpdateScheduleRequest) -> pb.UpdateScheduleReply:
         """Reserve a flow's rates on all its links, or refuse and say why."""
         engine = self.engine
         now = engine.now()
         slot = engine.slot(now)
-        try:
-            links = read_links(request.links, engine.link_index, "links")
-            rates = read_rates(request.rates, "rates", engine.config.settings.horizon)
-            if len(request.scheduler) > MAX_NAME:
-                raise ProtocolError(f"field `scheduler`: must have at most {MAX_NAME} characters")
-        except ProtocolError as error:
-            await self._reject(context, error)
+        links = read_links(request.links, engine.link_index, "links")
+        rates = read_rates(request.rates, "rates", engine.config.settings.horizon)
+        if len(request.scheduler) > MAX_NAME:
+            raise ProtocolError(f"field `scheduler`: must have at most {MAX_NAME} characters")
         offset = request.slot - slot if request.HasField("slot") else 0
         reply = pb.UpdateScheduleReply(status=pb.UpdateScheduleReply.STATUS_OK, slot=slot)
         try:
@@ -95,14 +111,14 @@ class SwitchService(EmulatedSwitchServicer):
 
     # --- the stream
 
-    async def Negotiate(self, request_iterator: object, context: Context) -> None:
+    async def _negotiate(self, call: ServerCall) -> None:
         """See Stream; whatever ends it becomes a status code with a reason."""
-        stream = Stream(self.engine, context)
+        stream = Stream(self.engine, call)
         self._streams.add(stream)
         try:
             await stream.run()
         except tuple(STATUS) as error:
-            await self._reject(context, error)
+            self._reject(call, error)
         finally:
             self._streams.discard(stream)
             self._messages_in += stream.messages_in
@@ -110,7 +126,7 @@ class SwitchService(EmulatedSwitchServicer):
 
     # --- the process
 
-    async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeReply:
+    def describe(self, request: pb.DescribeRequest) -> pb.DescribeReply:
         """What the process is, has done, and holds."""
         engine, arbiter = self.engine, self.engine.arbiter
         now = engine.now()
@@ -166,9 +182,9 @@ class SwitchService(EmulatedSwitchServicer):
             for i in links
         ]
 
-    async def _reject(self, context: Context, error: Exception) -> NoReturn:
+    def _reject(self, call: ServerCall, error: Exception) -> NoReturn:
         """Close with the error's status code; breaking a rule or a limit is counted."""
         if isinstance(error, ProtocolError | LimitExceeded):
             self._rejected += 1
-            log.warning("rejected %s: %s", context.peer(), error)
-        await context.abort(STATUS[type(error)], str(error))
+            log.warning("rejected %s: %s", call.peer, error)
+        raise RpcError(STATUS[type(error)], str(error)) from None

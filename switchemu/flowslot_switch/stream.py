@@ -5,7 +5,6 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-import grpc
 from google.protobuf.message import DecodeError
 
 from flowslot.arbiter.outbox import Outbox
@@ -13,10 +12,10 @@ from flowslot.errors import ProtocolError
 from flowslot.messages import Grant, HeartbeatEcho, Refusal
 from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto.convert import read_daemon, read_opening, write_arbiter
+from flowslot_rpc.server import ServerCall
+from flowslot_rpc.status import Status
 from flowslot_switch import limits
 from flowslot_switch.engine import Engine, SessionEnded
-
-Context = grpc.aio.ServicerContext[pb.DaemonMessage, pb.ArbiterMessage]
 
 
 class LimitExceeded(Exception):
@@ -28,24 +27,24 @@ class Closing(Exception):
 
 
 STATUS = {
-    ProtocolError: grpc.StatusCode.INVALID_ARGUMENT,
-    SessionEnded: grpc.StatusCode.FAILED_PRECONDITION,
-    LimitExceeded: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    Closing: grpc.StatusCode.UNAVAILABLE,
+    ProtocolError: Status.INVALID_ARGUMENT,
+    SessionEnded: Status.FAILED_PRECONDITION,
+    LimitExceeded: Status.RESOURCE_EXHAUSTED,
+    Closing: Status.UNAVAILABLE,
 }
 
 
 class Stream:
     """Reads what a daemon says into the engine, and writes out what is posted for it."""
 
-    def __init__(self, engine: Engine, context: Context) -> None:
+    def __init__(self, engine: Engine, call: ServerCall) -> None:
         self.session = -1
         self.daemon = ""
-        self.peer = str(context.peer())
+        self.peer = call.peer
         self.messages_in = 0
         self.messages_out = 0
         self._engine = engine
-        self._context = context
+        self._call = call
         self._messages = limits.TokenBucket(limits.MESSAGES_PER_S, limits.MESSAGE_BURST)
         self._items = limits.TokenBucket(limits.ITEMS_PER_S, limits.ITEM_BURST)
         self._outbox = Outbox(engine.arbiter.config.max_flows_per_session)
@@ -112,12 +111,13 @@ class Stream:
             self._engine.take(self, read_daemon(raw, links))
 
     async def _next(self) -> pb.DaemonMessage | None:
+        message = await self._call.read()
+        if message is None:
+            return None  # end of stream
         try:
-            raw = await self._context.read()
+            raw = pb.DaemonMessage.FromString(message)
         except DecodeError:
             raise ProtocolError("not a DaemonMessage") from None
-        if not isinstance(raw, pb.DaemonMessage):
-            return None  # end of stream
         now = time.monotonic_ns()
         items = len(raw.demands.flow) + len(raw.acks.flow) + len(raw.dones.flow)
         if not (self._messages.take(now) and self._items.take(now, items)):
@@ -133,5 +133,5 @@ class Stream:
             await self._wake.wait()
             self._wake.clear()
             message = self._outbox.take(self.session)
-            await self._context.write(write_arbiter(message))
+            await self._call.write(write_arbiter(message).SerializeToString())
             self.messages_out += 1

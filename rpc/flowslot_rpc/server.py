@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server's side: listens, and runs a handler for every call."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+
+from flowslot_rpc import status
+from flowslot_rpc.address import split
+from flowslot_rpc.connection import Connection, Stream
+from flowslot_rpc.events import Headers
+from flowslot_rpc.http2 import Http2Error, Session
+from flowslot_rpc.status import REFUSED_STREAM, RpcError, Status
+
+MAX_CONNECTIONS = 1024
+MAX_STREAMS = 64
+"""Of one connection, at once."""
+KEEPALIVE_S = 5.0
+"""So often every client is asked whether it is there; who has not answered by the next time is
+taken to be gone."""
+READ_FIRST_S = 0.05
+"""Answers may have come while this process stood still."""
+
+_log = logging.getLogger(__name__)
+
+
+class ServerCall(Stream):
+    """A call that a client has begun. Raise RpcError in its handler to end it with that status."""
+
+    def __init__(self, connection: Connection, number: int, max_message: int) -> None:
+        super().__init__(connection, number, max_message)
+        self.peer = connection.peer
+        self.task: asyncio.Task[None] | None = None
+        self._responded = False
+
+    def finish(self, end: Status, details: str) -> None:
+        """The call is over."""
+        if self._gone or self._finished:
+            return
+        if end == Status.OK:
+            self._respond()
+        self._finished = True
+        self.drop()
+        session, trailers = self._connection.session, status.write(end, details)
+        with contextlib.suppress(Http2Error):  # the client has gone already
+            if self._responded:
+                session.end(self.id, trailers)
+            else:
+                session.respond(self.id, _response() + trailers, ended=True)
+        self._connection.flush()
+
+    def _send(self, message: bytes) -> None:
+        self._respond()
+        super()._send(message)
+
+    def _respond(self) -> None:
+        if self._responded or self._gone:
+            return
+        self._responded = True
+        with contextlib.suppress(Http2Error):  # it has ended: so does what follows
+            self._connection.session.respond(self.id, _response())
+
+    def closed(self, error: RpcError) -> None:
+        """The client has cancelled, or the connection is lost, or all is said."""
+        super().closed(error)
+        if self.task is not None and not self._finished:
+            self.task.cancel()
+
+
+Handler = Callable[[ServerCall], Awaitable[None]]
+
+
+def _response() -> Headers:
+    return [(b":status", b"200"), (b"content-type", b"application/grpc")]
+
+
+class Server:
+    """Serves paths ("/package.Service/Method"). All in one event loop."""
+
+    def __init__(
+        self, handlers: Mapping[str, Handler], *, max_message: int, max_calls: int
+    ) -> None:
+        """`max_message`: bytes of one that is received. `max_calls`: at once, of all clients."""
+        self._handlers = handlers
+        self._max_message = max_message
+        self._max_calls = max_calls
+        self._connections: set[Connection] = set()
+        self._calls: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+        self._keepalive: asyncio.Task[None] | None = None
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        assert self._server is not None
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    async def listen(self, address: str) -> None:
+        """Serve at "host:port". Raises OSError."""
+        host, port = split(address)
+        loop = asyncio.get_running_loop()
+        if host == "::":  # both families, as everywhere
+            both = socket.create_server(
+                (host, port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=MAX_CONNECTIONS
+            )
+            self._server = await loop.create_server(
+                self._accept, sock=both, backlog=MAX_CONNECTIONS
+            )
+        else:
+            self._server = await loop.create_server(
+                self._accept, host, port, backlog=MAX_CONNECTIONS
+            )
+        self._keepalive = asyncio.create_task(self._ask())
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no more calls; those that run have so long to end."""
+        if self._server is None or self._keepalive is None:
+            return
+        self._server.close()
+        self._keepalive.cancel()
+        for connection in self._connections:
+            connection.session.refuse_more()
+            connection.flush()
+        if self._calls:
+            await asyncio.wait(self._calls, timeout=grace_s)
+        for connection in list(self._connections):
+            connection.close()
+
+    def _accept(self) -> Connection:
+        return Connection(Session(server=True, max_streams=MAX_STREAMS), self)
+
+    async def _ask(self) -> None:
+        while True:
+            await asyncio.sleep(KEEPALIVE_S)
+            await asyncio.sleep(READ_FIRST_S)
+            for connection in list(self._connections):
+                if connection.pinged is not None:
+                    connection.abort()
+                else:
+                    connection.ping()
+
+    # --- Listener
+
+    def made(self, connection: Connection) -> None:
+        """One more, unless there are too many."""
+        self._connections.add(connection)
+        if len(self._connections) > MAX_CONNECTIONS:
+            _log.warning("more than %d connections: %s refused", MAX_CONNECTIONS, connection.peer)
+            connection.close()
+
+    def opened(self, connection: Connection, stream: int, fields: Headers) -> None:
+        """A client begins a call."""
+        if not self._server or not self._server.is_serving():
+            connection.session.reset(stream, REFUSED_STREAM)
+            return
+        call = ServerCall(connection, stream, self._max_message)
+        found = dict(fields)
+        handler = self._handlers.get(found.get(b":path", b"").decode(errors="replace"))
+        if found.get(b":method") != b"POST" or not found.get(b"content-type", b"").startswith(
+            b"application/grpc"
+        ):
+            call.finish(Status.INVALID_ARGUMENT, "not a gRPC call")
+        elif handler is None:
+            call.finish(Status.UNIMPLEMENTED, "there is no such method")
+        elif len(self._calls) >= self._max_calls:
+            call.finish(Status.RESOURCE_EXHAUSTED, f"more than {self._max_calls} calls at once")
+        else:
+            call.task = asyncio.create_task(self._serve(handler, call))
+            self._calls.add(call.task)
+            call.task.add_done_callback(self._calls.discard)
+
+    def lost(self, connection: Connection) -> None:
+        """Its calls have been told."""
+        self._connections.discard(connection)
+
+    async def _serve(self, handler: Handler, call: ServerCall) -> None:
+        try:
+            await handler(call)
+            call.finish(Status.OK, "")
+        except RpcError as error:
+            call.finish(error.status, error.details)
+        except asyncio.CancelledError:
+            call.finish(Status.CANCELLED, "")
+            raise
+        except Exception as error:  # a bug must not end the server
+            _log.exception("a handler failed")
+            call.finish(Status.UNKNOWN, repr(error))
+
+
+def unary(answer: Callable[[ServerCall, bytes], bytes]) -> Handler:
+    """A handler of calls of one message each way."""
+
+    async def handle(call: ServerCall) -> None:
+        request = await call.read()
+        if request is None or await call.read() is not None:
+            raise RpcError(Status.INVALID_ARGUMENT, "must be one message")
+        await call.write(answer(call, request))
+
+    return handle

@@ -1,0 +1,483 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever the other side sends, or does not: one connection ends, and nothing else."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowslot_rpc import client as calling
+from flowslot_rpc import server as serving
+from flowslot_rpc.client import Channel
+from flowslot_rpc.connection import UNREAD_BYTES
+from flowslot_rpc.http2 import STREAM_WINDOW, Http2Error, Session
+from flowslot_rpc.server import Server, ServerCall, unary
+from flowslot_rpc.status import RpcError, Status
+
+DEADLINE_S = 30.0
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+SETTINGS = b"\0\0\0\4\0\0\0\0\0"
+FIELDS = [
+    (b":method", b"POST"),
+    (b":scheme", b"http"),
+    (b":path", b"/t.T/Twice"),
+    (b":authority", b"x"),
+    (b"content-type", b"application/grpc"),
+]
+
+
+class Deaf:
+    """A method that does not read, and one that writes without end."""
+
+    def __init__(self) -> None:
+        self.calls: list[ServerCall] = []
+        self.written = 0
+
+    async def deaf(self, call: ServerCall) -> None:
+        self.calls.append(call)
+        await asyncio.sleep(DEADLINE_S)
+
+    async def talkative(self, call: ServerCall) -> None:
+        while True:
+            await call.write(bytes(1000))
+            self.written += 1000
+
+
+def run(work: Callable[[Server, Deaf], Awaitable[None]]) -> None:
+    async def main() -> None:
+        deaf = Deaf()
+        handlers = {
+            "/t.T/Deaf": deaf.deaf,
+            "/t.T/Talkative": deaf.talkative,
+            "/t.T/Twice": unary(lambda call, request: request * 2),
+        }
+        server = Server(handlers, max_message=1 << 20, max_calls=100)
+        await server.listen("127.0.0.1:0")
+        async with asyncio.timeout(DEADLINE_S):
+            await work(server, deaf)
+            async with channel(server) as one:
+                assert await one.unary("/t.T/Twice", b"ab", DEADLINE_S) == b"abab"
+        await server.stop(0.0)
+
+    asyncio.run(main())
+
+
+@contextlib.asynccontextmanager
+async def channel(server: Server) -> AsyncIterator[Channel]:
+    one = Channel(f"127.0.0.1:{server.port}")
+    await one.connect(DEADLINE_S)
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+async def until_closed(server: Server, said: bytes) -> None:
+    """Say this to the server, which closes the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(said)
+    with contextlib.suppress(ConnectionError):
+        while await reader.read(1 << 16):
+            pass
+    writer.close()
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    head = len(payload).to_bytes(3) + bytes([kind, flags]) + stream.to_bytes(4)
+    return head + payload
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(600),  # TLS
+        b"\xff" * 5000,
+        PREFACE + b"\xff" * 5000,
+        PREFACE + SETTINGS + frame(0, 0, 1, b"data of a stream that is not open"),
+        PREFACE + SETTINGS + frame(1, 4, 1, b"\xff" * 100),  # fields that cannot be unpacked
+        PREFACE + SETTINGS + frame(6, 0, 0, b"short"),
+        PREFACE + SETTINGS + frame(8, 0, 0, b"\x7f\xff\xff\xff"),  # a window that overflows
+        PREFACE + SETTINGS + frame(6, 0, 0, bytes(8)) * 50_000,  # pings, whose answers nobody reads
+    ],
+)
+def test_what_is_no_http2_is_closed(said: bytes) -> None:
+    async def work(server: Server, deaf: Deaf) -> None:
+        if said.endswith(bytes(8)):
+            _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(said)
+            await asyncio.sleep(0.2)
+            writer.close()
+        else:
+            await until_closed(server, said)
+
+    run(work)
+
+
+def test_who_says_nothing_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(server: Server, deaf: Deaf) -> None:
+        async with channel(server) as lives:
+            async with asyncio.TaskGroup() as group:
+                for said in (b"", PREFACE[:7], PREFACE, PREFACE + SETTINGS):
+                    group.create_task(until_closed(server, said))
+            await asyncio.sleep(0.3)
+            assert lives.connected, "who answers is kept"
+
+    monkeypatch.setattr(serving, "KEEPALIVE_S", 0.1)
+    run(work)
+
+
+def test_fields_without_end_are_refused() -> None:
+    async def work(server: Server, deaf: Deaf) -> None:
+        session = Session(server=False)
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        many = session.request([*FIELDS, *((b"x-%d" % i, b"x" * 1000) for i in range(30))])
+        few = session.request([*FIELDS, (b"x", b"x" * 1000)])
+        for call in (many, few):
+            session.send(call, b"\0\0\0\0\1x")
+            session.end(call)
+        ends = {}
+        while len(ends) < 2:
+            writer.write(session.output())
+            session.receive(await reader.read(1 << 16))
+            ends |= {e[1]: e[2] for e in session.events() if e[0] == "close"}
+        assert ends[few] == 0 and ends[many] != 0
+        writer.close()
+
+    run(work)
+
+
+def test_a_flood_that_nobody_reads_has_to_wait() -> None:
+    async def work(server: Server, deaf: Deaf) -> None:
+        async with channel(server) as one:
+            call = one.stream("/t.T/Deaf")
+            sent = 0
+
+            async def flood() -> None:
+                nonlocal sent
+                while True:
+                    await call.write(bytes(100))
+                    sent += 100
+
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(flood(), 1.0)
+            assert UNREAD_BYTES / 2 < sent < 4 * (UNREAD_BYTES + STREAM_WINDOW)
+            assert deaf.calls[0]._unread <= UNREAD_BYTES + STREAM_WINDOW
+            assert await one.unary("/t.T/Twice", b"ab", DEADLINE_S) == b"abab", "others do not"
+
+    run(work)
+
+
+def test_who_does_not_read_is_not_written_to_without_end() -> None:
+    async def work(server: Server, deaf: Deaf) -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        session = Session(server=False)
+        call = session.request([*FIELDS[:2], (b":path", b"/t.T/Talkative"), *FIELDS[3:]])
+        writer.write(session.output())
+        await asyncio.sleep(0.3)
+        before = deaf.written
+        assert 0 < before <= STREAM_WINDOW
+        await asyncio.sleep(0.2)
+        assert deaf.written == before
+        session.reset(call, 8)
+        writer.write(session.output())
+        writer.close()
+
+    run(work)
+
+
+def test_streams_that_are_opened_and_reset_leave_nothing() -> None:
+    async def work(server: Server, deaf: Deaf) -> None:
+        session = Session(server=False)
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        for _ in range(500):
+            session.reset(session.request([*FIELDS[:2], (b":path", b"/t.T/Deaf"), *FIELDS[3:]]), 8)
+            writer.write(session.output())
+            with contextlib.suppress(TimeoutError):
+                session.receive(await asyncio.wait_for(reader.read(1 << 16), 0.001))
+        while any(c.streams for c in server._connections) or server._calls:
+            await asyncio.sleep(0.01)
+        writer.close()
+
+    run(work)
+
+
+def test_connections_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(server: Server, deaf: Deaf) -> None:
+        async with channel(server), channel(server):
+            with pytest.raises(RpcError):
+                async with channel(server) as third:
+                    await third.unary("/t.T/Twice", b"ab", 1.0)
+        while server._connections:
+            await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(serving, "MAX_CONNECTIONS", 2)
+    run(work)
+
+
+def test_who_makes_us_answer_and_takes_no_answers_is_left() -> None:
+    """Streams without end, refused by frames that nobody reads."""
+
+    async def work(server: Server, deaf: Deaf) -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(PREFACE + SETTINGS)
+        stream = 1
+        with pytest.raises(ConnectionError):
+            for _ in range(300):
+                opened = range(stream, stream + 20_000, 2)
+                writer.write(b"".join(frame(1, 5, n, b"\x83\x86\x84") for n in opened))
+                await writer.drain()
+                await asyncio.sleep(0)
+                stream += 20_000
+        assert not server._connections
+
+    run(work)
+
+
+def test_pongs_that_nobody_asked_for_keep_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(server: Server, deaf: Deaf) -> None:
+        async def pongs(writer: asyncio.StreamWriter) -> None:
+            while True:
+                writer.write(frame(6, 1, 0, bytes(8)))
+                await asyncio.sleep(0.01)
+
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(PREFACE + SETTINGS)
+        sending = asyncio.create_task(pongs(writer))
+        with contextlib.suppress(ConnectionError):
+            while await reader.read(1 << 16):
+                pass
+        sending.cancel()
+        writer.close()
+
+    monkeypatch.setattr(serving, "KEEPALIVE_S", 0.1)
+    run(work)
+
+
+def test_empty_messages_count_and_calls_that_are_over_keep_nothing() -> None:
+    async def work(server: Server, deaf: Deaf) -> None:
+        async with channel(server) as one:
+            call = one.stream("/t.T/Deaf")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.5):
+                    while True:
+                        await call.write(b"")
+            assert 0 < deaf.calls[0]._unread < 2 * (UNREAD_BYTES + STREAM_WINDOW)
+            (kept,) = deaf.calls
+            kept.finish(Status.ABORTED, "")
+            assert not kept._messages and not kept._partial
+
+    run(work)
+
+
+def test_a_message_that_is_cut_off_is_no_end() -> None:
+    async def work(server: Server, deaf: Deaf) -> None:
+        session = Session(server=False)
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        call = session.request(FIELDS)
+        session.send(call, b"\0\0\0\0\1x" + b"\0\0\0\0\2y")
+        session.end(call)
+        fields: dict[bytes, bytes] = {}
+        while b"grpc-status" not in fields:
+            writer.write(session.output())
+            session.receive(await reader.read(1 << 16))
+            for event in session.events():
+                if event[0] == "headers":
+                    fields |= dict(event[2])
+        assert fields[b"grpc-status"] == b"%d" % Status.INTERNAL
+        writer.close()
+
+    run(work)
+
+
+def test_answers_that_are_late_do_not_end_the_connection() -> None:
+    async def work(server: Server, deaf: Deaf) -> None:
+        async with channel(server) as one:
+            call = one.stream("/t.T/Deaf")
+            await call.write(b"x")
+            for _ in range(2000):
+                late = one.stream("/t.T/Deaf")
+                await asyncio.sleep(0)
+                late.cancel()
+            assert await one.unary("/t.T/Twice", b"ab", DEADLINE_S) == b"abab"
+            assert not call._gone
+
+    run(work)
+
+
+# --- a client and what is no server
+
+
+@pytest.mark.parametrize(
+    ("answer", "stays"),
+    [
+        (b"", True),
+        (b"", False),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", False),
+        (b"\xff" * 500, True),
+        (SETTINGS + frame(1, 5, 1, b"\x88"), True),  # ends without a gRPC status
+        (SETTINGS + frame(1, 5, 1, b"\x8d"), True),  # HTTP status 404
+        (SETTINGS + frame(7, 0, 0, bytes(8)), True),  # goes away
+    ],
+)
+def test_a_client_is_not_held_up(answer: bytes, stays: bool) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer)
+        if stays:
+            with contextlib.suppress(ConnectionError):
+                while await reader.read(1 << 16):
+                    pass
+        writer.close()
+
+    async def main() -> None:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        one = Channel(f"127.0.0.1:{port}")
+        for _ in range(2):
+            with pytest.raises(RpcError) as error:
+                await one.unary("/t.T/Twice", b"ab", 0.5)
+            assert error.value.status != Status.OK
+        one.close()
+        server.close()
+
+    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+
+
+def test_a_greeting_may_take_longer_than_a_call() -> None:
+    begun = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal begun
+        begun += 1
+        await asyncio.sleep(0.2)
+        writer.write(SETTINGS)
+        with contextlib.suppress(ConnectionError):
+            while await reader.read(1 << 16):
+                pass
+        writer.close()
+
+    async def main() -> None:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        one = Channel(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        statuses = set()
+        while not one.connected:
+            with pytest.raises(RpcError) as error:
+                await one.unary("/t.T/Twice", b"ab", 0.02)
+            statuses.add(error.value.status)
+        assert begun == 1 and Status.UNAVAILABLE in statuses
+        one.close()
+        with pytest.raises(RpcError):
+            await one.unary("/t.T/Twice", b"ab", 0.02)
+        server.close()
+
+    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+
+
+def test_a_channel_that_is_closed_while_it_connects_leaves_nothing() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert await reader.read(1 << 16)
+        one.close()
+        writer.write(SETTINGS)
+        with contextlib.suppress(ConnectionError):
+            while await reader.read(1 << 16):
+                pass
+        gone.set()
+        writer.close()
+
+    async def main() -> None:
+        nonlocal one, gone
+        gone = asyncio.Event()
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        one = Channel(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        with pytest.raises(RpcError) as error:
+            await one.unary("/t.T/Twice", b"ab", DEADLINE_S)
+        assert error.value.status == Status.UNAVAILABLE
+        await gone.wait()
+        server.close()
+
+    one: Channel
+    gone: asyncio.Event
+    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+
+
+def test_a_server_that_says_nothing_any_more_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal begun
+        begun += 1
+        writer.write(SETTINGS)
+        with contextlib.suppress(ConnectionError):
+            while await reader.read(1 << 16):
+                pass
+        writer.close()
+
+    async def main() -> None:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        one = Channel(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        while begun < 3:
+            with pytest.raises(RpcError):
+                await one.unary("/t.T/Twice", b"ab", 0.05)
+        one.close()
+        server.close()
+
+    monkeypatch.setattr(calling, "SILENT_S", 0.2)
+    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+
+
+def test_where_nobody_listens_it_says_so() -> None:
+    async def main() -> None:
+        for address in ("127.0.0.1:1", "[::1]:1", "no.such.host.invalid:1"):
+            with pytest.raises(RpcError) as error:
+                await Channel(address).connect(DEADLINE_S)
+            assert error.value.status == Status.UNAVAILABLE
+            assert "cannot be reached" in error.value.details
+
+    asyncio.run(main())
+
+
+# --- the session itself
+
+
+def transcript() -> bytes:
+    """What a client says in a call."""
+    client, server = Session(server=False), Session(server=True, max_streams=5)
+    said = b""
+    call = client.request(FIELDS)
+    client.send(call, b"\0\0\0\0\5hello" * 20)
+    client.ping(b"are you?")
+    for _ in range(3):
+        out = client.output()
+        said += out
+        server.receive(out)
+        client.receive(server.output())
+    client.end(call)
+    return said + client.output()
+
+
+@given(st.data())
+@settings(max_examples=300, deadline=None)
+def test_nothing_that_is_received_breaks_a_session(data: st.DataObject) -> None:
+    """Valid bytes, some of them changed, cut anywhere; and answers in between."""
+    said = bytearray(transcript())
+    for _ in range(data.draw(st.integers(0, 8))):
+        at = data.draw(st.integers(len(PREFACE), len(said) - 1))
+        said[at] = data.draw(st.integers(0, 255))
+    session = Session(server=True, max_streams=5)
+    while said:
+        cut = data.draw(st.integers(1, len(said)))
+        try:
+            session.receive(bytes(said[:cut]))
+            for kind, stream, _ in session.events():
+                if kind == "request":
+                    session.respond(stream, [(b":status", b"200")])
+                    session.send(stream, b"answer")
+                    session.end(stream, [(b"grpc-status", b"0")])
+            session.output()
+        except Http2Error:
+            return
+        del said[:cut]

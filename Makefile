@@ -40,8 +40,8 @@ bpf:            ## the BPF programs
 proto: setup    ## regenerate the protobuf code that is checked in
 	@scripts/gen_proto.sh
 
-bench: setup    ## benchmarks against their recorded bounds
-	@$(PY)/python -m bench.run
+bench: setup    ## benchmarks against their recorded bounds, and how fast the simulator is
+	@$(PY)/python -m bench.run; broken=$$?; $(PY)/python -m bench.engine_speed; exit $$broken
 
 lab-clean:      ## remove what a killed lab run left behind
 	@$(PY)/flowslot lab clean

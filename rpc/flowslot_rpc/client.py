@@ -112,7 +112,7 @@ class Channel:
             if connection is not None:
                 connection.abort()
             if isinstance(error, OSError):  # TimeoutError is one
-                problem = f"cannot be reached: {error or 'no answer'}"
+                problem = f"cannot be reached: {str(error) or 'no answer in time'}"
                 raise RpcError(Status.UNAVAILABLE, problem) from None
             raise
         self._connection = connection

@@ -224,6 +224,9 @@ class Stream:
 
     async def read(self) -> bytes | None:
         """The next message; None after the last one. Raises RpcError when the call has failed."""
+        self._reads += 1
+        if self._reads % READS_IN_A_ROW == 0:
+            await asyncio.sleep(0)
         while not self._messages:
             if self._error is not None:
                 raise self._error
@@ -232,9 +235,6 @@ class Stream:
             self._reads = 0
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
-        self._reads += 1
-        if self._reads % READS_IN_A_ROW == 0:
-            await asyncio.sleep(0)
         message = self._messages.popleft()
         self._unread -= PREFIX_BYTES + len(message)
         if self._withheld and self._unread < UNREAD_BYTES:

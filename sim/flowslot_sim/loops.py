@@ -4,7 +4,8 @@
 Types: loops.pxd. What is done is the same when it is not compiled. F flows, L links, P
 dependencies. `paths` are int32[F, H], padded with L; arrays over links have L + 1 entries, of which
 the last one has no bound. Bytes, payload bytes/s and seconds. `rows` is what `table` makes of
-FLOW[F].
+FLOW[F]; `live` are those that are active, intp[N], in their order. In a large network few are, on
+few links: `compact` numbers these anew.
 
 Flow i forwards what its predecessors bring: unless p has ended, `sent[i]` is at most `own[i]`, or
 `head[i] + sent[p]` where that is more. The predecessors of i are `preds[first[i]:first[i + 1]]`.
@@ -58,20 +59,50 @@ def stage(rows: Any, i: int, p: int) -> int:
     return _fed if rows[i].head + rows[p].sent - rows[i].sent <= _eps else _free
 
 
-def find_bound(rows: Any, first: Any, preds: Any) -> int:
+def compact(  # noqa: PLR0917
+    paths: NDArray[np.int32],
+    live: NDArray[np.intp],
+    capacity: NDArray[np.float64],
+    numbers: NDArray[np.int32],
+    small: NDArray[np.int32],
+    capacities: NDArray[np.float64],
+) -> int:
+    """Number the M links that live flows cross; returns M. Puts the flows' paths in these numbers,
+    padded with M, into `small[:N]`, and the links' capacities into `capacities[:M + 1]`.
+    `numbers`, int32[L + 1], are -1 before and after.
+    """
+    m, pad = 0, len(capacity) - 1
+    for k in range(len(live)):
+        for h in range(paths.shape[1]):
+            link = paths[live[k], h]
+            if link < pad and numbers[link] < 0:
+                numbers[link], capacities[m] = m, capacity[link]
+                m += 1
+    numbers[pad], capacities[m] = m, _inf
+    for k in range(len(live)):
+        for h in range(paths.shape[1]):
+            small[k, h] = numbers[paths[live[k], h]]
+    for k in range(len(live)):
+        for h in range(paths.shape[1]):
+            numbers[paths[live[k], h]] = -1
+    numbers[pad] = -1
+    return m
+
+
+def find_bound(rows: Any, live: Any, first: Any, preds: Any) -> int:
     """Which flows have caught up with a predecessor: `bound`, and their first `limit`. Returns how
     many."""
     n = 0
-    for i in range(len(rows)):
-        rows[i].bound, rows[i].limit = False, _inf if rows[i].active else 0.0
-        if rows[i].active:
-            for k in range(first[i], first[i + 1]):
-                state = stage(rows, i, preds[k])
-                if state != _free:
-                    rows[i].bound = True
-                if state == _dry:
-                    rows[i].limit = 0.0
-            n += rows[i].bound
+    for j in range(len(live)):
+        i = live[j]
+        rows[i].bound, rows[i].limit = False, _inf
+        for k in range(first[i], first[i + 1]):
+            state = stage(rows, i, preds[k])
+            if state != _free:
+                rows[i].bound = True
+            if state == _dry:
+                rows[i].limit = 0.0
+        n += rows[i].bound
     return n
 
 
@@ -87,10 +118,11 @@ def supply(rows: Any, first: Any, preds: Any, i: int) -> float:
     return least
 
 
-def follow(rows: Any, first: Any, preds: Any) -> bool:
+def follow(rows: Any, live: Any, first: Any, preds: Any) -> bool:
     """Let the limits of bound flows follow their predecessors' rates; True: some have changed."""
     changed = False
-    for i in range(len(rows)):
+    for j in range(len(live)):
+        i = live[j]
         if rows[i].bound:
             least = supply(rows, first, preds, i)
             too_fast = rows[i].rate > least * (1 + _near)
@@ -104,70 +136,80 @@ def follow(rows: Any, first: Any, preds: Any) -> bool:
 
 
 def allot(
-    rows: Any, paths: NDArray[np.int32], capacity: NDArray[np.float64], work: NDArray[np.float64]
+    rows: Any,
+    live: Any,
+    small: NDArray[np.int32],
+    capacity: NDArray[np.float64],
+    work: NDArray[np.float64],
 ) -> None:
     """Rates within the limits: what is reserved, then the rest max-min up to the ceilings.
 
-    Reservations that do not fit are cut max-min. `work`: float64[3, max(F, L + 1)].
+    Reservations that do not fit are cut max-min. `small` and `capacity` are what `compact` made;
+    `work`: float64[3, at least N and M + 1].
     """
-    most, got, left = work[0, : len(rows)], work[1, : len(rows)], work[2, : len(capacity)]
+    most, got, left = work[0, : len(live)], work[1, : len(live)], work[2, : len(capacity)]
     reserved = False
-    for i in range(len(rows)):
-        most[i], got[i] = min(rows[i].reserved, rows[i].limit), 0.0
-        reserved = reserved or most[i] > 0
+    for k in range(len(live)):
+        i = live[k]
+        most[k], got[k] = min(rows[i].reserved, rows[i].limit), 0.0
+        reserved = reserved or most[k] > 0
     if reserved:
-        max_min(paths, capacity, most, got)
+        max_min(small, capacity, most, got)
     for link in range(len(capacity)):
         left[link] = capacity[link]
-    for i in range(len(rows)):
-        rows[i].rate = got[i]
-        most[i] = max(min(rows[i].ceiling, rows[i].limit) - got[i], 0.0)
-        for h in range(paths.shape[1]):
-            left[paths[i, h]] -= got[i]
-    for i in range(len(rows)):
-        for h in range(paths.shape[1]):
-            link = paths[i, h]
+    for k in range(len(live)):
+        i = live[k]
+        rows[i].rate = got[k]
+        most[k] = max(min(rows[i].ceiling, rows[i].limit) - got[k], 0.0)
+        for h in range(small.shape[1]):
+            left[small[k, h]] -= got[k]
+    for k in range(len(live)):
+        for h in range(small.shape[1]):
+            link = small[k, h]
             if link < len(capacity) - 1 and left[link] <= _rounding * capacity[link]:
-                most[i] = 0.0
-    max_min(paths, left, most, got)
-    for i in range(len(rows)):
-        rows[i].rate += got[i]
+                most[k] = 0.0
+    max_min(small, left, most, got)
+    for k in range(len(live)):
+        rows[live[k]].rate += got[k]
 
 
 def share(  # noqa: PLR0917
     rows: Any,
-    paths: NDArray[np.int32],
+    live: NDArray[np.intp],
+    small: NDArray[np.int32],
     capacity: NDArray[np.float64],
     first: NDArray[np.intp],
     preds: NDArray[np.intp],
     work: NDArray[np.float64],
 ) -> None:
     """Find all rates, so that flows without anything of their own follow their predecessors."""
-    bound = find_bound(rows, first, preds)
-    allot(rows, paths, capacity, work)
+    bound = find_bound(rows, live, first, preds)
+    allot(rows, live, small, capacity, work)
     if not bound:
         return
     for _ in range(_rounds):
-        if not follow(rows, first, preds):
+        if not follow(rows, live, first, preds):
             break
-        allot(rows, paths, capacity, work)
+        allot(rows, live, small, capacity, work)
     changed = True
     while changed:  # where that did not settle, nobody runs ahead all the same
         changed = False
-        for i in range(len(rows)):
+        for j in range(len(live)):
+            i = live[j]
             if rows[i].bound:
                 least = supply(rows, first, preds, i)
                 if rows[i].rate > least:
                     rows[i].rate, changed = least, True
 
 
-def until_next(rows: Any, first: NDArray[np.intp], preds: NDArray[np.intp]) -> float:
+def until_next(
+    rows: Any, live: NDArray[np.intp], first: NDArray[np.intp], preds: NDArray[np.intp]
+) -> float:
     """Seconds until a flow ends, or catches up with a predecessor, or gets its first bytes from
     one; inf: never, at these rates."""
     soonest: float = _inf
-    for i in range(len(rows)):
-        if not rows[i].active:
-            continue
+    for j in range(len(live)):
+        i = live[j]
         rate = rows[i].rate
         if rate > 0:
             soonest = min(soonest, (rows[i].total - rows[i].sent) / rate)
@@ -191,9 +233,8 @@ def until_next(rows: Any, first: NDArray[np.intp], preds: NDArray[np.intp]) -> f
 
 def advance(  # noqa: PLR0917
     rows: Any,
+    live: NDArray[np.intp],
     seconds: float,
-    first: NDArray[np.intp],
-    preds: NDArray[np.intp],
     paths: NDArray[np.int32],
     carried: NDArray[np.float64],
     at: NDArray[np.intp],
@@ -201,18 +242,20 @@ def advance(  # noqa: PLR0917
     """So much time passes. How many flows end; which, in `at`, intp[F]. `carried`, float64[L + 1]:
     bytes by link, added to."""
     n = 0
-    for i in range(len(rows)):
-        if rows[i].active and rows[i].rate > 0:
+    for j in range(len(live)):
+        i = live[j]
+        if rows[i].rate > 0:
             sent = min(rows[i].rate * seconds, rows[i].total - rows[i].sent)
             rows[i].sent += sent
             for h in range(paths.shape[1]):
                 carried[paths[i, h]] += sent
-    for i in range(len(rows)):
-        if rows[i].active and rows[i].total - rows[i].sent <= _eps:
+    for j in range(len(live)):
+        i = live[j]
+        if rows[i].total - rows[i].sent <= _eps:
             at[n] = i
             n += 1
     for k in range(n):  # only now: all that end at this moment end together
         i = at[k]
         rows[i].active, rows[i].ended, rows[i].sent = False, True, rows[i].total
-        rows[i].rate = 0.0
+        rows[i].rate, rows[i].limit, rows[i].bound = 0.0, 0.0, False
     return n

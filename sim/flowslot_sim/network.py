@@ -60,6 +60,12 @@ class Network:
         self._table = loops.table(self.rows)
         self._work = np.zeros((3, max(len(flows), len(capacity) + 1)))
         self._at = np.zeros(len(flows), np.intp)
+        self._live = np.zeros(0, np.intp)
+        self._links = 0  # that they cross
+        self._compacted = False
+        self._numbers = np.full(len(capacity) + 1, -1, np.int32)
+        self._small = np.zeros_like(self.paths)
+        self._capacities = np.zeros(len(capacity) + 1)
 
     def begin(self, at: Iterable[int]) -> None:
         """These flows begin an iteration."""
@@ -67,7 +73,8 @@ class Network:
         self.rows["sent"][at] = 0.0
         self.rows["ended"][at] = False
         self.rows["active"][at] = True
-        self.stale = True
+        self._live = np.union1d(self._live, at)
+        self._compacted, self.stale = False, True
 
     def pace(self, at: NDArray[np.intp], reserved: Floats, ceiling: Floats) -> None:
         """From now on these flows have these rates in force."""
@@ -78,14 +85,26 @@ class Network:
     def share(self) -> None:
         """Find all rates anew if anything has changed."""
         if self.stale:
+            live = self._live
+            if not self._compacted:
+                self._links = loops.compact(
+                    self.paths, live, self.capacity, self._numbers, self._small, self._capacities
+                )
+                self._compacted = True
             loops.share(
-                self._table, self.paths, self.capacity, self._first, self._preds, self._work
+                self._table,
+                live,
+                self._small[: len(live)],
+                self._capacities[: self._links + 1],
+                self._first,
+                self._preds,
+                self._work,
             )
             self.stale = False
 
     def next_event(self) -> int:
         """In how many ns something happens by itself; 2**62: nothing does."""
-        seconds = loops.until_next(self._table, self._first, self._preds)
+        seconds = loops.until_next(self._table, self._live, self._first, self._preds)
         if seconds > 1e9:
             return 1 << 62
         # Never early: a byte that is left would be an event of its own.
@@ -94,13 +113,10 @@ class Network:
     def advance(self, elapsed: Nanos) -> list[int]:
         """So much time passes, in which nothing happens before its end; returns who ends then."""
         n = loops.advance(
-            self._table,
-            elapsed / SECOND,
-            self._first,
-            self._preds,
-            self.paths,
-            self.carried,
-            self._at,
+            self._table, self._live, elapsed / SECOND, self.paths, self.carried, self._at
         )
         ended: list[int] = self._at[:n].tolist()
+        if ended:
+            self._live = self._live[self.rows["active"][self._live]]
+            self._compacted = False
         return ended

@@ -75,6 +75,7 @@ class Simulation:
         self.job_of = [j for j, job in enumerate(world.jobs) for _ in job.flows]
         self.network = Network(self.flows, world.capacity)
         self.progress = [Progress() for _ in world.jobs]
+        self._wanted = self._short = 0  # iterations, and jobs that have done fewer
         self.control = make(self)
 
     @property
@@ -95,8 +96,9 @@ class Simulation:
             self.control.start()
             for j, job in enumerate(self.world.jobs):
                 self.events.at(job.start_ns, self._starter(j, job))
-        # After each event something may have ended, so the check costs more than it seems.
-        while self.now < until_ns and self.iterations() < iterations:
+        self._wanted = iterations
+        self._short = sum(len(progress.ends) < iterations for progress in self.progress)
+        while self.now < until_ns and self._short:
             self._step(until_ns)
 
     def _step(self, until_ns: int) -> None:
@@ -141,7 +143,9 @@ class Simulation:
 
     def _finisher(self, j: int, job: SimJob) -> Callable[[Nanos], None]:
         def finish(now: Nanos) -> None:
-            self.progress[j].ends.append(now)
+            ends = self.progress[j].ends
+            ends.append(now)
+            self._short -= len(ends) == self._wanted
             self._compute(now, j, job)
 
         return finish

@@ -5,6 +5,7 @@ Each probe tries the real thing where that leaves no trace, and says in one sent
 about what is missing.
 """
 
+import importlib
 import os
 import platform
 import re
@@ -110,6 +111,16 @@ def libbpf() -> Finding:
     return Finding("libbpf", "ok", "libbpf.so.1")
 
 
+def nghttp2() -> Finding:
+    """HTTP/2, below the gRPC to switch processes."""
+    try:
+        importlib.import_module("flowslot_rpc.http2")
+    except ImportError as error:
+        advice = "Install libnghttp2-14; without it there is no negotiation with switch processes."
+        return Finding("nghttp2", "missing", str(error), advice)
+    return Finding("nghttp2", "ok", "libnghttp2.so.14")
+
+
 def program() -> Finding:
     """The compiled congestion control."""
     file = object_file()
@@ -206,6 +217,7 @@ PROBES: tuple[Callable[[], Finding], ...] = (
     capabilities,
     memlock,
     libbpf,
+    nghttp2,
     program,
     build_tools,
     struct_ops,

@@ -47,5 +47,5 @@ lab-clean:      ## remove what a killed lab run left behind
 	@$(PY)/flowslot lab clean
 
 clean:
-	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis results build */*/loops.*.so */*/*/loops.*.so
+	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis results build */*/loops.*.so */*/*/loops.*.so */*/http2.*.so
 	@$(MAKE) --no-print-directory -s -C bpf clean

@@ -26,6 +26,7 @@ bench.grpc_floor).
 """
 
 import argparse
+import asyncio
 import contextlib
 import json
 import subprocess
@@ -37,15 +38,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-import grpc
 import numpy as np
 import psutil
 
 from bench import grpc_floor, wire
 from bench.negotiation_client import BUSY, topology_text
+from flowslot_lab.describe import describe
 from flowslot_lab.processors import awake
 from flowslot_proto import flowslot_pb2 as pb
-from flowslot_proto.flowslot_pb2_grpc import EmulatedSwitchStub
 
 
 class Load(NamedTuple):
@@ -172,11 +172,7 @@ def _run_clients(topology: Path, load: Load) -> list[dict[str, Any]]:
 
 
 def _describe(port: int) -> pb.DescribeReply:
-    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-        stub: Any = EmulatedSwitchStub(channel)  # type: ignore[no-untyped-call]
-        reply = stub.Describe(pb.DescribeRequest(), wait_for_ready=True, timeout=10)
-        assert isinstance(reply, pb.DescribeReply)
-        return reply
+    return asyncio.run(describe(f"127.0.0.1:{port}"))
 
 
 def _cpu_s(processes: Iterable[subprocess.Popen[bytes]]) -> list[float]:

@@ -9,7 +9,6 @@ import secrets
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
-from google.protobuf.message import DecodeError
 
 from flowslot.errors import ProtocolError
 from flowslot.grantbook import Granted
@@ -21,6 +20,7 @@ from flowslot.topology_file import SwitchSettings
 from flowslot.units import MILLISECOND, Nanos
 from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto import methods
+from flowslot_proto.checks import parse
 from flowslot_proto.convert import read_arbiter, write_daemon
 from flowslot_rpc.client import Call, Channel
 from flowslot_rpc.status import RpcError
@@ -123,8 +123,8 @@ class GrpcDomain:
         request = pb.FetchFeedbackRequest(links=self._names).SerializeToString()
         try:
             raw = await self._channel.unary(methods.FETCH_FEEDBACK, request, CALL_S)
-            reply = pb.FetchFeedbackReply.FromString(raw)
-        except (RpcError, DecodeError):
+            reply = parse(pb.FetchFeedbackReply, raw)
+        except (RpcError, ProtocolError):
             return None
         table = np.full((len(self._topology.links), len(reply.path)), np.nan)
         table[list(self._held)] = [row.load for row in reply.links]
@@ -230,10 +230,7 @@ class GrpcDomain:
             raw = await call.read()
             if raw is None:
                 raise ProtocolError("the switch process has closed the stream")
-            try:
-                message = read_arbiter(pb.ArbiterMessage.FromString(raw))
-            except DecodeError:
-                raise ProtocolError("what came is no ArbiterMessage") from None
+            message = read_arbiter(parse(pb.ArbiterMessage, raw))
             self._stats.messages_in += 1
             self._take(monotonic(), message)
 
@@ -254,10 +251,9 @@ class GrpcDomain:
         self.poke()
 
     async def _ask_pid(self, channel: Channel) -> None:
-        with contextlib.suppress(RpcError, DecodeError):
-            self._pid = pb.DescribeReply.FromString(
-                await channel.unary(methods.DESCRIBE, b"", CALL_S)
-            ).pid
+        with contextlib.suppress(RpcError, ProtocolError):
+            raw = await channel.unary(methods.DESCRIBE, b"", CALL_S)
+            self._pid = parse(pb.DescribeReply, raw).pid
 
     # --- time
 

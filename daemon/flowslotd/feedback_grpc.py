@@ -4,8 +4,9 @@
 from collections.abc import Sequence
 
 import numpy as np
-from google.protobuf.message import DecodeError
+from google.protobuf.message import Message
 
+from flowslot.errors import ProtocolError
 from flowslot.policy.mlcc import Update
 from flowslot.policy.reserving import Feedback
 from flowslot.topology import Topology
@@ -13,6 +14,7 @@ from flowslot.topology_file import SwitchSettings
 from flowslot.units import Nanos
 from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto import methods
+from flowslot_proto.checks import M, parse
 from flowslot_rpc.client import Channel
 from flowslot_rpc.status import RpcError, Status
 from flowslotd.feedback import NoAnswer
@@ -37,11 +39,7 @@ class GrpcRemote:
     async def fetch(self, links: Sequence[int], timeout_s: float) -> Feedback:
         """See Remote."""
         request = pb.FetchFeedbackRequest(links=[self._names[link] for link in links])
-        raw = await self._call(methods.FETCH_FEEDBACK, request.SerializeToString(), timeout_s)
-        try:
-            reply = pb.FetchFeedbackReply.FromString(raw)
-        except DecodeError:
-            raise NoAnswer("answered something other than a FetchFeedbackReply") from None
+        reply = await self._call(methods.FETCH_FEEDBACK, request, pb.FetchFeedbackReply, timeout_s)
         self.connected = True
         load = np.array([row.load for row in reply.links], dtype=np.float64)
         reservable = np.array([row.reservable for row in reply.links], dtype=np.float64)
@@ -61,11 +59,9 @@ class GrpcRemote:
             slot=update.slot,
             rates=update.rates.tolist(),
         )
-        raw = await self._call(methods.UPDATE_SCHEDULE, request.SerializeToString(), timeout_s)
-        try:
-            reply = pb.UpdateScheduleReply.FromString(raw)
-        except DecodeError:
-            raise NoAnswer("answered something other than an UpdateScheduleReply") from None
+        reply = await self._call(
+            methods.UPDATE_SCHEDULE, request, pb.UpdateScheduleReply, timeout_s
+        )
         return bool(reply.status == pb.UpdateScheduleReply.STATUS_OK)
 
     async def close(self) -> None:
@@ -73,9 +69,12 @@ class GrpcRemote:
         self._channel.close()
         self.connected = False
 
-    async def _call(self, path: str, request: bytes, timeout_s: float) -> bytes:
+    async def _call(self, path: str, request: Message, kind: type[M], timeout_s: float) -> M:
         try:
-            return await self._channel.unary(path, request, timeout_s)
+            raw = await self._channel.unary(path, request.SerializeToString(), timeout_s)
+            return parse(kind, raw)
+        except ProtocolError as error:
+            raise NoAnswer(f"answered something else: {error}") from None
         except RpcError as error:
             # Late is not gone, as long as there is a connection.
             late = error.status == Status.DEADLINE_EXCEEDED and self._channel.connected

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from flowslot.errors import ProtocolError
 from flowslot.peers import LocalFlow, Peers, letters
 from flowslot_proto.peers import read_peer, write_peer
+from flowslot_rpc.address import split
 from flowslotd.clock import monotonic
 from flowslotd.config import Config
 
@@ -39,7 +40,7 @@ class PeerEndpoint(asyncio.DatagramProtocol):
         self.last_error = ""
         self._host = config.settings.host
         self._endpoints = {
-            host.name: _split(host.daemon) for host in config.topology.hosts.values() if host.daemon
+            host.name: split(host.daemon) for host in config.topology.hosts.values() if host.daemon
         }
         self._peers = peers
         self._on_news = on_news
@@ -157,8 +158,3 @@ class PeerEndpoint(asyncio.DatagramProtocol):
         if now - self._logged_at >= LOG_EVERY_S:
             self._logged_at = now
             _log.warning("peers: %s", error)
-
-
-def _split(endpoint: str) -> Address:
-    name, _, port = endpoint.rpartition(":")
-    return name.strip("[]"), int(port)

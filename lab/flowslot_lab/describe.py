@@ -10,24 +10,26 @@ import asyncio
 import json
 import sys
 
+from flowslot.errors import ProtocolError
 from flowslot_proto import methods
-from flowslot_proto.flowslot_pb2 import DescribeReply, DescribeRequest
+from flowslot_proto.checks import parse
+from flowslot_proto.flowslot_pb2 import DescribeReply
 from flowslot_rpc.client import Channel
 from flowslot_rpc.status import RpcError, Status
 
 _TIMEOUT_S, _RETRY_S = 5.0, 0.05
 
 
-async def _describe(address: str) -> DescribeReply:
+async def describe(address: str) -> DescribeReply:
+    """Ask, until it listens. Raises RpcError, ProtocolError."""
     channel = Channel(address)
-    request = DescribeRequest().SerializeToString()
     loop = asyncio.get_running_loop()
     end = loop.time() + _TIMEOUT_S
     try:
         while True:
             try:
-                raw = await channel.unary(methods.DESCRIBE, request, end - loop.time())
-                return DescribeReply.FromString(raw)
+                raw = await channel.unary(methods.DESCRIBE, b"", end - loop.time())
+                return parse(DescribeReply, raw)
             except RpcError as error:  # it may be about to listen
                 if error.status != Status.UNAVAILABLE or loop.time() > end:
                     raise
@@ -39,8 +41,8 @@ async def _describe(address: str) -> DescribeReply:
 def main() -> int:
     """Prints {"pid", "counters", "sessions"}; exit status 1 when the switch does not answer."""
     try:
-        reply = asyncio.run(_describe(sys.argv[1]))
-    except RpcError as error:
+        reply = asyncio.run(describe(sys.argv[1]))
+    except (RpcError, ProtocolError) as error:
         print(error, file=sys.stderr)
         return 1
     counters = {field.name: value for field, value in reply.counters.ListFields()}

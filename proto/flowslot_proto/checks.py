@@ -3,11 +3,23 @@
 
 import math
 from collections.abc import Sequence
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError, Message
 
 from flowslot.errors import ProtocolError
 
 MAX_NAME = 64
 MAX_INT = 2**62
+M = TypeVar("M", bound=Message)
+
+
+def parse(kind: type[M], raw: bytes) -> M:
+    """Bytes from outside as a message of that kind."""
+    try:
+        return kind.FromString(raw)
+    except DecodeError:
+        raise ProtocolError(f"not a {kind.DESCRIPTOR.name}") from None
 
 
 def same_length(batch: str, **columns: Sequence[object]) -> int:

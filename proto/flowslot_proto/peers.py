@@ -3,8 +3,6 @@
 
 from collections.abc import Sequence
 
-from google.protobuf.message import DecodeError
-
 from flowslot.errors import ProtocolError
 from flowslot.peers import MAX_GROUPS, ROLES, Progress
 from flowslot_proto import flowslot_pb2 as pb
@@ -14,6 +12,7 @@ from flowslot_proto.checks import (
     check_indices,
     check_name,
     check_rates,
+    parse,
     same_length,
 )
 
@@ -44,10 +43,7 @@ def write_peer(host: str, n: int, said: Sequence[Progress]) -> bytes:
 
 def read_peer(datagram: bytes) -> tuple[str, int, list[Progress]]:
     """Host, number, and what it says. Raises ProtocolError."""
-    try:
-        message = pb.PeerMessage.FromString(datagram)
-    except DecodeError:
-        raise ProtocolError("not a PeerMessage") from None
+    message = parse(pb.PeerMessage, datagram)
     groups = same_length(
         "peer",
         job=message.job,

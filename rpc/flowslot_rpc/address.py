@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Addresses as gRPC writes them."""
+"""Addresses as gRPC and topologies write them."""
 
 
 def split(address: str) -> tuple[str, int]:

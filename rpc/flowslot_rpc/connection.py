@@ -270,6 +270,7 @@ class Stream:
 
     def drop(self) -> None:
         """Nobody reads what has come, or comes."""
+        self._finished = True
         self._messages.clear()
         self._partial.clear()
         self._unread = 0

@@ -41,7 +41,6 @@ class ServerCall(Stream):
             return
         if end == Status.OK:
             self._respond()
-        self._finished = True
         self.drop()
         session, trailers = self._connection.session, status.write(end, details)
         with contextlib.suppress(Http2Error):  # the client has gone already

@@ -83,10 +83,6 @@ class Simulation:
         """Time since the run began, ns."""
         return self.events.now
 
-    def iterations(self) -> int:
-        """Iterations done by the job that has done fewest."""
-        return min(len(progress.ends) for progress in self.progress)
-
     def run(self, until_ns: int = 1 << 62, iterations: int = 1 << 62) -> None:
         """Until a time, or until every job has done so many iterations; then jobs stop in mid-air.
 

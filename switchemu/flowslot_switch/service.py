@@ -4,23 +4,22 @@
 import logging
 import os
 from collections.abc import Callable, Sequence
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 import numpy as np
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from flowslot.errors import ProtocolError, ScheduleRefused
 from flowslot.units import Nanos
 from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto import methods
-from flowslot_proto.checks import MAX_NAME
+from flowslot_proto.checks import MAX_NAME, M, parse
 from flowslot_proto.convert import read_links, read_rates
 from flowslot_rpc.server import Handler, ServerCall, unary
 from flowslot_rpc.status import RpcError
 from flowslot_switch.engine import Engine
 from flowslot_switch.stream import STATUS, Closing, LimitExceeded, Stream
 
-Asked = TypeVar("Asked", bound=Message)
 log = logging.getLogger(__name__)
 
 
@@ -53,14 +52,10 @@ class SwitchService:
             methods.NEGOTIATE: self._negotiate,
         }
 
-    def _unary(self, kind: type[Asked], answer: Callable[[Asked], Message]) -> Handler:
+    def _unary(self, kind: type[M], answer: Callable[[M], Message]) -> Handler:
         def handle(call: ServerCall, raw: bytes) -> bytes:
             try:
-                request = kind.FromString(raw)
-            except DecodeError:
-                self._reject(call, ProtocolError(f"not a {kind.DESCRIPTOR.name}"))
-            try:
-                return answer(request).SerializeToString()
+                return answer(parse(kind, raw)).SerializeToString()
             except ProtocolError as error:
                 self._reject(call, error)
 

@@ -5,12 +5,11 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from google.protobuf.message import DecodeError
-
 from flowslot.arbiter.outbox import Outbox
 from flowslot.errors import ProtocolError
 from flowslot.messages import Grant, HeartbeatEcho, Refusal
 from flowslot_proto import flowslot_pb2 as pb
+from flowslot_proto.checks import parse
 from flowslot_proto.convert import read_daemon, read_opening, write_arbiter
 from flowslot_rpc.server import ServerCall
 from flowslot_rpc.status import Status
@@ -114,10 +113,7 @@ class Stream:
         message = await self._call.read()
         if message is None:
             return None  # end of stream
-        try:
-            raw = pb.DaemonMessage.FromString(message)
-        except DecodeError:
-            raise ProtocolError("not a DaemonMessage") from None
+        raw = parse(pb.DaemonMessage, message)
         now = time.monotonic_ns()
         items = len(raw.demands.flow) + len(raw.acks.flow) + len(raw.dones.flow)
         if not (self._messages.take(now) and self._items.take(now, items)):

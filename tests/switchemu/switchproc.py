@@ -9,13 +9,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import grpc
 
 from flowslot.arbiter import LEASE_SLOTS
 from flowslot_proto import flowslot_pb2 as pb
-from flowslot_proto.flowslot_pb2_grpc import EmulatedSwitchStub
+from flowslot_proto import methods
 
 T = TypeVar("T")
 DEADLINE_S = 30.0
@@ -51,6 +51,31 @@ def until(probe: Callable[[], T], what: str) -> T:
         assert time.monotonic() < end, f"never happened: {what}"
         time.sleep(0.01)
     return value
+
+
+class EmulatedSwitchStub:
+    """The service's methods by the reference implementation of gRPC, which is not ours."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        def unary(path: str, asks: type[Any], answers: type[Any]) -> Any:
+            return channel.unary_unary(
+                path,
+                request_serializer=asks.SerializeToString,
+                response_deserializer=answers.FromString,
+            )
+
+        self.FetchFeedback = unary(
+            methods.FETCH_FEEDBACK, pb.FetchFeedbackRequest, pb.FetchFeedbackReply
+        )
+        self.UpdateSchedule = unary(
+            methods.UPDATE_SCHEDULE, pb.UpdateScheduleRequest, pb.UpdateScheduleReply
+        )
+        self.Describe = unary(methods.DESCRIBE, pb.DescribeRequest, pb.DescribeReply)
+        self.Negotiate: Any = channel.stream_stream(
+            methods.NEGOTIATE,
+            request_serializer=pb.DaemonMessage.SerializeToString,
+            response_deserializer=pb.ArbiterMessage.FromString,
+        )
 
 
 class Switch:

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 
 import grpc
 import pytest
-from switchproc import GBPS, LINKS, Switch
+from switchproc import GBPS, LINKS, EmulatedSwitchStub, Switch
 
 from flowslot.units import goodput
 from flowslot_proto import flowslot_pb2 as pb
-from flowslot_proto.flowslot_pb2_grpc import EmulatedSwitchStub
 
 OK = pb.UpdateScheduleReply.STATUS_OK
 REFUSED = pb.UpdateScheduleReply.STATUS_REFUSED

@@ -130,3 +130,13 @@ def make_job() -> Iterator[Callable[..., Job]]:
     for job in jobs:
         job.reader.close()
         job.record.close()
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text, topology=TOPOLOGY):
+        (tmp_path / "topology.toml").write_text(topology)
+        (tmp_path / "flowslotd.toml").write_text(text)
+        return tmp_path / "flowslotd.toml"
+
+    return write

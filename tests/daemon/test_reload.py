@@ -12,18 +12,6 @@ from flowslotd.engine import Engine
 from flowslotd.pacing.null import NullPacer
 from flowslotd.slotloop import SlotLoop
 
-from .conftest import TOPOLOGY
-
-
-@pytest.fixture
-def write(tmp_path):
-    def write(text):
-        (tmp_path / "topology.toml").write_text(TOPOLOGY)
-        (tmp_path / "flowslotd.toml").write_text(text)
-        return tmp_path / "flowslotd.toml"
-
-    return write
-
 
 def fail_to_build(*_, **__):
     raise ValueError("no such number")

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The control socket: what it answers, what it refuses, and whom."""
+
+import asyncio
+import json
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flowslot.errors import ConfigError
+from flowslotd.control import AlreadyRunning, Control
+
+
+async def talk(path, *lines):
+    reader, writer = await asyncio.open_unix_connection(path)
+    answers = []
+    for line in lines:
+        writer.write(line)
+        await writer.drain()
+        answer = await asyncio.wait_for(reader.readline(), 5)
+        answers.append(json.loads(answer) if answer else None)
+    writer.close()
+    return answers
+
+
+def serve(path, script, **handlers):
+    """Run a control server and `script` beside it; returns its result and the bugs."""
+    bugs = []
+
+    async def run():
+        readers = {"status": lambda: {"pid": 1}, **handlers}
+        control = Control(
+            path, readers, {"reload": lambda: {"done": True}}, lambda kind, e: bugs.append(kind)
+        )
+        await control.start()
+        try:
+            return await script()
+        finally:
+            await control.stop()
+
+    return asyncio.run(run()), bugs
+
+
+def test_control_answers_and_refuses_in_one_line_each(tmp_path):
+    path = tmp_path / "control.sock"
+
+    async def late():
+        await asyncio.sleep(0)
+        return {"late": True}
+
+    def wrong():
+        raise ConfigError("f.toml", "mode", "must be x")
+
+    def broken():
+        raise ZeroDivisionError("oops")
+
+    async def script():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o666
+        names = ("status", "late", "reload", "wrong", "broken", "nonsense")
+        lines = [json.dumps({"cmd": name}).encode() + b"\n" for name in names]
+        garbage = (b"\n", b"[1]\n", b"{}\n", b"\xff\xfe\n", b"[" * 4000 + b"\n")
+        return await talk(path, *lines, *garbage)
+
+    answers, bugs = serve(path, script, late=late, wrong=wrong, broken=broken)
+    assert answers[:3] == [
+        {"ok": True, "result": {"pid": 1}},
+        {"ok": True, "result": {"late": True}},
+        {"ok": True, "result": {"done": True}},
+    ]
+    assert [a["kind"] for a in answers[3:]] == ["config", "internal"] + ["request"] * 6
+    assert answers[3]["error"] == "f.toml: field `mode`: must be x"
+    known = "status, late, wrong, broken, reload"
+    assert answers[5]["error"] == f"unknown command 'nonsense'; known: {known}"
+    assert bugs == ["control command broken"]
+    assert not path.exists()
+
+
+def test_control_survives_long_lines_and_clients_that_vanish(tmp_path):
+    path = tmp_path / "control.sock"
+
+    async def script():
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(b"x" * 100_000)
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+        writer.close()
+        for _ in range(100):
+            _, writer = await asyncio.open_unix_connection(path)
+            writer.write(b'{"cmd": "status"}\n')
+            writer.close()
+        return await talk(path, b'{"cmd": "status"}\n')
+
+    answers, bugs = serve(path, script)
+    assert answers == [{"ok": True, "result": {"pid": 1}}]
+    assert bugs == []
+
+
+def test_control_takes_over_from_the_dead_but_not_from_the_living(tmp_path):
+    path = tmp_path / "control.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+
+    async def script():
+        other = Control(path, {}, {}, lambda kind, error: None)
+        with pytest.raises(AlreadyRunning, match="another flowslotd answers on"):
+            await other.start()
+        await other.stop()
+        return path.exists()
+
+    left_alone, _ = serve(path, script)
+    assert left_alone
+
+
+@pytest.mark.root
+def test_only_root_and_the_daemons_user_may_change_it(tmp_path):
+    tmp_path.chmod(0o755)
+    for parent in tmp_path.parents:
+        if parent != Path("/"):
+            parent.chmod(parent.stat().st_mode | 0o055)
+    path = tmp_path / "control.sock"
+    code = (
+        "import os,socket,sys; os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "s=socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); f=s.makefile('rwb')\n"
+        'for c in (b\'{"cmd":"status"}\\n\', b\'{"cmd":"reload"}\\n\'):\n'
+        "  f.write(c); f.flush(); sys.stdout.write(f.readline().decode())\n"
+    )
+
+    async def script():
+        run = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", code, str(path), stdout=subprocess.PIPE
+        )
+        out, _ = await run.communicate()
+        return [json.loads(line) for line in out.splitlines()]
+
+    answers, _ = serve(path, script)
+    assert [a["ok"] for a in answers] == [True, False]
+    assert answers[1]["kind"] == "permission"

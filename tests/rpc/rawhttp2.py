@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HTTP/2 by hand, for ends that do as they please."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from flowslot_rpc.http2 import Session
+
+DEADLINE_S = 30.0
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+SETTINGS = b"\0\0\0\4\0\0\0\0\0"
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    head = len(payload).to_bytes(3) + bytes([kind, flags]) + stream.to_bytes(4)
+    return head + payload
+
+
+def fields(path: bytes) -> list[tuple[bytes, bytes]]:
+    """Those of a request."""
+    return [
+        (b":method", b"POST"),
+        (b":scheme", b"http"),
+        (b":path", path),
+        (b":authority", b"x"),
+        (b"content-type", b"application/grpc"),
+    ]
+
+
+async def read_all(reader: asyncio.StreamReader) -> None:
+    """Until the other side has closed."""
+    with contextlib.suppress(ConnectionError):
+        while await reader.read(1 << 16):
+            pass
+
+
+class RawClient:
+    """A session that speaks when it is told to."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.session = Session(server=False)
+        self._reader = reader
+        self._writer = writer
+
+    def say(self) -> None:
+        self._writer.write(self.session.output())
+
+    async def exchange(self) -> list[tuple[str, int, object]]:
+        """Say what there is to say, hear what comes."""
+        self.say()
+        self.session.receive(await self._reader.read(1 << 16))
+        return list(self.session.events())
+
+
+@contextlib.asynccontextmanager
+async def raw_client(port: int) -> AsyncIterator[RawClient]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        yield RawClient(reader, writer)
+    finally:
+        writer.close()

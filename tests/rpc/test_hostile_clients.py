@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever a client sends, or does not: its connection ends, and nothing else."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+from rawhttp2 import (
+    DEADLINE_S,
+    PREFACE,
+    SETTINGS,
+    fields,
+    frame,
+    raw_client,
+    read_all,
+)
+
+from flowslot_rpc import server as serving
+from flowslot_rpc.client import Channel
+from flowslot_rpc.connection import UNREAD_BYTES
+from flowslot_rpc.http2 import STREAM_WINDOW
+from flowslot_rpc.server import Server, ServerCall, unary
+from flowslot_rpc.status import CANCEL, RpcError, Status
+
+
+class Deaf:
+    """A method that does not read, and one that writes without end."""
+
+    def __init__(self) -> None:
+        self.calls: list[ServerCall] = []
+        self.written = 0
+
+    async def deaf(self, call: ServerCall) -> None:
+        self.calls.append(call)
+        await asyncio.sleep(DEADLINE_S)
+
+    async def talkative(self, call: ServerCall) -> None:
+        while True:
+            await call.write(bytes(1000))
+            self.written += 1000
+
+
+def run(work: Callable[[Server, Deaf], Awaitable[None]]) -> None:
+    async def main() -> None:
+        deaf = Deaf()
+        handlers = {
+            "/t.T/Deaf": deaf.deaf,
+            "/t.T/Talkative": deaf.talkative,
+            "/t.T/Twice": unary(lambda call, request: request * 2),
+        }
+        server = Server(handlers, max_message=1 << 20, max_calls=100)
+        await server.listen("127.0.0.1:0")
+        async with asyncio.timeout(DEADLINE_S):
+            await work(server, deaf)
+            async with channel(server) as one:
+                assert await one.unary("/t.T/Twice", b"ab", DEADLINE_S) == b"abab"
+        await server.stop(0.0)
+
+    asyncio.run(main())
+
+
+@contextlib.asynccontextmanager
+async def channel(server: Server) -> AsyncIterator[Channel]:
+    one = Channel(f"127.0.0.1:{server.port}")
+    await one.connect(DEADLINE_S)
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+async def until_closed(server: Server, said: bytes) -> None:
+    """Say this to the server, which closes the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(said)
+    await read_all(reader)
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(600),  # TLS
+        b"\xff" * 5000,
+        PREFACE + b"\xff" * 5000,
+        PREFACE + SETTINGS + frame(0, 0, 1, b"data of a stream that is not open"),
+        PREFACE + SETTINGS + frame(1, 4, 1, b"\xff" * 100),  # fields that cannot be unpacked
+        PREFACE + SETTINGS + frame(6, 0, 0, b"short"),
+        PREFACE + SETTINGS + frame(8, 0, 0, b"\x7f\xff\xff\xff"),  # a window that overflows
+        PREFACE + SETTINGS + frame(6, 0, 0, bytes(8)) * 50_000,  # pings, whose answers nobody reads
+    ],
+)
+def test_what_is_no_http2_is_closed(said: bytes) -> None:
+    async def work(server: Server, deaf: Deaf) -> None:
+        if said.endswith(bytes(8)):
+            _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(said)
+            await asyncio.sleep(0.2)
+            writer.close()
+        else:
+            await until_closed(server, said)
+
+    run(work)
+
+
+def test_who_says_nothing_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(server: Server, deaf: Deaf) -> None:
+        async with channel(server) as lives:
+            async with asyncio.TaskGroup() as group:
+                for said in (b"", PREFACE[:7], PREFACE, PREFACE + SETTINGS):
+                    group.create_task(until_closed(server, said))
+            await asyncio.sleep(0.3)
+            assert lives.connected, "who answers is kept"
+
+    monkeypatch.setattr(serving, "KEEPALIVE_S", 0.1)
+    run(work)
+
+
+def test_fields_without_end_are_refused() -> None:
+    async def work(server: Server, deaf: Deaf) -> None:
+        async with raw_client(server.port) as raw:
+            more = [(b"x-%d" % i, b"x" * 1000) for i in range(30)]
+            many = raw.session.request([*fields(b"/t.T/Twice"), *more])
+            few = raw.session.request([*fields(b"/t.T/Twice"), *more[:1]])
+            for call in (many, few):
+                raw.session.send(call, b"\0\0\0\0\1x")
+                raw.session.end(call)
+            ends = {}
+            while len(ends) < 2:
+                ends |= {e[1]: e[2] for e in await raw.exchange() if e[0] == "close"}
+            assert ends[few] == 0 and ends[many] != 0
+
+    run(work)
+
+
+def test_a_flood_that_nobody_reads_has_to_wait() -> None:
+    async def work(server: Server, deaf: Deaf) -> None:
+        async with channel(server) as one:
+            call = one.stream("/t.T/Deaf")
+            sent = 0
+
+            async def flood() -> None:
+                nonlocal sent
+                while True:
+                    await call.write(bytes(100))
+                    sent += 100
+
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(flood(), 1.0)
+            assert UNREAD_BYTES / 2 < sent < 4 * (UNREAD_BYTES + STREAM_WINDOW)
+            assert deaf.calls[0]._unread <= UNREAD_BYTES + STREAM_WINDOW
+            assert await one.unary("/t.T/Twice", b"ab", DEADLINE_S) == b"abab", "others do not"
+
+    run(work)
+
+
+def test_who_does_not_read_is_not_written_to_without_end() -> None:
+    async def work(server: Server, deaf: Deaf) -> None:
+        async with raw_client(server.port) as raw:
+            call = raw.session.request(fields(b"/t.T/Talkative"))
+            raw.say()
+            await asyncio.sleep(0.3)
+            before = deaf.written
+            assert 0 < before <= STREAM_WINDOW
+            await asyncio.sleep(0.2)
+            assert deaf.written == before
+            raw.session.reset(call, CANCEL)
+            raw.say()
+
+    run(work)
+
+
+def test_streams_that_are_opened_and_reset_leave_nothing() -> None:
+    async def work(server: Server, deaf: Deaf) -> None:
+        async with raw_client(server.port) as raw:
+            for _ in range(500):
+                raw.session.reset(raw.session.request(fields(b"/t.T/Deaf")), CANCEL)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(raw.exchange(), 0.001)
+            while any(c.streams for c in server._connections) or server._calls:
+                await asyncio.sleep(0.01)
+
+    run(work)
+
+
+def test_connections_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(server: Server, deaf: Deaf) -> None:
+        async with channel(server), channel(server):
+            with pytest.raises(RpcError):
+                async with channel(server) as third:
+                    await third.unary("/t.T/Twice", b"ab", 1.0)
+        while server._connections:
+            await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(serving, "MAX_CONNECTIONS", 2)
+    run(work)
+
+
+def test_who_makes_us_answer_and_takes_no_answers_is_left() -> None:
+    """Streams without end, refused by frames that nobody reads."""
+
+    async def work(server: Server, deaf: Deaf) -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(PREFACE + SETTINGS)
+        stream = 1
+        with pytest.raises(ConnectionError):
+            for _ in range(300):
+                opened = range(stream, stream + 20_000, 2)
+                writer.write(b"".join(frame(1, 5, n, b"\x83\x86\x84") for n in opened))
+                await writer.drain()
+                await asyncio.sleep(0)
+                stream += 20_000
+        assert not server._connections
+
+    run(work)
+
+
+def test_pongs_that_nobody_asked_for_keep_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(server: Server, deaf: Deaf) -> None:
+        async def pongs(writer: asyncio.StreamWriter) -> None:
+            while True:
+                writer.write(frame(6, 1, 0, bytes(8)))
+                await asyncio.sleep(0.01)
+
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(PREFACE + SETTINGS)
+        sending = asyncio.create_task(pongs(writer))
+        await read_all(reader)
+        sending.cancel()
+        writer.close()
+
+    monkeypatch.setattr(serving, "KEEPALIVE_S", 0.1)
+    run(work)
+
+
+def test_empty_messages_count_and_calls_that_are_over_keep_nothing() -> None:
+    async def work(server: Server, deaf: Deaf) -> None:
+        async with channel(server) as one:
+            call = one.stream("/t.T/Deaf")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.5):
+                    while True:
+                        await call.write(b"")
+            assert 0 < deaf.calls[0]._unread < 2 * (UNREAD_BYTES + STREAM_WINDOW)
+            (kept,) = deaf.calls
+            kept.finish(Status.ABORTED, "")
+            assert not kept._messages and not kept._partial
+
+    run(work)
+
+
+def test_a_message_that_is_cut_off_is_no_end() -> None:
+    async def work(server: Server, deaf: Deaf) -> None:
+        async with raw_client(server.port) as raw:
+            call = raw.session.request(fields(b"/t.T/Twice"))
+            raw.session.send(call, b"\0\0\0\0\1x" + b"\0\0\0\0\2y")
+            raw.session.end(call)
+            told: dict[bytes, bytes] = {}
+            while b"grpc-status" not in told:
+                for event in await raw.exchange():
+                    if event[0] == "headers":
+                        told |= dict(event[2])
+            assert told[b"grpc-status"] == b"%d" % Status.INTERNAL
+
+    run(work)
+
+
+def test_answers_that_are_late_do_not_end_the_connection() -> None:
+    async def work(server: Server, deaf: Deaf) -> None:
+        async with channel(server) as one:
+            call = one.stream("/t.T/Deaf")
+            await call.write(b"x")
+            for _ in range(2000):
+                late = one.stream("/t.T/Deaf")
+                await asyncio.sleep(0)
+                late.cancel()
+            assert await one.unary("/t.T/Twice", b"ab", DEADLINE_S) == b"abab"
+            assert not call._gone
+
+    run(work)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
 import time
 from collections.abc import Callable, Iterable
@@ -23,6 +24,8 @@ from flowslotd.config import Config
 RETRY_S = 1.0
 """Between attempts to listen."""
 LOG_EVERY_S = 10.0
+NEWS_PER_SLOT = 4
+"""So often others may make this host decide anew. What comes in between has its turn after that."""
 RESOLVE_S = 60.0
 """Names of hosts are looked up again after so long."""
 
@@ -34,7 +37,7 @@ class PeerEndpoint(asyncio.DatagramProtocol):
     """Bound to this host's `daemon` address. What does not come from another host's is ignored."""
 
     def __init__(self, config: Config, peers: Peers, on_news: Callable[[], None]) -> None:
-        """`on_news`: another host's flows have done something that calls for a new decision."""
+        """`on_news`: other hosts' flows have done something that calls for a new decision."""
         self.told = self.heard = self.rejected = 0
         """Datagrams sent, taken in, and not taken in."""
         self.last_error = ""
@@ -44,6 +47,9 @@ class PeerEndpoint(asyncio.DatagramProtocol):
         }
         self._peers = peers
         self._on_news = on_news
+        self._news_every_s = config.grid.slot_ns / NEWS_PER_SLOT / 1e9
+        self._news_at = -math.inf
+        self._news: asyncio.TimerHandle | None = None
         self._address: dict[str, Address] = {}
         self._host_at: dict[Address, str] = {}
         self._transport: asyncio.DatagramTransport | None = None
@@ -62,6 +68,8 @@ class PeerEndpoint(asyncio.DatagramProtocol):
         """Hear and say nothing any more."""
         if self._task is not None:
             self._task.cancel()
+        if self._news is not None:
+            self._news.cancel()
         if self._transport is not None:
             self._transport.close()
             self._transport = None
@@ -110,8 +118,14 @@ class PeerEndpoint(asyncio.DatagramProtocol):
             self._failed(f"datagram of {host}: {error}")
             return
         self.heard += 1
-        if self._peers.hear(monotonic(), host, n, said):
-            self._on_news()
+        if self._peers.hear(monotonic(), host, n, said) and self._news is None:
+            loop = asyncio.get_running_loop()
+            due = max(self._news_at + self._news_every_s, loop.time())
+            self._news = loop.call_at(due, self._pass_on)
+
+    def _pass_on(self) -> None:
+        self._news, self._news_at = None, asyncio.get_running_loop().time()
+        self._on_news()
 
     def error_received(self, exc: Exception) -> None:
         """See DatagramProtocol."""

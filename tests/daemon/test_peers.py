@@ -42,11 +42,12 @@ class Host:
             text = text.replace(f'name = "{host}"\n', f'name = "{host}"\ndaemon = "{address}"\n')
         (folder / "topology.toml").write_text(text)
         (folder / f"{name}.toml").write_text(f'host = "{name}"\n')
-        self.peers, self.news = Peers(SLOT), 0
+        self.peers, self.news, self.known = Peers(SLOT), 0, 0
         self.endpoint = PeerEndpoint(config.load(folder / f"{name}.toml"), self.peers, self._count)
 
     def _count(self) -> None:
         self.news += 1
+        self.known = self.endpoint.heard
 
     def tell(self) -> None:
         self.endpoint.tell([SENDS], 0.03)
@@ -80,8 +81,28 @@ def test_the_host_that_receives_a_flow_hears_of_it(tmp_path: Path) -> None:
         h1, h2 = Host(tmp_path, "h1", addresses), Host(tmp_path, "h2", addresses)
         async with running(h1, h2):
             await until(h2.depends, h1.tell)
+            await until(lambda: h2.news > 0)
             assert h2.news == 1 and h1.news == 0, "its rank does nothing new"
             assert h2.endpoint.describe()["error"] == ""
+
+    uvloop.run(main())
+
+
+def test_of_news_in_a_burst_the_last_is_not_lost(tmp_path: Path) -> None:
+    async def main() -> None:
+        a, b = free_udp_ports(2)
+        addresses = {"h1": f"127.0.0.1:{a}", "h2": f"127.0.0.1:{b}"}
+        h1, h2 = Host(tmp_path, "h1", addresses), Host(tmp_path, "h2", addresses)
+        async with running(h1, h2):
+            await until(h2.depends, h1.tell)
+            await until(lambda: h2.news == 1)
+            for iteration in (6, 7, 8):  # each as soon as the one before was passed on, or waits
+                heard = h2.endpoint.heard
+                h1.endpoint.tell([replace(SENDS, iteration=iteration)], 0.03)
+                while h2.endpoint.heard == heard:
+                    await asyncio.sleep(0)
+            await until(lambda: h2.known == h2.endpoint.heard)
+            assert h2.news <= 3, "at most four times in a slot"
 
     uvloop.run(main())
 

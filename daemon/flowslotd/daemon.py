@@ -278,7 +278,7 @@ class Daemon:
     # -- engines ----------------------------------------------------------------------------
 
     def _build(self, config: Config, old: Engine | None = None) -> Engine:
-        """Raises ConfigError, or FlowslotError when the kernel lacks something."""
+        """Raises ConfigError, or FlowslotError when this host lacks something."""
         try:
             return Engine(
                 config,
@@ -291,6 +291,9 @@ class Daemon:
             )
         except ValueError as error:
             raise _unusable(config, error) from error
+        except ImportError as error:  # of gRPC, which is loaded only where there are switches
+            problem = f"no negotiation with switch processes: {error}; see `flowslot doctor`"
+            raise FlowslotError(problem) from error
 
     async def _begin(self) -> None:
         engine = self.engine

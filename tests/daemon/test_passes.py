@@ -21,6 +21,8 @@ from flowslotd.pacing.base import KernelEvent
 from flowslotd.progress import ROW
 from flowslotd.slotloop import SlotLoop
 
+from .conftest import TOPOLOGY
+
 
 def run_for(daemon, condition):
     """Run a daemon until `condition` holds."""
@@ -157,3 +159,19 @@ def test_errors_at_start_are_one_line_and_a_status(write, text, status, error):
     assert run.stderr.startswith("flowslotd: ")
     assert error in run.stderr
     assert run.stderr.count("\n") == 1
+
+
+def test_without_http2_a_daemon_of_a_network_with_switches_says_what_is_missing(write):
+    switch = '[[switches]]\nname = "s1"\naddress = "127.0.0.1:7400"\n'
+    links = TOPOLOGY.replace("capacity_gbps", 'switch = "s1"\ncapacity_gbps')
+    file = write('host = "h1"\nmode = "enforce"', switch + links)
+    program = (
+        "import sys; sys.modules['flowslot_rpc.http2'] = None; from flowslotd.main import main; "
+        f"sys.argv = ['flowslotd', '--config', {str(file)!r}]; main()"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=30
+    )
+    assert run.returncode == 1 and run.stderr.count("\n") == 1
+    assert run.stderr.startswith("flowslotd: no negotiation with switch processes: ")
+    assert "flowslot doctor" in run.stderr

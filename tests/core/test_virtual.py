@@ -130,6 +130,62 @@ def test_what_a_job_cannot_use_on_one_link_others_may_on_theirs() -> None:
     assert look(601, SENDS) == [True, True]
 
 
+def test_each_flow_of_a_job_goes_at_its_own_pace() -> None:
+    """a's two flows are held up one after the other: by b in the first 100 ms, by c in the next.
+    The second one has sent everything by then, and the first one needs 150 ms."""
+    fair = VirtualFair()
+
+    def look(ms: float, **left: float) -> list[bool]:
+        flows = [
+            {"job": "a", "left": left["a"], "links": (0,)},
+            {"job": "a", "left": left["a"], "links": (1,)},
+            {"job": "b", "left": left["b"], "links": (0,), "bytes": 50e6},
+            {"job": "c", "left": left["c"], "links": (1,), "bytes": 50e6},
+        ]
+        both = state(*flows, capacity=(1e9, 1e9))
+        late: list[bool] = fair.look(both, Nanos(round(ms * MS))).tolist()
+        return late
+
+    look(0, a=SENDS, b=SENDS, c=SENDS)
+    look(100, a=IDLE, b=IDLE, c=IDLE)
+    look(200, a=SENDS, b=SENDS, c=IDLE)
+    look(300, a=SENDS, b=SENDS, c=SENDS)
+    assert not look(349, a=SENDS, b=SENDS, c=SENDS)[0]
+    assert look(351, a=SENDS, b=SENDS, c=SENDS)[0]
+
+
+def test_flows_come_and_go_and_the_others_go_on() -> None:
+    """What a flow has sent virtually is not forgotten when the rows of the table change."""
+    fair = VirtualFair()
+    a = {"job": "a", "links": (0,)}
+    new = {"job": "a", "links": (1,), "bytes": 1e6}
+    b = {"job": "b", "links": (2,)}
+
+    def look(ms: float, *flows: dict[str, Any]) -> list[bool]:
+        late: list[bool] = fair.look(
+            state(*flows, capacity=(1e9, 1e9, 1e9)), Nanos(round(ms * MS))
+        ).tolist()
+        return late
+
+    def sends(flow: dict[str, Any]) -> dict[str, Any]:
+        return {**flow, "left": SENDS}
+
+    look(0, sends(b), sends(a))
+    look(100, b, a)
+    look(200, sends(b), sends(a))
+    look(250, sends(new), sends(a), sends(b))
+    assert look(299, sends(new), sends(a), sends(b)) == [False, False]
+    assert look(301, sends(a), sends(b)) == [True, True]
+
+
+def test_flows_whose_path_is_not_known_do_not_count() -> None:
+    fair = VirtualFair()
+    a = {"job": "a", "links": ()}
+    for ms, left in ((0, SENDS), (100, IDLE), (200, SENDS), (5000, SENDS)):
+        late = fair.look(state({**a, "left": left}), Nanos(ms * MS)).tolist()
+    assert late == [False], "its virtual self stands still"
+
+
 def test_where_all_are_late_they_begin_anew() -> None:
     run = Run("a", "b")
     learn(run, "a", "b")

@@ -1,28 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-# Types of loops.py, for the compiler. Job: the fields of JOB, in the same order; that they are the
-# same is checked when arrays of them are made.
+# Types of loops.py, for the compiler. Job and Group: the fields of JOB and GROUP, in the same order;
+# that they are the same is checked when arrays of them are made.
 cimport cython
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
 cdef packed struct Job:
     uint8_t runs
     int64_t lead
-    double left
+    uint8_t sends
+    int64_t under_way
     double until
     double compute
-    double weight
-    double most
-    double speed
     uint8_t active
     double ended_at
+
+cdef packed struct Group:
+    int64_t job
+    double bytes
+    double weight
+    double left
+    double speed
+    uint8_t rises
 
 cdef double _inf, _second, _rounding, _pause, _pause_ns, _least_ns, _smoothing
 cdef int _most_steps
 
-@cython.locals(i=Py_ssize_t, h=Py_ssize_t)
+@cython.locals(g=Py_ssize_t, h=Py_ssize_t)
 cpdef void add_up(
-    const int32_t[:, ::1] paths, const int64_t[:] job, const double[::1] volume,
-    double[:, ::1] need, double[:, ::1] flows,
+    const Group[::1] groups, const int32_t[:, ::1] paths, double[:, ::1] need
 )
 
 @cython.locals(
@@ -30,15 +35,18 @@ cpdef void add_up(
     j=Py_ssize_t,
 )
 cpdef void see(
-    double now, Job[::1] jobs, const double[:, ::1] need, const int64_t[:] job,
-    const double[::1] remaining, const double[::1] wait, const double[::1] idle,
+    double now, Job[::1] jobs, Group[::1] groups, const double[:, ::1] need,
+    const int64_t[:] job, const double[::1] remaining, const double[::1] wait,
+    const double[::1] idle,
 )
 
 @cython.locals(took=double)
-cdef void begin_anew(Job[::1] jobs, Py_ssize_t j, double at)
+cdef void begin_anew(Job[::1] jobs, Group[::1] groups, Py_ssize_t j, double at)
 
 @cython.locals(others=Py_ssize_t, k=Py_ssize_t)
-cdef void forgive(Job[::1] jobs, Py_ssize_t j, const double[:, ::1] need)
+cdef void forgive(Job[::1] jobs, Group[::1] groups, Py_ssize_t j, const double[:, ::1] need)
+
+cdef void restart(Job[::1] jobs, Group[::1] groups, Py_ssize_t j)
 
 @cython.locals(link=Py_ssize_t)
 cdef bint meet(const double[:, ::1] need, Py_ssize_t j, Py_ssize_t k)
@@ -47,34 +55,38 @@ cdef bint meet(const double[:, ::1] need, Py_ssize_t j, Py_ssize_t k)
     work=double[:, ::1], now=double, stale=cython.bint, j=Py_ssize_t, step=double
 )
 cpdef void run(
-    double begin, double end, Job[::1] jobs, const double[:, ::1] need,
-    const double[:, ::1] flows, const double[::1] goodput,
+    double begin, double end, Job[::1] jobs, Group[::1] groups, const int32_t[:, ::1] paths,
+    const double[::1] goodput,
 )
 
-@cython.locals(j=Py_ssize_t, link=Py_ssize_t)
-cdef void find_most(Job[::1] jobs, const double[:, ::1] need, const double[:, ::1] flows)
+@cython.locals(known=Py_ssize_t[::1], j=Py_ssize_t, g=Py_ssize_t)
+cdef void count(Job[::1] jobs, Group[::1] groups, double now)
 
-@cython.locals(j=Py_ssize_t, step=double)
-cdef double until_next(Job[::1] jobs, double now, double most)
+@cython.locals(g=Py_ssize_t, j=Py_ssize_t, step=double)
+cdef double until_next(Job[::1] jobs, Group[::1] groups, double now, double most)
 
-@cython.locals(j=Py_ssize_t, link=Py_ssize_t)
-cdef void add_wishes(Job[::1] jobs, const double[:, ::1] need, double[::1] wish)
+@cython.locals(g=Py_ssize_t, j=Py_ssize_t, ended=cython.bint)
+cdef bint send(Job[::1] jobs, Group[::1] groups, double now, double step)
 
-cdef bint advance(Job[::1] jobs, Py_ssize_t j, double now, double step)
+cdef void end_iteration(Job[::1] jobs, Py_ssize_t j, double now)
+
+@cython.locals(g=Py_ssize_t)
+cdef void start(Job[::1] jobs, Group[::1] groups, Py_ssize_t j)
 
 @cython.locals(
-    left=double[::1], wish=double[::1], waiting=Py_ssize_t, j=Py_ssize_t, link=Py_ssize_t,
-    level=double, step=double,
+    left=double[::1], wish=double[::1], rising=Py_ssize_t, g=Py_ssize_t, j=Py_ssize_t,
+    link=Py_ssize_t, level=double, step=double,
 )
 cdef void find_speeds(
-    Job[::1] jobs, const double[:, ::1] need, const double[::1] goodput, double[:, ::1] work
+    Job[::1] jobs, Group[::1] groups, const int32_t[:, ::1] paths, const double[::1] goodput,
+    double[:, ::1] work,
 )
 
-@cython.locals(
-    left=double[::1], wish=double[::1], n=Py_ssize_t, j=Py_ssize_t, link=Py_ssize_t,
-    full=cython.bint,
-)
+@cython.locals(link=Py_ssize_t, g=Py_ssize_t, h=Py_ssize_t)
+cdef void add_wishes(Group[::1] groups, const int32_t[:, ::1] paths, double[::1] wish)
+
+@cython.locals(last=Py_ssize_t, n=Py_ssize_t, g=Py_ssize_t, h=Py_ssize_t, link=Py_ssize_t)
 cdef Py_ssize_t settle(
-    Job[::1] jobs, const double[:, ::1] need, const double[::1] goodput, double[:, ::1] work,
-    double level,
+    Group[::1] groups, const int32_t[:, ::1] paths, const double[::1] goodput,
+    double[::1] left, double level,
 )

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The virtual run from event to event, for whose sake this file is compiled (types: loops.pxd).
 
-What is done is the same when it is not compiled. F flows, J jobs, L links; arrays over links have
-L + 1 entries, of which the last one counts for nothing. `need`, float64[J, L + 1]: bytes per
-iteration; `jobs` is what `table` makes of JOB[J]. Times are ns, rates payload bytes/s.
+What is done is the same when it is not compiled. F flows, G groups of flows, J jobs, L links;
+arrays over links have L + 1 entries, of which the last one counts for nothing. `paths`,
+int32[G, H], padded with L; `need`, float64[J, L + 1]: bytes per iteration; `jobs` and `groups` are
+what `table` makes of JOB[J] and GROUP[G]. Times are ns, rates payload bytes/s.
 """
 
 import math
@@ -18,16 +19,25 @@ JOB = np.dtype(
     [
         ("runs", np.bool_),  # enough is known of it
         ("lead", np.int64),  # iterations that its virtual self has ended more than it has
-        ("left", np.float64),  # part of the virtual communication that is left; 0: it computes
+        ("sends", np.bool_),  # its virtual self does, or else it computes
+        ("under_way", np.int64),  # groups that have not sent all of the virtual iteration
         ("until", np.float64),  # when the virtual computation ends
         ("compute", np.float64),  # ns from the end of its communication to the next one's beginning
-        ("weight", np.float64),  # so much faster than others it may be
-        ("most", np.float64),  # bytes on its busiest link
-        ("speed", np.float64),  # part of its communication that it does per ns
         ("active", np.bool_),  # its real self sends
         ("ended_at", np.float64),  # when that has ended to send; NaN: never
     ]
 )
+GROUP = np.dtype(
+    [
+        ("job", np.int64),
+        ("bytes", np.float64),  # of an iteration
+        ("weight", np.float64),  # so much faster than others it may be
+        ("left", np.float64),  # part of the virtual iteration that is left
+        ("speed", np.float64),  # part of it that is sent per ns
+        ("rises", np.bool_),  # its rate is still to be found
+    ]
+)
+"""Flows of a job that take the same path."""
 MOST_STEPS = 1000
 """Virtual events from one look to the next; after more, what is left of the time is left out."""
 PAUSE, PAUSE_NS = 3.0, 100e6
@@ -44,29 +54,20 @@ _most_steps, _inf, _second, _rounding = MOST_STEPS, math.inf, 1e9, 1e-9
 _pause, _pause_ns, _least_ns, _smoothing = PAUSE, PAUSE_NS, LEAST_NS, SMOOTHING
 
 
-def table(jobs: NDArray[np.void]) -> Any:
-    """JOB[J] as the functions below want it."""
-    return jobs if COMPILED else jobs.view(np.recarray)
+def table(rows: NDArray[np.void]) -> Any:
+    """JOB[J] or GROUP[G] as the functions below want it."""
+    return rows if COMPILED else rows.view(np.recarray)
 
 
-def add_up(
-    paths: NDArray[np.int32],
-    job: NDArray[np.int64],
-    volume: NDArray[np.float64],
-    need: NDArray[np.float64],
-    flows: NDArray[np.float64],
-) -> None:
-    """Bytes per iteration of each job on each link, from those of its flows, and how many flows:
-    `need` and `flows`, zero before. `paths`, int32[F, H], padded with L."""
-    for i in range(len(job)):
-        if volume[i] > 0:
-            for h in range(paths.shape[1]):
-                need[job[i], paths[i, h]] += volume[i]
-                flows[job[i], paths[i, h]] += 1.0
+def add_up(groups: Any, paths: NDArray[np.int32], need: NDArray[np.float64]) -> None:
+    """Bytes per iteration of each job on each link: `need`, zero before."""
+    for g in range(len(groups)):
+        for h in range(paths.shape[1]):
+            need[groups[g].job, paths[g, h]] += groups[g].bytes
 
 
 def see(  # noqa: PLR0917
-    now: float, jobs: Any, need: Any, job: Any, remaining: Any, wait: Any, idle: Any
+    now: float, jobs: Any, groups: Any, need: Any, job: Any, remaining: Any, wait: Any, idle: Any
 ) -> None:
     """Whose real communication has begun or ended since the last look.
 
@@ -85,29 +86,30 @@ def see(  # noqa: PLR0917
     for j in range(len(jobs)):
         if sends[j] and not jobs[j].active:
             jobs[j].active = True
-            begin_anew(jobs, j, now - waits[j])
-            forgive(jobs, j, need)
+            begin_anew(jobs, groups, j, now - waits[j])
+            forgive(jobs, groups, j, need)
         elif jobs[j].active and not sends[j]:
             jobs[j].active = False
             jobs[j].ended_at = now - idles[j] if idles[j] < _inf else now
             jobs[j].lead -= 1
 
 
-def begin_anew(jobs: Any, j: int, at: float) -> None:
+def begin_anew(jobs: Any, groups: Any, j: int, at: float) -> None:
     """A job's real communication has begun: how long has it computed?"""
     if math.isnan(jobs[j].ended_at):
         return
     took = max(at - jobs[j].ended_at, _least_ns)
     if jobs[j].runs and took > _pause * jobs[j].compute + _pause_ns:
-        jobs[j].lead, jobs[j].left = 0, 1.0
+        restart(jobs, groups, j)
     elif jobs[j].runs:
         jobs[j].compute += (took - jobs[j].compute) * _smoothing
     else:
         # Known from now on: its virtual self begins together with it.
-        jobs[j].runs, jobs[j].compute, jobs[j].lead, jobs[j].left = True, took, 0, 1.0
+        jobs[j].runs, jobs[j].compute = True, took
+        restart(jobs, groups, j)
 
 
-def forgive(jobs: Any, j: int, need: Any) -> None:
+def forgive(jobs: Any, groups: Any, j: int, need: Any) -> None:
     """Where everybody is late, nobody can be helped: all would have their fair shares for ever,
     and never take turns again. Such a job begins anew together with its virtual self."""
     if jobs[j].lead <= 0:
@@ -119,7 +121,13 @@ def forgive(jobs: Any, j: int, need: Any) -> None:
                 return
             others += 1
     if others > 1:
-        jobs[j].lead, jobs[j].left = 0, 1.0
+        restart(jobs, groups, j)
+
+
+def restart(jobs: Any, groups: Any, j: int) -> None:
+    """A job's virtual self begins an iteration together with the real one."""
+    jobs[j].lead = 0
+    start(jobs, groups, j)
 
 
 def meet(need: Any, j: int, k: int) -> bool:
@@ -131,83 +139,97 @@ def meet(need: Any, j: int, k: int) -> bool:
 
 
 def run(  # noqa: PLR0917
-    begin: float,
-    end: float,
-    jobs: Any,
-    need: NDArray[np.float64],
-    flows: NDArray[np.float64],
-    goodput: NDArray[np.float64],
+    begin: float, end: float, jobs: Any, groups: Any, paths: Any, goodput: NDArray[np.float64]
 ) -> None:
-    """Go on from one time to another: somebody has sent everything, or has computed.
-
-    `flows`, float64[J, L + 1]: of how many flows each job counts as on each link.
-    """
-    work = np.zeros((3, len(goodput)))
+    """Go on from one time to another: somebody has sent everything, or has computed."""
+    work = np.zeros((2, len(goodput)))
     now, stale = begin, True
-    find_most(jobs, need, flows)
+    count(jobs, groups, now)
     for _ in range(_most_steps):
         if now >= end:
             return
         if stale:
-            find_speeds(jobs, need, goodput, work)
-            stale = False
-        step = until_next(jobs, now, end - now)
+            find_speeds(jobs, groups, paths, goodput, work)
+        step = until_next(jobs, groups, now, end - now)
         now += step
+        stale = send(jobs, groups, now, step)
         for j in range(len(jobs)):
-            if jobs[j].runs and advance(jobs, j, now, step):
+            if jobs[j].runs and not jobs[j].sends and now >= jobs[j].until:
+                start(jobs, groups, j)
                 stale = True
 
 
-def find_most(jobs: Any, need: Any, flows: Any) -> None:
-    """Bytes of each job on its busiest link, `most`, and how many of its flows cross that."""
+def count(jobs: Any, groups: Any, now: float) -> None:
+    """Flows have come and gone: what is each job's virtual self sending?"""
+    known = np.zeros(len(jobs), np.intp)
     for j in range(len(jobs)):
-        jobs[j].most, jobs[j].weight = 0.0, 1.0
-        for link in range(need.shape[1] - 1):
-            if need[j, link] > jobs[j].most:
-                jobs[j].most, jobs[j].weight = need[j, link], flows[j, link]
+        jobs[j].under_way = 0
+    for g in range(len(groups)):
+        if groups[g].bytes > 0:
+            known[groups[g].job] += 1
+            jobs[groups[g].job].under_way += groups[g].left > 0
+    for j in range(len(jobs)):
+        # A job all of whose flows have gone stands still.
+        if jobs[j].sends and jobs[j].under_way == 0 and known[j] > 0:
+            end_iteration(jobs, j, now)
 
 
-def until_next(jobs: Any, now: float, most: float) -> float:
-    """In how many ns the first job ends, or begins, to send; at most `most`."""
+def until_next(jobs: Any, groups: Any, now: float, most: float) -> float:
+    """In how many ns the first group has sent all, or the first job begins; at most `most`."""
     step = most
+    for g in range(len(groups)):
+        if groups[g].speed > 0:
+            step = min(step, groups[g].left / groups[g].speed)
     for j in range(len(jobs)):
-        if jobs[j].runs and jobs[j].left > 0:
-            if jobs[j].speed > 0:
-                step = min(step, jobs[j].left / jobs[j].speed)
-        elif jobs[j].runs:
+        if jobs[j].runs and not jobs[j].sends:
             step = min(step, max(jobs[j].until - now, 0.0))
     return step
 
 
-def advance(jobs: Any, j: int, now: float, step: float) -> bool:
-    """So much time has passed for a job; True: it has ended, or begun, to send."""
-    if jobs[j].left > 0:
-        jobs[j].left -= step * jobs[j].speed
-        if jobs[j].left > _rounding:
-            return False
-        jobs[j].left, jobs[j].until = 0.0, now + jobs[j].compute
-        jobs[j].lead += 1
-        return True
-    if now < jobs[j].until:
-        return False
-    jobs[j].left = 1.0
-    return True
+def send(jobs: Any, groups: Any, now: float, step: float) -> bool:
+    """All groups have sent for so long; True: one of them has nothing left."""
+    ended = False
+    for g in range(len(groups)):
+        if groups[g].speed > 0:
+            groups[g].left -= step * groups[g].speed
+            if groups[g].left <= _rounding:
+                groups[g].left, ended, j = 0.0, True, groups[g].job
+                jobs[j].under_way -= 1
+                if jobs[j].under_way == 0:
+                    end_iteration(jobs, j, now)
+    return ended
 
 
-def find_speeds(jobs: Any, need: Any, goodput: Any, work: Any) -> None:
-    """Progressive filling: the rates of all jobs on their busiest links grow, each by its weight,
-    until a link of theirs is full. `work`: float64[3, L + 1]."""
-    left, wish, waiting, level = work[0], work[1], 0, 0.0
+def end_iteration(jobs: Any, j: int, now: float) -> None:
+    """A virtual job has sent everything, and computes."""
+    jobs[j].sends, jobs[j].until = False, now + jobs[j].compute
+    jobs[j].lead += 1
+
+
+def start(jobs: Any, groups: Any, j: int) -> None:
+    """A virtual job begins to send."""
+    jobs[j].sends, jobs[j].under_way = True, 0
+    for g in range(len(groups)):
+        if groups[g].job == j and groups[g].bytes > 0:
+            groups[g].left = 1.0
+            jobs[j].under_way += 1
+
+
+def find_speeds(jobs: Any, groups: Any, paths: Any, goodput: Any, work: Any) -> None:
+    """Progressive filling: the rates of all groups grow, each by its weight, until a link of theirs
+    is full. `work`: float64[2, L + 1]."""
+    left, wish, rising, level = work[0], work[1], 0, 0.0
     for link in range(len(goodput)):
         left[link] = goodput[link]
-    for j in range(len(jobs)):
-        jobs[j].speed = 0.0
-        if jobs[j].runs and jobs[j].left > 0:
-            # -1: its rate still grows. A job all of whose flows have gone stands still.
-            jobs[j].speed = -1.0 if jobs[j].most > 0 else 0.0
-            waiting += jobs[j].most > 0
-    while waiting:
-        add_wishes(jobs, need, wish)
+    for g in range(len(groups)):
+        j = groups[g].job
+        groups[g].speed = 0.0
+        groups[g].rises = (
+            jobs[j].runs and jobs[j].sends and groups[g].left > 0 and groups[g].bytes > 0
+        )
+        rising += groups[g].rises
+    while rising:
+        add_wishes(groups, paths, wish)
         step = _inf
         for link in range(len(goodput) - 1):
             if wish[link] > 0:
@@ -215,29 +237,29 @@ def find_speeds(jobs: Any, need: Any, goodput: Any, work: Any) -> None:
         level += step
         for link in range(len(goodput) - 1):
             left[link] = max(left[link] - step * wish[link], 0.0)
-        waiting -= settle(jobs, need, goodput, work, level)
+        rising -= settle(groups, paths, goodput, left, level)
 
 
-def add_wishes(jobs: Any, need: Any, wish: Any) -> None:
+def add_wishes(groups: Any, paths: Any, wish: Any) -> None:
     """How much of each link is used for each byte/s of growth: `wish`, float64[L + 1]."""
-    for link in range(need.shape[1] - 1):
+    for link in range(len(wish)):
         wish[link] = 0.0
-        for j in range(len(jobs)):
-            if jobs[j].speed < 0:
-                wish[link] += jobs[j].weight * need[j, link] / jobs[j].most
+    for g in range(len(groups)):
+        if groups[g].rises:
+            for h in range(paths.shape[1]):
+                wish[paths[g, h]] += groups[g].weight
 
 
-def settle(jobs: Any, need: Any, goodput: Any, work: Any, level: float) -> int:
-    """Jobs that cross a full link have the rate `level`, times their weights, on their busiest one;
-    how many do."""
-    left, wish, n = work[0], work[1], 0
-    for j in range(len(jobs)):
-        if jobs[j].speed >= 0:
-            continue
-        for link in range(len(goodput) - 1):
-            full = wish[link] > 0 and left[link] <= _rounding * goodput[link]
-            if full and need[j, link] > 0:
-                jobs[j].speed = level * jobs[j].weight / jobs[j].most / _second
-                n += 1
-                break
+def settle(groups: Any, paths: Any, goodput: Any, left: Any, level: float) -> int:
+    """Groups that cross a full link have the rate `level`, times their weights; how many do."""
+    last, n = len(goodput) - 1, 0
+    for g in range(len(groups)):
+        if groups[g].rises:
+            for h in range(paths.shape[1]):
+                link = paths[g, h]
+                if link < last and left[link] <= _rounding * goodput[link]:
+                    groups[g].speed = level * groups[g].weight / groups[g].bytes / _second
+                    groups[g].rises = False
+                    n += 1
+                    break
     return n

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 
 from flowslot_rpc.http2 import Session
 
-DEADLINE_S = 30.0
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS = b"\0\0\0\4\0\0\0\0\0"
 

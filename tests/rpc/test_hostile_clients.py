@@ -3,21 +3,13 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
-from rawhttp2 import (
-    DEADLINE_S,
-    PREFACE,
-    SETTINGS,
-    fields,
-    frame,
-    raw_client,
-    read_all,
-)
+from channels import DEADLINE_S, channel
+from rawhttp2 import PREFACE, SETTINGS, fields, frame, raw_client, read_all
 
 from flowslot_rpc import server as serving
-from flowslot_rpc.client import Channel
 from flowslot_rpc.connection import UNREAD_BYTES
 from flowslot_rpc.http2 import STREAM_WINDOW
 from flowslot_rpc.server import Server, ServerCall, unary
@@ -53,21 +45,15 @@ def run(work: Callable[[Server, Deaf], Awaitable[None]]) -> None:
         await server.listen("127.0.0.1:0")
         async with asyncio.timeout(DEADLINE_S):
             await work(server, deaf)
-            async with channel(server) as one:
+            async with channel(at(server)) as one:
                 assert await one.unary("/t.T/Twice", b"ab", DEADLINE_S) == b"abab"
         await server.stop(0.0)
 
     asyncio.run(main())
 
 
-@contextlib.asynccontextmanager
-async def channel(server: Server) -> AsyncIterator[Channel]:
-    one = Channel(f"127.0.0.1:{server.port}")
-    await one.connect(DEADLINE_S)
-    try:
-        yield one
-    finally:
-        one.close()
+def at(server: Server) -> str:
+    return f"127.0.0.1:{server.port}"
 
 
 async def until_closed(server: Server, said: bytes) -> None:
@@ -107,7 +93,7 @@ def test_what_is_no_http2_is_closed(said: bytes) -> None:
 
 def test_who_says_nothing_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(server: Server, deaf: Deaf) -> None:
-        async with channel(server) as lives:
+        async with channel(at(server)) as lives:
             async with asyncio.TaskGroup() as group:
                 for said in (b"", PREFACE[:7], PREFACE, PREFACE + SETTINGS):
                     group.create_task(until_closed(server, said))
@@ -137,7 +123,7 @@ def test_fields_without_end_are_refused() -> None:
 
 def test_a_flood_that_nobody_reads_has_to_wait() -> None:
     async def work(server: Server, deaf: Deaf) -> None:
-        async with channel(server) as one:
+        async with channel(at(server)) as one:
             call = one.stream("/t.T/Deaf")
             sent = 0
 
@@ -187,9 +173,9 @@ def test_streams_that_are_opened_and_reset_leave_nothing() -> None:
 
 def test_connections_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(server: Server, deaf: Deaf) -> None:
-        async with channel(server), channel(server):
+        async with channel(at(server)), channel(at(server)):
             with pytest.raises(RpcError):
-                async with channel(server) as third:
+                async with channel(at(server)) as third:
                     await third.unary("/t.T/Twice", b"ab", 1.0)
         while server._connections:
             await asyncio.sleep(0.01)
@@ -238,7 +224,7 @@ def test_pongs_that_nobody_asked_for_keep_nobody(monkeypatch: pytest.MonkeyPatch
 
 def test_empty_messages_count_and_calls_that_are_over_keep_nothing() -> None:
     async def work(server: Server, deaf: Deaf) -> None:
-        async with channel(server) as one:
+        async with channel(at(server)) as one:
             call = one.stream("/t.T/Deaf")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(0.5):
@@ -270,7 +256,7 @@ def test_a_message_that_is_cut_off_is_no_end() -> None:
 
 def test_answers_that_are_late_do_not_end_the_connection() -> None:
     async def work(server: Server, deaf: Deaf) -> None:
-        async with channel(server) as one:
+        async with channel(at(server)) as one:
             call = one.stream("/t.T/Deaf")
             await call.write(b"x")
             for _ in range(2000):

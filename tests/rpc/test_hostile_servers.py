@@ -5,7 +5,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
-from rawhttp2 import DEADLINE_S, SETTINGS, frame, read_all
+from channels import DEADLINE_S
+from rawhttp2 import SETTINGS, frame, read_all
 
 from flowslot_rpc import client as calling
 from flowslot_rpc.client import Channel

@@ -3,7 +3,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 import pytest
 from channels import DEADLINE_S, channel
@@ -11,7 +11,7 @@ from rawhttp2 import PREFACE, SETTINGS, fields, frame, raw_client, read_all
 
 from flowslot_rpc import server as serving
 from flowslot_rpc.connection import UNREAD_BYTES
-from flowslot_rpc.http2 import STREAM_WINDOW
+from flowslot_rpc.http2 import RESET_BURST, STREAM_WINDOW
 from flowslot_rpc.server import Server, ServerCall, unary
 from flowslot_rpc.status import CANCEL, RpcError, Status
 
@@ -64,6 +64,19 @@ async def until_closed(server: Server, said: bytes) -> None:
     writer.close()
 
 
+async def flood(server: Server, said: Iterable[bytes]) -> None:
+    """Say all this and read nothing: the server leaves before the end."""
+    _, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
+    writer.transport.pause_reading()  # type: ignore[attr-defined]
+    writer.write(PREFACE + SETTINGS)
+    with pytest.raises(ConnectionError):
+        for part in said:
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(0)
+    assert not server._connections
+
+
 @pytest.mark.parametrize(
     "said",
     [
@@ -75,18 +88,11 @@ async def until_closed(server: Server, said: bytes) -> None:
         PREFACE + SETTINGS + frame(1, 4, 1, b"\xff" * 100),  # fields that cannot be unpacked
         PREFACE + SETTINGS + frame(6, 0, 0, b"short"),
         PREFACE + SETTINGS + frame(8, 0, 0, b"\x7f\xff\xff\xff"),  # a window that overflows
-        PREFACE + SETTINGS + frame(6, 0, 0, bytes(8)) * 50_000,  # pings, whose answers nobody reads
     ],
 )
 def test_what_is_no_http2_is_closed(said: bytes) -> None:
     async def work(server: Server, deaf: Deaf) -> None:
-        if said.endswith(bytes(8)):
-            _, writer = await asyncio.open_connection("127.0.0.1", server.port)
-            writer.write(said)
-            await asyncio.sleep(0.2)
-            writer.close()
-        else:
-            await until_closed(server, said)
+        await until_closed(server, said)
 
     run(work)
 
@@ -161,12 +167,32 @@ def test_who_does_not_read_is_not_written_to_without_end() -> None:
 def test_streams_that_are_opened_and_reset_leave_nothing() -> None:
     async def work(server: Server, deaf: Deaf) -> None:
         async with raw_client(server.port) as raw:
-            for _ in range(500):
-                raw.session.reset(raw.session.request(fields(b"/t.T/Deaf")), CANCEL)
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(raw.exchange(), 0.001)
-            while any(c.streams for c in server._connections) or server._calls:
+            for n in range(500):
+                call = raw.session.request(fields(b"/t.T/Deaf"))
+                raw.say()
+                while len(deaf.calls) <= n:
+                    await asyncio.sleep(0)
+                raw.session.reset(call, CANCEL)
+                raw.say()
+            (connection,) = server._connections
+            while connection.streams or server._calls:
                 await asyncio.sleep(0.01)
+            assert connection.open, "so many do not cost the connection"
+
+    run(work)
+
+
+def test_who_resets_streams_without_end_is_left_and_may_come_again() -> None:
+    async def work(server: Server, deaf: Deaf) -> None:
+        async with channel(at(server)) as one:
+            begun = 0
+            while one.connected:
+                for _ in range(100):
+                    one.stream("/t.T/Deaf").cancel()
+                begun += 100
+                await asyncio.sleep(0)
+            assert begun >= RESET_BURST
+            assert await one.unary("/t.T/Twice", b"ab", DEADLINE_S) == b"abab"
 
     run(work)
 
@@ -188,18 +214,20 @@ def test_who_makes_us_answer_and_takes_no_answers_is_left() -> None:
     """Streams without end, refused by frames that nobody reads."""
 
     async def work(server: Server, deaf: Deaf) -> None:
-        _, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
-        writer.transport.pause_reading()  # type: ignore[attr-defined]
-        writer.write(PREFACE + SETTINGS)
-        stream = 1
-        with pytest.raises(ConnectionError):
-            for _ in range(300):
-                opened = range(stream, stream + 20_000, 2)
-                writer.write(b"".join(frame(1, 5, n, b"\x83\x86\x84") for n in opened))
-                await writer.drain()
-                await asyncio.sleep(0)
-                stream += 20_000
-        assert not server._connections
+        await flood(
+            server,
+            (
+                b"".join(frame(1, 5, stream, b"\x83\x86\x84") for stream in range(n, n + 20_000, 2))
+                for n in range(1, 6_000_000, 20_000)
+            ),
+        )
+
+    run(work)
+
+
+def test_pings_without_end_end_the_connection() -> None:
+    async def work(server: Server, deaf: Deaf) -> None:
+        await flood(server, (frame(6, 0, 0, bytes(8)) * 10_000 for _ in range(300)))
 
     run(work)
 

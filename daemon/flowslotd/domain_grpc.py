@@ -81,6 +81,7 @@ class GrpcDomain:
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at: Nanos | None = None
         self._task: asyncio.Task[None] | None = None
+        self._asking: asyncio.Task[None] | None = None  # kept, or it may be gone before its end
         self._channel: Channel | None = None
         self._pid: int | None = None
 

@@ -47,7 +47,7 @@ def check_counts(field: str, values: Sequence[int]) -> Sequence[int]:
     return values
 
 
-def check_count(value: int, field: str) -> int:
+def check_count(field: str, value: int) -> int:
     """Returns it."""
     if value > MAX_INT:
         raise ProtocolError(f"field `{field}`: must be at most 2^62, got {value}")

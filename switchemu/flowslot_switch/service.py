@@ -68,7 +68,7 @@ class SwitchService:
         engine = self.engine
         now = engine.now()
         horizon = engine.config.settings.horizon
-        links = read_links(request.links, engine.link_index, "links")
+        links = read_links("links", request.links, engine.link_index)
         if request.slots > horizon:
             raise ProtocolError(f"field `slots`: must be at most {horizon}")
         rows = self._rows(engine, now, links, request.slots or horizon)
@@ -81,8 +81,8 @@ class SwitchService:
         engine = self.engine
         now = engine.now()
         slot = engine.slot(now)
-        links = read_links(request.links, engine.link_index, "links")
-        rates = read_rates(request.rates, "rates", engine.config.settings.horizon)
+        links = read_links("links", request.links, engine.link_index)
+        rates = read_rates("rates", request.rates, engine.config.settings.horizon)
         if len(request.scheduler) > MAX_NAME:
             raise ProtocolError(f"field `scheduler`: must have at most {MAX_NAME} characters")
         offset = request.slot - slot if request.HasField("slot") else 0

@@ -8,7 +8,7 @@ from typing import Protocol, cast
 
 from flowslot_rpc.events import Event, Headers
 from flowslot_rpc.http2 import Http2Error, Session
-from flowslot_rpc.status import CANCEL, RpcError, Status, of_reset
+from flowslot_rpc.status import CANCEL, Rejected, RpcError, Status, of_reset
 
 PREFIX_BYTES = 5  # of each message: whether it is compressed, and its length
 UNREAD_BYTES = 1 << 16
@@ -311,7 +311,7 @@ class Stream:
     def refuse(self, status: Status, details: str) -> None:
         """What came cannot be taken: the call fails."""
         self._partial.clear()
-        self._error = self._error or RpcError(status, details)
+        self._error = self._error or Rejected(status, details)
 
     def told(self, fields: Headers) -> None:
         """Fields have come: of a response, or trailing."""
@@ -320,7 +320,7 @@ class Stream:
         """The other side sends nothing more."""
         self._no_more = True
         if self._partial and self._error is None:
-            self._error = RpcError(Status.INTERNAL, "the last message was cut off")
+            self._error = Rejected(Status.INTERNAL, "the last message was cut off")
         self.wake()
 
     def closed(self, error: RpcError) -> None:

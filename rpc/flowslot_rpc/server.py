@@ -12,7 +12,7 @@ from flowslot_rpc.address import split
 from flowslot_rpc.connection import Connection, Stream
 from flowslot_rpc.events import Headers
 from flowslot_rpc.http2 import Http2Error, Session
-from flowslot_rpc.status import REFUSED_STREAM, RpcError, Status
+from flowslot_rpc.status import REFUSED_STREAM, Rejected, RpcError, Status
 
 MAX_CONNECTIONS = 1024
 MAX_STREAMS = 64
@@ -195,7 +195,7 @@ def unary(answer: Callable[[ServerCall, bytes], bytes]) -> Handler:
     async def handle(call: ServerCall) -> None:
         request = await call.read()
         if request is None or await call.read() is not None:
-            raise RpcError(Status.INVALID_ARGUMENT, "must be one message")
+            raise Rejected(Status.INVALID_ARGUMENT, "must be one message")
         await call.write(answer(call, request))
 
     return handle

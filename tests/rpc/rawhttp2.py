@@ -5,7 +5,9 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+from flowslot_rpc.events import Event
 from flowslot_rpc.http2 import Session
+from flowslot_rpc.status import Status
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS = b"\0\0\0\4\0\0\0\0\0"
@@ -45,11 +47,20 @@ class RawClient:
     def say(self) -> None:
         self._writer.write(self.session.output())
 
-    async def exchange(self) -> list[tuple[str, int, object]]:
+    async def exchange(self) -> list[Event]:
         """Say what there is to say, hear what comes."""
         self.say()
         self.session.receive(await self._reader.read(1 << 16))
-        return list(self.session.events())
+        return self.session.events()
+
+    async def status(self) -> Status:
+        """What the call is closed with; there is only one."""
+        told: dict[bytes, bytes] = {}
+        while b"grpc-status" not in told:
+            for event in await self.exchange():
+                if event[0] == "headers":
+                    told |= dict(event[2])
+        return Status(int(told[b"grpc-status"]))
 
 
 @contextlib.asynccontextmanager

@@ -45,6 +45,8 @@ class Connection(asyncio.Protocol):
         self.greeted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the other side has shown that it speaks HTTP/2; fails if it has gone."""
         self.greeted.add_done_callback(lambda future: future.cancelled() or future.exception())
+        self.host = self.peer = "?"
+        """The other side's address, and the same with its port, for people."""
         self.open = True
         """New streams may be opened on it."""
         self._listener = listener
@@ -53,17 +55,14 @@ class Connection(asyncio.Protocol):
         self._blocked: set[Stream] = set()
         self._waiting_since: float | None = None
 
-    @property
-    def peer(self) -> str:
-        """Its address, for people."""
-        name = self._transport.get_extra_info("peername") if self._transport else None
-        return f"{name[0]}:{name[1]}" if name else "?"
-
     # --- asyncio's protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Our settings go first."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is not derived from it
+        name = transport.get_extra_info("peername")
+        if name:
+            self.host, self.peer = name[0], f"{name[0]}:{name[1]}"
         self._listener.made(self)
         self.flush()
 

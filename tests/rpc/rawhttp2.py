@@ -64,8 +64,9 @@ class RawClient:
 
 
 @contextlib.asynccontextmanager
-async def raw_client(port: int) -> AsyncIterator[RawClient]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+async def raw_client(port: int, host: str = "127.0.0.1") -> AsyncIterator[RawClient]:
+    """From `host`, any of this machine's addresses."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(host, 0))
     try:
         yield RawClient(reader, writer)
     finally:

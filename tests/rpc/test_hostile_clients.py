@@ -3,57 +3,17 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 
 import pytest
-from channels import DEADLINE_S, channel
+from ours import DEADLINE_S, Deaf, at, channel, run
 from rawhttp2 import PREFACE, SETTINGS, fields, frame, raw_client, read_all
 
 from flowslot_rpc import server as serving
 from flowslot_rpc.connection import UNREAD_BYTES
 from flowslot_rpc.http2 import RESET_BURST, STREAM_WINDOW
-from flowslot_rpc.server import Server, ServerCall, unary
-from flowslot_rpc.status import CANCEL, RpcError, Status
-
-
-class Deaf:
-    """A method that does not read, and one that writes without end."""
-
-    def __init__(self) -> None:
-        self.calls: list[ServerCall] = []
-        self.written = 0
-
-    async def deaf(self, call: ServerCall) -> None:
-        self.calls.append(call)
-        await asyncio.sleep(DEADLINE_S)
-
-    async def talkative(self, call: ServerCall) -> None:
-        while True:
-            await call.write(bytes(1000))
-            self.written += 1000
-
-
-def run(work: Callable[[Server, Deaf], Awaitable[None]]) -> None:
-    async def main() -> None:
-        deaf = Deaf()
-        handlers = {
-            "/t.T/Deaf": deaf.deaf,
-            "/t.T/Talkative": deaf.talkative,
-            "/t.T/Twice": unary(lambda call, request: request * 2),
-        }
-        server = Server(handlers, max_message=1 << 20, max_calls=100)
-        await server.listen("127.0.0.1:0")
-        async with asyncio.timeout(DEADLINE_S):
-            await work(server, deaf)
-            async with channel(at(server)) as one:
-                assert await one.unary("/t.T/Twice", b"ab", DEADLINE_S) == b"abab"
-        await server.stop(0.0)
-
-    asyncio.run(main())
-
-
-def at(server: Server) -> str:
-    return f"127.0.0.1:{server.port}"
+from flowslot_rpc.server import Server
+from flowslot_rpc.status import CANCEL, Status
 
 
 async def until_closed(server: Server, said: bytes) -> None:
@@ -194,19 +154,6 @@ def test_who_resets_streams_without_end_is_left_and_may_come_again() -> None:
             assert begun >= RESET_BURST
             assert await one.unary("/t.T/Twice", b"ab", DEADLINE_S) == b"abab"
 
-    run(work)
-
-
-def test_connections_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def work(server: Server, deaf: Deaf) -> None:
-        async with channel(at(server)), channel(at(server)):
-            with pytest.raises(RpcError):
-                async with channel(at(server)) as third:
-                    await third.unary("/t.T/Twice", b"ab", 1.0)
-        while server._connections:
-            await asyncio.sleep(0.01)
-
-    monkeypatch.setattr(serving, "MAX_CONNECTIONS", 2)
     run(work)
 
 

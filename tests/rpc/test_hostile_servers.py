@@ -5,7 +5,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
-from channels import DEADLINE_S
+from ours import DEADLINE_S
 from rawhttp2 import SETTINGS, frame, read_all
 
 from flowslot_rpc import client as calling

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
-from channels import DEADLINE_S, channel
+from ours import DEADLINE_S, channel
 
 from flowslot_rpc.client import Call
 from flowslot_rpc.server import Server, ServerCall, unary
@@ -100,7 +100,7 @@ class Generic(grpc.GenericRpcHandler):
 
 
 @contextlib.asynccontextmanager
-async def ours(max_calls: int = 100) -> AsyncIterator[str]:
+async def ours(max_calls: int = 400) -> AsyncIterator[str]:
     server = Server(HANDLERS, max_message=MAX_MESSAGE, max_calls=max_calls)
     await server.listen("127.0.0.1:0")
     try:

@@ -18,7 +18,7 @@ from flowslot_switch.engine import Engine
 from flowslot_switch.service import SwitchService
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "rpc"))
-from channels import DEADLINE_S
+from ours import DEADLINE_S
 from rawhttp2 import RawClient, fields, raw_client
 
 CUT_OFF = b"\0\0\0\0\5cut"

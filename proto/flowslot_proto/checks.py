@@ -61,6 +61,13 @@ def check_rates(field: str, values: Sequence[float]) -> Sequence[float]:
     return values
 
 
+def check_range(field: str, values: Sequence[float], least: int) -> Sequence[float]:
+    """Returns them: rates that are reckoned with, which must not overflow."""
+    if not all(least <= value <= MAX_INT for value in values):
+        raise ProtocolError(f"field `{field}`: must be {least} to 2^62")
+    return values
+
+
 def check_name(field: str, text: str) -> str:
     """Returns it."""
     if not 0 < len(text) <= MAX_NAME:

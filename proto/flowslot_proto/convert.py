@@ -8,6 +8,7 @@ ProtocolErrors that name the field. Imports no gRPC: a daemon that needs none lo
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from flowslot.errors import ProtocolError
 from flowslot.messages import (
@@ -31,11 +32,14 @@ from flowslot_proto.checks import (
     check_counts,
     check_indices,
     check_name,
+    check_range,
     check_rates,
     same_length,
 )
 
 MAX_LINKS = 65536
+MAX_SLOTS = 1000
+"""As many as a horizon may have."""
 
 
 # --- writing
@@ -312,3 +316,33 @@ def read_rates(field: str, values: Sequence[float], most: int) -> list[float]:
     if len(values) > most:
         raise ProtocolError(f"field `{field}`: must have at most {most} rates, got {len(values)}")
     return list(check_rates(field, values))
+
+
+class Loads(NamedTuple):
+    """What FetchFeedback answers of N links, in the order asked."""
+
+    slot: int
+    slot_ns: int
+    load: list[Sequence[float]]
+    """N rows of K payload bytes/s, from `slot` on; K is at least 1."""
+    reservable: Sequence[float]
+
+
+def read_feedback(reply: pb.FetchFeedbackReply, names: Sequence[str]) -> Loads:
+    """The links that were asked have these names. Raises ProtocolError."""
+    if [row.link for row in reply.links] != list(names):
+        raise ProtocolError("field `links`: must be those that were asked, in their order")
+    slots = len(reply.links[0].load) if names else 0
+    if not 0 < slots <= MAX_SLOTS:
+        problem = f"must have 1 to {MAX_SLOTS} rates, got {slots}"
+        raise ProtocolError(f"field `links[0].load`: {problem}")
+    for i, row in enumerate(reply.links):
+        if len(row.load) != slots:
+            problem = f"must have as many rates as the first ({slots}), got {len(row.load)}"
+            raise ProtocolError(f"field `links[{i}].load`: {problem}")
+    return Loads(
+        check_count("slot", reply.slot),
+        check_count("slot_ns", reply.slot_ns),
+        [check_range(f"links[{i}].load", row.load, 0) for i, row in enumerate(reply.links)],
+        check_range("links.reservable", [row.reservable for row in reply.links], 1),
+    )

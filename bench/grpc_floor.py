@@ -49,7 +49,7 @@ class Ours:
             while (message := await call.read()) is not None:
                 await call.write(message)
 
-        server = Server({METHOD: echo}, max_message=1 << 20, max_calls=100)
+        server = Server({METHOD: echo}, max_message=1 << 20, max_calls=1000)
         await server.listen(f"127.0.0.1:{port}")
         await asyncio.Event().wait()
 

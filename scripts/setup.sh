@@ -35,6 +35,11 @@ missing=()
 for package in "${packages[@]}"; do
   dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
 done
+# Debian 12's first one does not have a limit that the binding sets (of streams that are reset).
+nghttp2=$(dpkg-query -W -f='${Version}' libnghttp2-dev 2>/dev/null || true)
+if [ -n "$nghttp2" ] && dpkg --compare-versions "$nghttp2" lt 1.52.0-1+deb12u1; then
+  missing+=(libnghttp2-dev)
+fi
 if [ ${#missing[@]} -gt 0 ]; then
   echo "setup: apt packages: ${missing[*]}"
   export DEBIAN_FRONTEND=noninteractive

@@ -21,7 +21,7 @@ from flowslot.units import MILLISECOND, Nanos
 from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto import methods
 from flowslot_proto.checks import parse
-from flowslot_proto.convert import read_arbiter, write_daemon
+from flowslot_proto.convert import read_arbiter, read_feedback, write_daemon
 from flowslot_rpc.client import Call, Channel
 from flowslot_rpc.status import RpcError
 from flowslotd.clock import monotonic, wall
@@ -81,6 +81,7 @@ class GrpcDomain:
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at: Nanos | None = None
         self._task: asyncio.Task[None] | None = None
+        self._asking: asyncio.Task[None] | None = None  # kept, or it may be gone before its end
         self._channel: Channel | None = None
         self._pid: int | None = None
 
@@ -117,17 +118,17 @@ class GrpcDomain:
         }
 
     async def load_table(self, now: Nanos) -> Floats | None:
-        """See Domain; None when the switch does not answer."""
+        """See Domain; None when the switch does not answer in a way that makes sense."""
         if self._channel is None:
             return None
         request = pb.FetchFeedbackRequest(links=self._names).SerializeToString()
         try:
             raw = await self._channel.unary(methods.FETCH_FEEDBACK, request, CALL_S)
-            reply = parse(pb.FetchFeedbackReply, raw)
+            said = read_feedback(parse(pb.FetchFeedbackReply, raw), self._names)
         except (RpcError, ProtocolError):
             return None
-        table = np.full((len(self._topology.links), len(reply.path)), np.nan)
-        table[list(self._held)] = [row.load for row in reply.links]
+        table = np.full((len(self._topology.links), len(said.load[0])), np.nan)
+        table[list(self._held)] = said.load
         return table
 
     async def start(self) -> None:

@@ -15,6 +15,7 @@ from flowslot.units import Nanos
 from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto import methods
 from flowslot_proto.checks import M, parse
+from flowslot_proto.convert import read_feedback
 from flowslot_rpc.client import Channel
 from flowslot_rpc.status import RpcError, Status
 from flowslotd.feedback import NoAnswer
@@ -38,17 +39,18 @@ class GrpcRemote:
 
     async def fetch(self, links: Sequence[int], timeout_s: float) -> Feedback:
         """See Remote."""
-        request = pb.FetchFeedbackRequest(links=[self._names[link] for link in links])
+        names = [self._names[link] for link in links]
+        request = pb.FetchFeedbackRequest(links=names)
         reply = await self._call(methods.FETCH_FEEDBACK, request, pb.FetchFeedbackReply, timeout_s)
         self.connected = True
-        load = np.array([row.load for row in reply.links], dtype=np.float64)
-        reservable = np.array([row.reservable for row in reply.links], dtype=np.float64)
-        if reply.slot_ns != self._slot_ns:
-            theirs, ours = reply.slot_ns / 1e6, self._slot_ns / 1e6
+        try:
+            said = read_feedback(reply, names)
+        except ProtocolError as error:
+            raise NoAnswer(f"answered something else: {error}") from None
+        if said.slot_ns != self._slot_ns:
+            theirs, ours = said.slot_ns / 1e6, self._slot_ns / 1e6
             raise NoAnswer(f"has slots of {theirs:g} ms, this daemon of {ours:g}: set the same")
-        if load.shape != (len(links), len(reply.path)) or not np.isfinite(load).all():
-            raise NoAnswer("answered something other than the load of the links that were asked")
-        return Feedback(reply.slot, tuple(links), load, reservable)
+        return Feedback(said.slot, tuple(links), np.array(said.load), np.array(said.reservable))
 
     async def update(self, update: Update, links: Sequence[int], timeout_s: float) -> bool:
         """See Remote."""

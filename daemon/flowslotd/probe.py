@@ -116,7 +116,10 @@ def nghttp2() -> Finding:
     try:
         importlib.import_module("flowslot_rpc.http2")
     except ImportError as error:
-        advice = "Install libnghttp2-14; without it there is no negotiation with switch processes."
+        advice = (
+            "Install libnghttp2-14, 1.57 or newer (of Debian 12: 1.52.0-1+deb12u1); without it "
+            "there is no negotiation with switch processes."
+        )
         return Finding("nghttp2", "missing", str(error), advice)
     return Finding("nghttp2", "ok", "libnghttp2.so.14")
 

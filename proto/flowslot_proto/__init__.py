@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wire format between daemons and the emulated switch; `convert` is the way in and out of it."""
+"""Wire formats: of daemons and the emulated switch (`convert`), and among daemons (`peers`)."""

@@ -47,7 +47,7 @@ def check_counts(field: str, values: Sequence[int]) -> Sequence[int]:
     return values
 
 
-def check_count(value: int, field: str) -> int:
+def check_count(field: str, value: int) -> int:
     """Returns it."""
     if value > MAX_INT:
         raise ProtocolError(f"field `{field}`: must be at most 2^62, got {value}")
@@ -58,6 +58,13 @@ def check_rates(field: str, values: Sequence[float]) -> Sequence[float]:
     """Returns them."""
     if values and not (all(map(math.isfinite, values)) and min(values) >= 0):
         raise ProtocolError(f"field `{field}`: must be finite and at least 0")
+    return values
+
+
+def check_range(field: str, values: Sequence[float], least: int) -> Sequence[float]:
+    """Returns them: rates that are reckoned with, which must not overflow."""
+    if not all(least <= value <= MAX_INT for value in values):
+        raise ProtocolError(f"field `{field}`: must be {least} to 2^62")
     return values
 
 

@@ -8,6 +8,7 @@ ProtocolErrors that name the field. Imports no gRPC: a daemon that needs none lo
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from flowslot.errors import ProtocolError
 from flowslot.messages import (
@@ -31,11 +32,14 @@ from flowslot_proto.checks import (
     check_counts,
     check_indices,
     check_name,
+    check_range,
     check_rates,
     same_length,
 )
 
 MAX_LINKS = 65536
+MAX_SLOTS = 1000
+"""As many as a horizon may have."""
 
 
 # --- writing
@@ -154,11 +158,11 @@ def read_opening(message: pb.DaemonMessage) -> Opening:
     return Opening(
         Hello(
             check_name("hello.daemon", hello.daemon),
-            check_count(message.session, "session"),
+            check_count("session", message.session),
             tuple(map(Held, held.flow, incs, rates)),
         ),
         links,
-        check_count(hello.lease_ns, "hello.lease_ns"),
+        check_count("hello.lease_ns", hello.lease_ns),
     )
 
 
@@ -168,7 +172,7 @@ def read_daemon(message: pb.DaemonMessage, links: Sequence[int]) -> FromDaemon:
     Raises ProtocolError.
     """
     return FromDaemon(
-        session=check_count(message.session, "session"),
+        session=check_count("session", message.session),
         dones=_read_dones(message.dones) if message.HasField("dones") else (),
         demands=_read_demands(message.demands, links) if message.HasField("demands") else (),
         acks=_read_acks(message.acks) if message.HasField("acks") else (),
@@ -180,10 +184,10 @@ def read_arbiter(message: pb.ArbiterMessage) -> FromArbiter:
     """Raises ProtocolError."""
     echo = message.echo if message.HasField("echo") else None
     return FromArbiter(
-        session=check_count(message.session, "session"),
+        session=check_count("session", message.session),
         grants=_read_grants(message.grants) if message.HasField("grants") else (),
         refusals=[Refusal(r.flow, r.inc, r.reason) for r in message.refusals],
-        echo=HeartbeatEcho(check_count(echo.n, "echo.n"), check_count(echo.wall_ns, "echo.wall_ns"))
+        echo=HeartbeatEcho(check_count("echo.n", echo.n), check_count("echo.wall_ns", echo.wall_ns))
         if echo is not None
         else None,
     )
@@ -256,8 +260,8 @@ def _read_acks(batch: pb.AckBatch) -> list[Ack]:
 
 
 def _read_heartbeat(heartbeat: pb.Heartbeat) -> Heartbeat:
-    n = check_count(heartbeat.n, "heartbeat.n")
-    return Heartbeat(n, check_count(heartbeat.wall_ns, "heartbeat.wall_ns"))
+    n = check_count("heartbeat.n", heartbeat.n)
+    return Heartbeat(n, check_count("heartbeat.wall_ns", heartbeat.wall_ns))
 
 
 def _read_grants(batch: pb.GrantBatch) -> list[Grant]:
@@ -293,7 +297,7 @@ def _read_grants(batch: pb.GrantBatch) -> list[Grant]:
 # --- names and numbers of the unary calls
 
 
-def read_links(names: Iterable[str], known: Mapping[str, int], field: str) -> tuple[int, ...]:
+def read_links(field: str, names: Iterable[str], known: Mapping[str, int]) -> tuple[int, ...]:
     """Indices of named links. Raises ProtocolError for an unknown or repeated one, or for none."""
     found: dict[str, int] = {}
     for i, name in enumerate(names):
@@ -307,8 +311,38 @@ def read_links(names: Iterable[str], known: Mapping[str, int], field: str) -> tu
     return tuple(found.values())
 
 
-def read_rates(values: Sequence[float], field: str, most: int) -> list[float]:
+def read_rates(field: str, values: Sequence[float], most: int) -> list[float]:
     """Rates of a request. Raises ProtocolError unless they are at most `most`, finite and >= 0."""
     if len(values) > most:
         raise ProtocolError(f"field `{field}`: must have at most {most} rates, got {len(values)}")
     return list(check_rates(field, values))
+
+
+class Loads(NamedTuple):
+    """What FetchFeedback answers of N links, in the order asked."""
+
+    slot: int
+    slot_ns: int
+    load: list[Sequence[float]]
+    """N rows of K payload bytes/s, from `slot` on; K is at least 1."""
+    reservable: Sequence[float]
+
+
+def read_feedback(reply: pb.FetchFeedbackReply, names: Sequence[str]) -> Loads:
+    """The links that were asked have these names. Raises ProtocolError."""
+    if [row.link for row in reply.links] != list(names):
+        raise ProtocolError("field `links`: must be those that were asked, in their order")
+    slots = len(reply.links[0].load) if names else 0
+    if not 0 < slots <= MAX_SLOTS:
+        problem = f"must have 1 to {MAX_SLOTS} rates, got {slots}"
+        raise ProtocolError(f"field `links[0].load`: {problem}")
+    for i, row in enumerate(reply.links):
+        if len(row.load) != slots:
+            problem = f"must have as many rates as the first ({slots}), got {len(row.load)}"
+            raise ProtocolError(f"field `links[{i}].load`: {problem}")
+    return Loads(
+        check_count("slot", reply.slot),
+        check_count("slot_ns", reply.slot_ns),
+        [check_range(f"links[{i}].load", row.load, 0) for i, row in enumerate(reply.links)],
+        check_range("links.reservable", [row.reservable for row in reply.links], 1),
+    )

@@ -82,4 +82,4 @@ def read_peer(datagram: bytes) -> tuple[str, int, list[Progress]]:
         message.sent,
         check_rates("by_end", message.by_end),
     )
-    return check_name("host", message.host), check_count(message.n, "n"), list(said)
+    return check_name("host", message.host), check_count("n", message.n), list(said)

@@ -111,7 +111,8 @@ class Channel:
         except BaseException as error:
             if connection is not None:
                 connection.abort()
-            if isinstance(error, OSError):  # TimeoutError is one
+            # TimeoutError is an OSError; a name that cannot be one is a UnicodeError.
+            if isinstance(error, OSError | UnicodeError):
                 problem = f"cannot be reached: {str(error) or 'no answer in time'}"
                 raise RpcError(Status.UNAVAILABLE, problem) from None
             raise

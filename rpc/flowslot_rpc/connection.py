@@ -8,7 +8,7 @@ from typing import Protocol, cast
 
 from flowslot_rpc.events import Event, Headers
 from flowslot_rpc.http2 import Http2Error, Session
-from flowslot_rpc.status import CANCEL, RpcError, Status, of_reset
+from flowslot_rpc.status import CANCEL, Rejected, RpcError, Status, of_reset
 
 PREFIX_BYTES = 5  # of each message: whether it is compressed, and its length
 UNREAD_BYTES = 1 << 16
@@ -45,6 +45,8 @@ class Connection(asyncio.Protocol):
         self.greeted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the other side has shown that it speaks HTTP/2; fails if it has gone."""
         self.greeted.add_done_callback(lambda future: future.cancelled() or future.exception())
+        self.host = self.peer = "?"
+        """The other side's address, and the same with its port, for people."""
         self.open = True
         """New streams may be opened on it."""
         self._listener = listener
@@ -53,17 +55,14 @@ class Connection(asyncio.Protocol):
         self._blocked: set[Stream] = set()
         self._waiting_since: float | None = None
 
-    @property
-    def peer(self) -> str:
-        """Its address, for people."""
-        name = self._transport.get_extra_info("peername") if self._transport else None
-        return f"{name[0]}:{name[1]}" if name else "?"
-
     # --- asyncio's protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Our settings go first."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is not derived from it
+        name = transport.get_extra_info("peername")
+        if name:
+            self.host, self.peer = name[0], f"{name[0]}:{name[1]}"
         self._listener.made(self)
         self.flush()
 
@@ -311,7 +310,7 @@ class Stream:
     def refuse(self, status: Status, details: str) -> None:
         """What came cannot be taken: the call fails."""
         self._partial.clear()
-        self._error = self._error or RpcError(status, details)
+        self._error = self._error or Rejected(status, details)
 
     def told(self, fields: Headers) -> None:
         """Fields have come: of a response, or trailing."""
@@ -320,7 +319,7 @@ class Stream:
         """The other side sends nothing more."""
         self._no_more = True
         if self._partial and self._error is None:
-            self._error = RpcError(Status.INTERNAL, "the last message was cut off")
+            self._error = Rejected(Status.INTERNAL, "the last message was cut off")
         self.wake()
 
     def closed(self, error: RpcError) -> None:

@@ -5,7 +5,7 @@ from flowslot_rpc.events import Event, Headers
 
 MAX_HEADERS_BYTES: int
 STREAM_WINDOW: int
-CONNECTION_WINDOW: int
+RESET_BURST: int
 
 class Http2Error(Exception): ...
 

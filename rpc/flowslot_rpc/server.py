@@ -6,17 +6,21 @@ import contextlib
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 
 from flowslot_rpc import status
 from flowslot_rpc.address import split
 from flowslot_rpc.connection import Connection, Stream
 from flowslot_rpc.events import Headers
 from flowslot_rpc.http2 import Http2Error, Session
-from flowslot_rpc.status import REFUSED_STREAM, RpcError, Status
+from flowslot_rpc.quota import Quota
+from flowslot_rpc.status import REFUSED_STREAM, Rejected, RpcError, Status
 
 MAX_CONNECTIONS = 1024
 MAX_STREAMS = 64
 """Of one connection, at once."""
+UNARY_S = 5.0
+"""A call of one message each way that is not over by then is ended."""
 KEEPALIVE_S = 5.0
 """So often every client is asked whether it is there; who has not answered by the next time is
 taken to be gone."""
@@ -33,7 +37,7 @@ class ServerCall(Stream):
         super().__init__(connection, number, max_message)
         self.peer = connection.peer
         self.task: asyncio.Task[None] | None = None
-        self._responded = False
+        self.responded = False
 
     def finish(self, end: Status, details: str) -> None:
         """The call is over."""
@@ -44,7 +48,7 @@ class ServerCall(Stream):
         self.drop()
         session, trailers = self._connection.session, status.write(end, details)
         with contextlib.suppress(Http2Error):  # the client has gone already
-            if self._responded:
+            if self.responded:
                 session.end(self.id, trailers)
             else:
                 session.respond(self.id, _response() + trailers, ended=True)
@@ -55,9 +59,9 @@ class ServerCall(Stream):
         super()._send(message)
 
     def _respond(self) -> None:
-        if self._responded or self._gone:
+        if self.responded or self._gone:
             return
-        self._responded = True
+        self.responded = True
         with contextlib.suppress(Http2Error):  # it has ended: so does what follows
             self._connection.session.respond(self.id, _response())
 
@@ -81,10 +85,12 @@ class Server:
     def __init__(
         self, handlers: Mapping[str, Handler], *, max_message: int, max_calls: int
     ) -> None:
-        """`max_message`: bytes of one that is received. `max_calls`: at once, of all clients."""
+        """`max_message`: bytes of one that is received. `max_calls`: at once, of all clients; see
+        Quota for what one of them may have of that, and of connections."""
         self._handlers = handlers
         self._max_message = max_message
-        self._max_calls = max_calls
+        self._places = Quota("connections", MAX_CONNECTIONS)
+        self._room = Quota("calls", max_calls)
         self._connections: set[Connection] = set()
         self._calls: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -145,9 +151,10 @@ class Server:
 
     def made(self, connection: Connection) -> None:
         """One more, unless there are too many."""
-        self._connections.add(connection)
-        if len(self._connections) > MAX_CONNECTIONS:
-            _log.warning("more than %d connections: %s refused", MAX_CONNECTIONS, connection.peer)
+        if self._places.take(connection.host):
+            self._connections.add(connection)
+        else:
+            _log.warning("more than %s: %s refused", self._places, connection.peer)
             connection.close()
 
     def opened(self, connection: Connection, stream: int, fields: Headers) -> None:
@@ -164,16 +171,22 @@ class Server:
             call.finish(Status.INVALID_ARGUMENT, "not a gRPC call")
         elif handler is None:
             call.finish(Status.UNIMPLEMENTED, "there is no such method")
-        elif len(self._calls) >= self._max_calls:
-            call.finish(Status.RESOURCE_EXHAUSTED, f"more than {self._max_calls} calls at once")
+        elif not self._room.take(connection.host):
+            call.finish(Status.RESOURCE_EXHAUSTED, f"more than {self._room}")
         else:
             call.task = asyncio.create_task(self._serve(handler, call))
             self._calls.add(call.task)
-            call.task.add_done_callback(self._calls.discard)
+            call.task.add_done_callback(partial(self._over, connection.host))
 
     def lost(self, connection: Connection) -> None:
         """Its calls have been told."""
-        self._connections.discard(connection)
+        if connection in self._connections:  # it was not refused
+            self._connections.remove(connection)
+            self._places.give_back(connection.host)
+
+    def _over(self, host: str, task: asyncio.Task[None]) -> None:
+        self._calls.remove(task)
+        self._room.give_back(host)
 
     async def _serve(self, handler: Handler, call: ServerCall) -> None:
         try:
@@ -193,9 +206,15 @@ def unary(answer: Callable[[ServerCall, bytes], bytes]) -> Handler:
     """A handler of calls of one message each way."""
 
     async def handle(call: ServerCall) -> None:
-        request = await call.read()
-        if request is None or await call.read() is not None:
-            raise RpcError(Status.INVALID_ARGUMENT, "must be one message")
-        await call.write(answer(call, request))
+        try:
+            async with asyncio.timeout(UNARY_S):
+                request = await call.read()
+                if request is None or await call.read() is not None:
+                    raise Rejected(Status.INVALID_ARGUMENT, "must be one message")
+                await call.write(answer(call, request))
+        except TimeoutError:
+            if call.responded:  # who does not take the answer does not take a status, either
+                call.cancel()
+            raise Rejected(Status.DEADLINE_EXCEEDED, f"not over in {UNARY_S:g} s") from None
 
     return handle

@@ -42,6 +42,10 @@ class RpcError(Exception):
         self.details = details
 
 
+class Rejected(RpcError):
+    """A call ends because the other side has broken a rule or a limit."""
+
+
 # RFC 9113, 7, as gRPC reads it; what is not here is INTERNAL.
 NO_ERROR, REFUSED_STREAM, CANCEL, ENHANCE_YOUR_CALM = 0x0, 0x7, 0x8, 0xB
 _RESETS = {

@@ -46,8 +46,8 @@ class SwitchProcess:
         )
         try:
             await server.listen(self._config.listen)
-        except OSError as error:
-            reason = error.strerror or error
+        except (OSError, UnicodeError) as error:  # a name that cannot be one is a UnicodeError
+            reason = getattr(error, "strerror", None) or error
             print(
                 f"flowslot-switch: cannot listen on {self._config.listen}: {reason}",
                 file=sys.stderr,

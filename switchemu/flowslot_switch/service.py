@@ -4,7 +4,6 @@
 import logging
 import os
 from collections.abc import Callable, Sequence
-from typing import NoReturn
 
 import numpy as np
 from google.protobuf.message import Message
@@ -16,7 +15,7 @@ from flowslot_proto import methods
 from flowslot_proto.checks import MAX_NAME, M, parse
 from flowslot_proto.convert import read_links, read_rates
 from flowslot_rpc.server import Handler, ServerCall, unary
-from flowslot_rpc.status import RpcError
+from flowslot_rpc.status import Rejected, RpcError
 from flowslot_switch.engine import Engine
 from flowslot_switch.stream import STATUS, Closing, LimitExceeded, Stream
 
@@ -45,19 +44,33 @@ class SwitchService:
 
     def handlers(self) -> dict[str, Handler]:
         """What serves each method."""
-        return {
+        handlers = {
             methods.FETCH_FEEDBACK: self._unary(pb.FetchFeedbackRequest, self.fetch_feedback),
             methods.UPDATE_SCHEDULE: self._unary(pb.UpdateScheduleRequest, self.update_schedule),
             methods.DESCRIBE: self._unary(pb.DescribeRequest, self.describe),
             methods.NEGOTIATE: self._negotiate,
         }
+        return {path: self._counting(handler) for path, handler in handlers.items()}
+
+    def _counting(self, handler: Handler) -> Handler:
+        """Calls that break a rule or a limit are counted, whoever has found out: gRPC or we."""
+
+        async def handle(call: ServerCall) -> None:
+            try:
+                await handler(call)
+            except Rejected as error:
+                self._rejected += 1
+                log.warning("rejected %s: %s", call.peer, error.details)
+                raise
+
+        return handle
 
     def _unary(self, kind: type[M], answer: Callable[[M], Message]) -> Handler:
         def handle(call: ServerCall, raw: bytes) -> bytes:
             try:
                 return answer(parse(kind, raw)).SerializeToString()
             except ProtocolError as error:
-                self._reject(call, error)
+                raise _as_status(error) from None
 
         return unary(handle)
 
@@ -68,7 +81,7 @@ class SwitchService:
         engine = self.engine
         now = engine.now()
         horizon = engine.config.settings.horizon
-        links = read_links(request.links, engine.link_index, "links")
+        links = read_links("links", request.links, engine.link_index)
         if request.slots > horizon:
             raise ProtocolError(f"field `slots`: must be at most {horizon}")
         rows = self._rows(engine, now, links, request.slots or horizon)
@@ -81,8 +94,8 @@ class SwitchService:
         engine = self.engine
         now = engine.now()
         slot = engine.slot(now)
-        links = read_links(request.links, engine.link_index, "links")
-        rates = read_rates(request.rates, "rates", engine.config.settings.horizon)
+        links = read_links("links", request.links, engine.link_index)
+        rates = read_rates("rates", request.rates, engine.config.settings.horizon)
         if len(request.scheduler) > MAX_NAME:
             raise ProtocolError(f"field `scheduler`: must have at most {MAX_NAME} characters")
         offset = request.slot - slot if request.HasField("slot") else 0
@@ -113,7 +126,7 @@ class SwitchService:
         try:
             await stream.run()
         except tuple(STATUS) as error:
-            self._reject(call, error)
+            raise _as_status(error) from None
         finally:
             self._streams.discard(stream)
             self._messages_in += stream.messages_in
@@ -177,9 +190,8 @@ class SwitchService:
             for i in links
         ]
 
-    def _reject(self, call: ServerCall, error: Exception) -> NoReturn:
-        """Close with the error's status code; breaking a rule or a limit is counted."""
-        if isinstance(error, ProtocolError | LimitExceeded):
-            self._rejected += 1
-            log.warning("rejected %s: %s", call.peer, error)
-        raise RpcError(STATUS[type(error)], str(error)) from None
+
+def _as_status(error: Exception) -> RpcError:
+    """What the call is closed with; only breaking a rule or a limit is the other side's fault."""
+    theirs = isinstance(error, ProtocolError | LimitExceeded)
+    return (Rejected if theirs else RpcError)(STATUS[type(error)], str(error))

@@ -17,12 +17,15 @@ from flowslot.messages import Demand, Done
 from flowslot.policy import registry
 from flowslot.policy.registry import PolicyOptions
 from flowslot.units import Nanos
+from flowslot_proto import flowslot_pb2 as pb
 from flowslotd import config
 from flowslotd.clock import monotonic
 from flowslotd.domain import Domain, open_domain
 
+from .lying import Liar
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "switchemu"))
-from switchproc import Switch, topology
+from switchproc import LINKS, Switch, free_port, topology
 
 DEADLINE_S = 30.0
 SLOT_MS = 500  # leases of 2 s, which even a busy machine does not break
@@ -332,5 +335,27 @@ def test_a_longer_lease_than_the_switchs_is_refused(tmp_path: Path, switch: Swit
         await until(lambda: "slot_ms" in host.error, "the error says what to set")
         assert host.state == "fallback"
         await host.domain.close()
+
+    asyncio.run(main())
+
+
+def test_load_tables_that_make_no_sense_are_no_answer(tmp_path: Path) -> None:
+    port = free_port()
+
+    async def main() -> None:
+        liar = Liar(SLOT_MS)
+        host = Host(tmp_path, "h1", topology(port))
+        async with liar.at(port):
+            await host.domain.start()
+            (remote,) = host.domain._remotes
+            await until(lambda: remote.grpc_connections, "connected")
+            truth = [pb.LinkLoad(link=name, load=[1.0, 2.0], reservable=9.0) for name in LINKS]
+            short = pb.LinkLoad(link=LINKS[3], load=[1.0], reservable=9.0)
+            for liar.rows in ([], truth[:2], [*truth[:3], short]):
+                assert await remote.load_table(monotonic()) is None
+            liar.rows = truth
+            table = await remote.load_table(monotonic())
+            assert table is not None and table.tolist() == [[1.0, 2.0]] * len(LINKS)
+            await host.domain.close()
 
     asyncio.run(main())

@@ -18,10 +18,13 @@ from flowslot.policy.base import View
 from flowslot.policy.registry import PolicyOptions
 from flowslot.policy.reserving import Reserving
 from flowslot.units import Nanos
+from flowslot_proto import flowslot_pb2 as pb
 from flowslotd import config
 from flowslotd.clock import monotonic, wall
 from flowslotd.daemon import Daemon
 from flowslotd.feedback import held_by_switches, open_feedback
+
+from .lying import Liar
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "switchemu"))
 from switchproc import Switch, free_port
@@ -190,6 +193,38 @@ def test_a_dead_switch_lets_its_flows_go_and_has_them_again_when_it_is_back(
                 switch.start()
             await until(lambda: host.rates.keys() == {1, 2, 3}, "back")
             await until(lambda: host.rates[1] + host.rates[2] > 0.0, "reserved")
+
+    asyncio.run(main())
+
+
+def row(load: list[float], reservable: float = 1e7) -> pb.LinkLoad:
+    return pb.LinkLoad(link="s2->h2", load=load, reservable=reservable)
+
+
+def test_a_switch_that_answers_nonsense_counts_as_silent_and_the_others_go_on(
+    tmp_path: Path, switches: dict[str, Switch]
+) -> None:
+    switches["s2"].kill()
+    lies = [
+        ("links", [row([0.0]), row([])]),
+        ("links[0].load", [row([])]),
+        ("links.reservable", [row([0.0], math.nan)]),
+        ("links[0].load", [row([math.nan])]),
+        ("links.reservable", [row([0.0], 5e-324)]),
+        ("links[0].load", [row([1e308])]),
+    ]
+
+    async def main() -> None:
+        liar = Liar(SLOT_MS)
+        async with liar.at(switches["s2"].port), Host(tmp_path, "h1") as host:
+            host.flows = {1: (("s2->h2",), BUSY), 2: (("h1->s1",), BUSY)}
+            for field, liar.rows in lies:
+                said = f"s2: answered something else: field `{field}`"
+                await until(lambda said=said: said in host.client.stats.last_error, said)
+                await until(lambda: host.rates.keys() == {2}, "only s1 counts")
+            await until(lambda: host.rates[2] > 0.9 * host.limit("h1->s1"), "all of s1's link")
+            liar.rows = [row([0.0] * 10)]
+            await until(lambda: host.rates.keys() == {1, 2}, "who makes sense has a say")
 
     asyncio.run(main())
 

@@ -43,7 +43,12 @@ class Host:
         (folder / "topology.toml").write_text(text)
         (folder / f"{name}.toml").write_text(f'host = "{name}"\n')
         self.peers, self.news, self.known = Peers(SLOT), 0, 0
+        self.name, self.peers, self.news = name, Peers(SLOT), 0
         self.endpoint = PeerEndpoint(config.load(folder / f"{name}.toml"), self.peers, self._count)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return self.endpoint._endpoints[self.name]
 
     def _count(self) -> None:
         self.news += 1
@@ -54,6 +59,13 @@ class Host:
 
     def depends(self) -> bool:
         return bool(self.peers.dependencies(monotonic(), [WAITS]))
+
+
+def two_hosts(folder: Path, machine: str = "127.0.0.1", **others: str) -> tuple[Host, Host]:
+    """h1 and h2, which know each other; `machine`: what h2's is called; `others`: addresses."""
+    a, b = free_udp_ports(2)
+    addresses = {"h1": f"127.0.0.1:{a}", "h2": f"{machine}:{b}", **others}
+    return Host(folder, "h1", addresses), Host(folder, "h2", addresses)
 
 
 @asynccontextmanager
@@ -76,9 +88,7 @@ async def until(what: Callable[[], bool], again: Callable[[], None] = lambda: No
 
 def test_the_host_that_receives_a_flow_hears_of_it(tmp_path: Path) -> None:
     async def main() -> None:
-        a, b = free_udp_ports(2)
-        addresses = {"h1": f"127.0.0.1:{a}", "h2": f"localhost:{b}"}
-        h1, h2 = Host(tmp_path, "h1", addresses), Host(tmp_path, "h2", addresses)
+        h1, h2 = two_hosts(tmp_path, "localhost")
         async with running(h1, h2):
             await until(h2.depends, h1.tell)
             await until(lambda: h2.news > 0)
@@ -90,9 +100,7 @@ def test_the_host_that_receives_a_flow_hears_of_it(tmp_path: Path) -> None:
 
 def test_of_news_in_a_burst_the_last_is_not_lost(tmp_path: Path) -> None:
     async def main() -> None:
-        a, b = free_udp_ports(2)
-        addresses = {"h1": f"127.0.0.1:{a}", "h2": f"127.0.0.1:{b}"}
-        h1, h2 = Host(tmp_path, "h1", addresses), Host(tmp_path, "h2", addresses)
+        h1, h2 = two_hosts(tmp_path)
         async with running(h1, h2):
             await until(h2.depends, h1.tell)
             await until(lambda: h2.news == 1)
@@ -109,19 +117,17 @@ def test_of_news_in_a_burst_the_last_is_not_lost(tmp_path: Path) -> None:
 
 def test_who_is_no_daemon_and_what_makes_no_sense_is_not_heard(tmp_path: Path) -> None:
     async def main() -> None:
-        a, b = free_udp_ports(2)
-        addresses = {"h1": f"127.0.0.1:{a}", "h2": f"127.0.0.1:{b}"}
-        h1, h2 = Host(tmp_path, "h1", addresses), Host(tmp_path, "h2", addresses)
+        h1, h2 = two_hosts(tmp_path)
         stranger = socket.socket(type=socket.SOCK_DGRAM)
         async with running(h1, h2):
             await until(h2.depends, h1.tell)
             heard, known = h2.endpoint.heard, h2.peers.dependencies(monotonic(), [WAITS])
-            stranger.sendto(write_peer("h1", 2**61, []), ("127.0.0.1", b))
+            stranger.sendto(write_peer("h1", 2**61, []), h2.address)
             await until(lambda: h2.endpoint.rejected == 1)
             transport = h1.endpoint._transport
             assert transport is not None
             for bad in (b"\xff" * 40, write_peer("h3", 2**61, [])):
-                transport.sendto(bad, ("127.0.0.1", b))
+                transport.sendto(bad, h2.address)
             await until(lambda: h2.endpoint.rejected == 3)
             assert "is 'h3', but h1 is at this address" in h2.endpoint.last_error
             assert h2.endpoint.heard == heard
@@ -133,11 +139,9 @@ def test_who_is_no_daemon_and_what_makes_no_sense_is_not_heard(tmp_path: Path) -
 
 def test_a_port_that_is_taken_keeps_nobody_waiting(tmp_path: Path) -> None:
     async def main() -> None:
-        a, b = free_udp_ports(2)
-        addresses = {"h1": f"127.0.0.1:{a}", "h2": f"127.0.0.1:{b}"}
-        h1, h2 = Host(tmp_path, "h1", addresses), Host(tmp_path, "h2", addresses)
+        h1, h2 = two_hosts(tmp_path)
         taken = socket.socket(type=socket.SOCK_DGRAM)
-        taken.bind(("127.0.0.1", b))
+        taken.bind(h2.address)
         async with running(h1, h2):
             await until(lambda: h2.endpoint.last_error.startswith("cannot listen at 127.0.0.1"))
             h2.tell()
@@ -151,10 +155,7 @@ def test_a_port_that_is_taken_keeps_nobody_waiting(tmp_path: Path) -> None:
 
 def test_what_cannot_be_sent_or_looked_up_does_not_matter(tmp_path: Path) -> None:
     async def main() -> None:
-        a, b = free_udp_ports(2)
-        other = f"127.0.0.1:{b}"
-        addresses = {"h1": f"127.0.0.1:{a}", "h2": other, "h3": "[::1]:7401"}
-        h1, h2 = Host(tmp_path, "h1", addresses), Host(tmp_path, "h2", addresses)
+        h1, h2 = two_hosts(tmp_path, h3="[::1]:7401")
         async with running(h1, h2):
             await until(h2.depends, h1.tell)
             assert "h3" not in h1.endpoint._address, "an address that this socket cannot send to"
@@ -171,9 +172,7 @@ def test_what_cannot_be_sent_or_looked_up_does_not_matter(tmp_path: Path) -> Non
 @pytest.mark.parametrize("name", ["a..b", "h" * 64 + ".invalid"])
 def test_a_name_that_cannot_be_one_concerns_its_host_only(tmp_path: Path, name: str) -> None:
     async def main() -> None:
-        a, b = free_udp_ports(2)
-        addresses = {"h1": f"127.0.0.1:{a}", "h2": f"127.0.0.1:{b}", "h3": f"{name}:7401"}
-        h1 = Host(tmp_path, "h1", addresses)
+        h1, _ = two_hosts(tmp_path, h3=f"{name}:7401")
         async with running(h1):
             await until(lambda: name in h1.endpoint.last_error)
             await until(lambda: h1.endpoint.told > 0, h1.tell)

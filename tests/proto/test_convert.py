@@ -2,6 +2,7 @@
 """Messages survive the wire; what is malformed is refused by field name."""
 
 import math
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -153,6 +154,45 @@ def test_random_bytes_are_refused_or_well_typed(data: bytes) -> None:
 def test_daemons_do_not_trust_switches_either(batch: pb.GrantBatch, field: str) -> None:
     with pytest.raises(ProtocolError, match=f"`grants.{field}`"):
         convert.read_arbiter(pb.ArbiterMessage(session=1, grants=batch))
+
+
+def feedback(**changes: Any) -> pb.FetchFeedbackReply:
+    """Of links a and b; `changes`: of the second row, or of the whole."""
+    row = {name: changes.pop(name) for name in ("link", "load", "reservable") if name in changes}
+    rows = [
+        pb.LinkLoad(link="a", load=[1.0, 2.0], reservable=9.0),
+        pb.LinkLoad(**{"link": "b", "load": [0.0, 3.0], "reservable": 1.0, **row}),
+    ]
+    return pb.FetchFeedbackReply(**{"slot": 7, "slot_ns": 60, "links": rows, **changes})
+
+
+def test_feedback_is_read_in_the_order_asked() -> None:
+    got = convert.read_feedback(feedback(), ("a", "b"))
+    assert (got.slot, got.slot_ns, got.reservable) == (7, 60, [9.0, 1.0])
+    assert [list(row) for row in got.load] == [[1.0, 2.0], [0.0, 3.0]]
+
+
+@pytest.mark.parametrize(
+    ("reply", "field"),
+    [
+        (feedback(link="c"), "links"),
+        (feedback(links=[]), "links"),
+        (feedback(load=[1.0]), "links[1].load"),
+        (feedback(load=[1.0, math.nan]), "links[1].load"),
+        (feedback(load=[1.0, -1.0]), "links[1].load"),
+        (feedback(load=[1.0, 1e300]), "links[1].load"),
+        (feedback(links=[pb.LinkLoad(link="a"), pb.LinkLoad(link="b")]), "links[0].load"),
+        (feedback(links=[pb.LinkLoad(link=x, load=[0.0] * 1001) for x in "ab"]), "links[0].load"),
+        (feedback(reservable=math.nan), "links.reservable"),
+        (feedback(reservable=-1.0), "links.reservable"),
+        (feedback(reservable=5e-324), "links.reservable"),
+        (feedback(slot=2**63), "slot"),
+        (feedback(slot_ns=2**63), "slot_ns"),
+    ],
+)
+def test_feedback_is_not_trusted_either(reply: pb.FetchFeedbackReply, field: str) -> None:
+    with pytest.raises(ProtocolError, match=re.escape(f"`{field}`")):
+        convert.read_feedback(reply, ("a", "b"))
 
 
 def test_converting_needs_no_grpc() -> None:

@@ -5,9 +5,10 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+from flowslot_rpc.events import Event
 from flowslot_rpc.http2 import Session
+from flowslot_rpc.status import Status
 
-DEADLINE_S = 30.0
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS = b"\0\0\0\4\0\0\0\0\0"
 
@@ -46,16 +47,26 @@ class RawClient:
     def say(self) -> None:
         self._writer.write(self.session.output())
 
-    async def exchange(self) -> list[tuple[str, int, object]]:
+    async def exchange(self) -> list[Event]:
         """Say what there is to say, hear what comes."""
         self.say()
         self.session.receive(await self._reader.read(1 << 16))
-        return list(self.session.events())
+        return self.session.events()
+
+    async def status(self) -> Status:
+        """What the call is closed with; there is only one."""
+        told: dict[bytes, bytes] = {}
+        while b"grpc-status" not in told:
+            for event in await self.exchange():
+                if event[0] == "headers":
+                    told |= dict(event[2])
+        return Status(int(told[b"grpc-status"]))
 
 
 @contextlib.asynccontextmanager
-async def raw_client(port: int) -> AsyncIterator[RawClient]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+async def raw_client(port: int, host: str = "127.0.0.1") -> AsyncIterator[RawClient]:
+    """From `host`, any of this machine's addresses."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(host, 0))
     try:
         yield RawClient(reader, writer)
     finally:

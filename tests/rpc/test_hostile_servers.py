@@ -5,7 +5,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
-from rawhttp2 import DEADLINE_S, SETTINGS, frame, read_all
+from ours import DEADLINE_S
+from rawhttp2 import SETTINGS, frame, read_all
 
 from flowslot_rpc import client as calling
 from flowslot_rpc.client import Channel
@@ -123,7 +124,7 @@ def test_a_server_that_says_nothing_any_more_is_left(monkeypatch: pytest.MonkeyP
 
 def test_where_nobody_listens_it_says_so() -> None:
     async def main() -> None:
-        for address in ("127.0.0.1:1", "[::1]:1", "no.such.host.invalid:1"):
+        for address in ("127.0.0.1:1", "[::1]:1", "no.such.host.invalid:1", "a..b:1"):
             with pytest.raises(RpcError) as error:
                 await Channel(address).connect(DEADLINE_S)
             assert error.value.status == Status.UNAVAILABLE

@@ -8,12 +8,12 @@ from typing import Any
 
 import grpc
 import pytest
+from ours import DEADLINE_S, channel
 
-from flowslot_rpc.client import Call, Channel
+from flowslot_rpc.client import Call
 from flowslot_rpc.server import Server, ServerCall, unary
 from flowslot_rpc.status import RpcError, Status
 
-DEADLINE_S = 30.0
 MAX_MESSAGE = 1 << 20
 SIZES = (0, 1, 5, 16_384, 65_531, 65_536, 300_000, MAX_MESSAGE)
 NASTY = "100 %, na\u00efve \u2713\nsecond line"
@@ -100,7 +100,7 @@ class Generic(grpc.GenericRpcHandler):
 
 
 @contextlib.asynccontextmanager
-async def ours(max_calls: int = 100) -> AsyncIterator[str]:
+async def ours(max_calls: int = 400) -> AsyncIterator[str]:
     server = Server(HANDLERS, max_message=MAX_MESSAGE, max_calls=max_calls)
     await server.listen("127.0.0.1:0")
     try:
@@ -131,16 +131,6 @@ def run(work: Callable[[str], Awaitable[None]], serving: Serving = ours) -> None
             await work(address)
 
     asyncio.run(main())
-
-
-@contextlib.asynccontextmanager
-async def channel(address: str) -> AsyncIterator[Channel]:
-    one = Channel(address)
-    await one.connect(DEADLINE_S)
-    try:
-        yield one
-    finally:
-        one.close()
 
 
 async def status_of(call: Call) -> tuple[Status, str]:

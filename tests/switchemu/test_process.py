@@ -79,6 +79,13 @@ def test_a_taken_address_is_a_failure(switch: Switch) -> None:
     assert switch.address in result.stderr.splitlines()[-1]
 
 
+def test_an_address_that_cannot_be_one_is_a_failure(switch: Switch) -> None:
+    result = run("--config", switch.config, "--listen", "a..b:7400")
+    assert result.returncode == 1
+    [line] = result.stderr.splitlines()
+    assert "cannot listen on a..b:7400" in line
+
+
 def test_overrides_replace_the_file(switch: Switch, tmp_path: Path) -> None:
     other = Switch(tmp_path)
     with other:

@@ -42,8 +42,8 @@ class Host:
             text = text.replace(f'name = "{host}"\n', f'name = "{host}"\ndaemon = "{address}"\n')
         (folder / "topology.toml").write_text(text)
         (folder / f"{name}.toml").write_text(f'host = "{name}"\n')
-        self.peers, self.news, self.known = Peers(SLOT), 0, 0
-        self.name, self.peers, self.news = name, Peers(SLOT), 0
+        self.name, self.peers = name, Peers(SLOT)
+        self.news = self.known = 0
         self.endpoint = PeerEndpoint(config.load(folder / f"{name}.toml"), self.peers, self._count)
 
     @property

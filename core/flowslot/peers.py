@@ -21,6 +21,8 @@ Role = Literal["ring", "push", "pull"]
 ROLES: tuple[Role, ...] = ("ring", "push", "pull")
 PATIENCE_SLOTS = 4
 """What a host has said counts for no longer: then nothing is known of its flows."""
+ASKS_PER_SLOT = 4
+"""Decisions that what others say can call for."""
 MAX_GROUPS = 512
 """In one message. More than a few for each GPU of the other host is no honest daemon's."""
 _KINDS: dict[Role, Kind] = {"ring": "ring", "push": "aggregation", "pull": "broadcast"}
@@ -121,11 +123,14 @@ class Peers:
 
     def __init__(self, slot_ns: Nanos) -> None:
         self._patience = PATIENCE_SLOTS * slot_ns
+        self._pause = slot_ns // ASKS_PER_SLOT
+        self._called: Nanos | None = None
         self._heard: dict[str, _Heard] = {}
 
     def hear(self, now: Nanos, host: str, n: int, said: Sequence[Progress]) -> bool:
         """Message `n` of a host. True: a flow has ended there, or begun another iteration, so that
-        it may be worthwhile to decide anew. One that was overtaken has no effect."""
+        it may be worthwhile to decide anew, and nothing has called for that for a while. One that
+        was overtaken has no effect."""
         known = self._heard.get(host)
         if known is not None and now - known.at <= self._patience and n <= known.n:
             return False
@@ -134,7 +139,12 @@ class Peers:
         for p in said:
             by_need.setdefault(_met_at(p.group), []).append(p)
         self._heard[host] = _Heard(now, n, stages, by_need)
-        return known is None or stages != known.stages
+        if known is not None and stages == known.stages:
+            return False
+        if self._called is not None and now - self._called < self._pause:
+            return False
+        self._called = now
+        return True
 
     def dependencies(self, now: Nanos, flows: Iterable[LocalFlow]) -> Mapping[int, Dependency]:
         """Of each flow that has bytes to send and is known to depend on others, by identifier.

@@ -10,7 +10,6 @@ from flowslot.policy.base import HostPolicy
 from flowslot.policy.registry import PolicyOptions, PolicySpec
 from flowslot.policy.reserving import Reserving
 from flowslot.units import Nanos
-from flowslotd.clock import monotonic
 from flowslotd.config import Config
 from flowslotd.domain import open_domain
 from flowslotd.domain_base import Domain, OnGrants
@@ -23,8 +22,6 @@ from flowslotd.pacing.select import make_pacer
 from flowslotd.peers import PeerEndpoint
 from flowslotd.slotloop import SlotLoop
 
-ASKS_PER_SLOT = 4
-"""Plans that other hosts can call for."""
 NO_RESERVATIONS = {"granted": 0, "scheduled": 0, "refused": 0, "preempted": 0, "expired": 0}
 
 
@@ -66,7 +63,6 @@ class Engine:
         self.peers: PeerEndpoint | None = None
         self._table = table
         self._planner: Reserving | None = None
-        self._asked_at = Nanos(0)
         policy = spec.host_policy(options)
         if enforcing and spec.planner is not None:
             policy = self._planning(spec, options, on_planned, on_bug)
@@ -103,16 +99,8 @@ class Engine:
         self.feedback = open_feedback(config, policy, on_planned=on_planned, on_bug=on_bug)
         book, table = Peers(config.grid.slot_ns), self._table
         policy.dependencies = lambda now: book.dependencies(now, table.transfers({}))
-        self.peers, self._planner = PeerEndpoint(config, book, self._heard), policy
+        self.peers, self._planner = PeerEndpoint(config, book, policy.ask), policy
         return policy
-
-    def _heard(self) -> None:
-        """Others' flows have begun or ended: plan anew, but not as often as somebody says so."""
-        now = monotonic()
-        assert self._planner is not None
-        if now - self._asked_at >= self.config.grid.slot_ns // ASKS_PER_SLOT:
-            self._asked_at = now
-            self._planner.ask()
 
     def tell(self, now: Nanos) -> None:
         """Let other hosts know what theirs depends on: in each slot, and when plans change."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from flowslot.peers import PATIENCE_SLOTS, Group, LocalFlow, Peers, Progress, letters
+from flowslot.peers import ASKS_PER_SLOT, PATIENCE_SLOTS, Group, LocalFlow, Peers, Progress, letters
 from flowslot.policy.mlcc.depend import decrease, increase, may_send
 from flowslot.units import MILLISECOND, Nanos
 
@@ -115,8 +115,11 @@ def test_overtaken_messages_and_silent_hosts_count_for_nothing() -> None:
     assert peers.dependencies(Nanos(later + 1), [RING]), "its clock was set back: heard again"
 
 
-def test_only_ends_and_beginnings_call_for_a_decision() -> None:
-    peers = heard(BEFORE)
-    assert not peers.hear(NOW, "h0", 2, [replace(BEFORE, sent=50.0)])
-    assert peers.hear(NOW, "h0", 3, [replace(BEFORE, sent=600.0)])
-    assert peers.hear(NOW, "h0", 4, [replace(BEFORE, iteration=6)])
+def test_only_ends_and_beginnings_call_for_a_decision_and_not_too_often() -> None:
+    peers, later = heard(BEFORE), Nanos(NOW + SLOT // ASKS_PER_SLOT)
+    ended, begun = replace(BEFORE, sent=600.0), replace(BEFORE, iteration=6)
+    assert not peers.hear(later, "h0", 2, [replace(BEFORE, sent=50.0)])
+    assert peers.hear(later, "h0", 3, [ended])
+    assert not peers.hear(Nanos(later + SLOT // ASKS_PER_SLOT - 1), "h0", 4, [begun])
+    assert not peers.hear(Nanos(later + SLOT), "h0", 5, [begun]), "nothing new since"
+    assert peers.hear(Nanos(later + SLOT), "h0", 6, [replace(BEFORE, iteration=7)])

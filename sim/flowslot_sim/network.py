@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from flowslot.peers import Group
 from flowslot.units import SECOND, Nanos
 from flowslot_sim import loops
 
@@ -22,7 +23,8 @@ class FlowSpec:
 
     `host`: who sends. `links`: indices. `preds`: flows of which it forwards what they bring: unless
     one has ended, it has sent at most `own` bytes, or those of the other and `head` more (less than
-    0: fewer; -inf: none before they have ended).
+    0: fewer; -inf: none before they have ended). `to`, `group`: the host that receives it, and what
+    its job's record calls it, for those that wait for each other; None: nobody needs to know.
     """
 
     host: str
@@ -31,6 +33,8 @@ class FlowSpec:
     own: float = 0.0
     head: float = 0.0
     preds: tuple[int, ...] = ()
+    to: str = ""
+    group: Group | None = None
 
 
 class Network:
@@ -75,6 +79,16 @@ class Network:
         self.rows["active"][at] = True
         self._live = np.union1d(self._live, at)
         self._compacted, self.stale = False, True
+
+    def ready(self, i: int) -> float:
+        """Bytes of this iteration that flow `i` can have sent: its own, and what has come."""
+        rows, total = self.rows, float(self.rows["total"][i])
+        may = [
+            max(rows["own"][i], rows["head"][i] + rows["sent"][p])
+            for p in self._preds[self._first[i] : self._first[i + 1]]
+            if not rows["ended"][p]
+        ]
+        return float(min(total, *may)) if may else total
 
     def pace(self, at: NDArray[np.intp], reserved: Floats, ceiling: Floats) -> None:
         """From now on these flows have these rates in force."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from flowslot.peers import Group
 from flowslot.units import SECOND, Nanos, goodput
 from flowslot_scenario.job import Job
 from flowslot_scenario.scenario import Scenario
@@ -85,17 +86,20 @@ def ring(job: Job, path: Path) -> list[FlowSpec]:
     chunk = job.slice_bytes * job.slices
     flows = []
     for rank, host in enumerate(job.hosts):
-        links = path(host, job.hosts[(rank + 1) % job.workers])
+        peer = (rank + 1) % job.workers
+        to = job.hosts[peer]
         for channel in range(job.sockets):
             before = (rank - 1) % job.workers * job.sockets + channel
             flows.append(
                 FlowSpec(
                     host,
-                    links,
+                    path(host, to),
                     total=2 * (job.workers - 1) * chunk,
                     own=chunk,
                     head=chunk - job.slice_bytes,
                     preds=(before,),
+                    to=to,
+                    group=Group(job.name, "ring", rank, peer, channel),
                 )
             )
     return flows
@@ -106,17 +110,31 @@ def server(job: Job, path: Path) -> list[FlowSpec]:
     all have pushed everything)."""
     assert job.server is not None
     total = float(job.slice_bytes * job.slices)
+    server, at = job.server, job.workers
+    workers = [(r, host, c) for r, host in enumerate(job.hosts) for c in range(job.sockets)]
     pushes = [
-        FlowSpec(host, path(host, job.server), total)
-        for host in job.hosts
-        for _ in range(job.sockets)
+        FlowSpec(
+            host,
+            path(host, server),
+            total,
+            to=server,
+            group=Group(job.name, "push", rank, at, channel),
+        )
+        for rank, host, channel in workers
     ]
     behind = -float("inf") if job.barrier else -float(job.slice_bytes)
     every = tuple(range(len(pushes)))
     pulls = [
-        FlowSpec(job.server, path(job.server, host), total, head=behind, preds=every)
-        for host in job.hosts
-        for _ in range(job.sockets)
+        FlowSpec(
+            server,
+            path(server, host),
+            total,
+            head=behind,
+            preds=every,
+            to=host,
+            group=Group(job.name, "pull", at, rank, channel),
+        )
+        for rank, host, channel in workers
     ]
     return pushes + pulls
 

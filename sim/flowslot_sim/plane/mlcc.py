@@ -7,16 +7,17 @@ between them and the switches take a message's delay each way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
+from flowslot.peers import Progress
 from flowslot.policy.mlcc import MlccOptions, MlccPolicy
 from flowslot.units import SECOND, Nanos
 from flowslot_sim.plane.messages import Plant
-from flowslot_sim.plane.mlcc_host import MlccHost, Sent, Wiring, needs
+from flowslot_sim.plane.mlcc_host import MlccHost, Wiring
 from flowslot_sim.plane.mlcc_switch import TableSwitch
 from flowslot_sim.simulation import Simulation
 from flowslot_sim.stalls import StallWatch
@@ -74,7 +75,6 @@ class Mlcc:
             answer_s=(delays.low + delays.high) / SECOND,
             tell=self._tell,
         )
-        needs_of = needs(sim.flows)
         mine: dict[str, list[int]] = {}
         for row, flow in enumerate(sim.flows):
             mine.setdefault(flow.host, []).append(row)
@@ -84,15 +84,10 @@ class Mlcc:
                 name,
                 rows,
                 policy=MlccPolicy(options, plant.slot_ns),
-                needs_of=needs_of,
                 wiring=wiring,
             )
             for name, rows in mine.items()
         }
-        self._wanted_by: dict[int, set[str]] = {}
-        for row, need in needs_of.items():
-            for other in need.others:
-                self._wanted_by.setdefault(other, set()).add(sim.flows[row].host)
         self._carried = sim.network.carried[:-1].copy()
 
     # --- Control
@@ -140,12 +135,5 @@ class Mlcc:
         self.messages += 1
         self._sim.events.after(self._plant.delays.draw(self._random), deliver)
 
-    def _tell(self, teller: str, news: Mapping[int, Sent]) -> None:
-        """To every other host whose flows depend on these, in one message each."""
-        letters: dict[str, dict[int, Sent]] = {}
-        for row, sent in news.items():
-            for host in sorted(self._wanted_by.get(row, ())):
-                if host != teller:
-                    letters.setdefault(host, {})[row] = sent
-        for host, letter in letters.items():
-            self._send(partial(self.hosts[host].hear, told=letter))
+    def _tell(self, host: str, teller: str, n: int, said: Sequence[Progress]) -> None:
+        self._send(partial(self.hosts[host].hear, teller=teller, n=n, said=said))

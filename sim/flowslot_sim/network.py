@@ -56,7 +56,11 @@ class Network:
         self.rows["head"] = [flow.head for flow in flows]
         self.rows["ceiling"] = math.inf
         self.carried = np.zeros(len(capacity) + 1)
-        """Bytes that each link has carried."""
+        """Bytes of flows that each link has carried."""
+        self.other = np.zeros(len(capacity) + 1)
+        """And those of other traffic: a port counts both."""
+        self._background = np.zeros(len(capacity) + 1)
+        self._free = self.capacity  # without the background
         self.stale = False
         counts = [len(flow.preds) for flow in flows]
         self._first = np.concatenate(([0], np.cumsum(counts))).astype(np.intp)
@@ -96,13 +100,19 @@ class Network:
         self.rows["ceiling"][at] = ceiling
         self.stale = True
 
+    def set_background(self, rates: Sequence[float]) -> None:
+        """From now on other traffic takes so many bytes/s of each link, flows have what is left."""
+        self._background[:-1] = np.minimum(rates, self.capacity[:-1])
+        self._free = self.capacity - self._background
+        self._compacted, self.stale = False, True
+
     def share(self) -> None:
         """Find all rates anew if anything has changed."""
         if self.stale:
             live = self._live
             if not self._compacted:
                 self._links = loops.compact(
-                    self.paths, live, self.capacity, self._numbers, self._small, self._capacities
+                    self.paths, live, self._free, self._numbers, self._small, self._capacities
                 )
                 self._compacted = True
             loops.share(
@@ -126,6 +136,7 @@ class Network:
 
     def advance(self, elapsed: Nanos) -> list[int]:
         """So much time passes, in which nothing happens before its end; returns who ends then."""
+        self.other += self._background * (elapsed / SECOND)
         n = loops.advance(
             self._table, self._live, elapsed / SECOND, self.paths, self.carried, self._at
         )

@@ -31,15 +31,36 @@ class SimJob:
 
 
 @dataclass(frozen=True, slots=True)
+class Background:
+    """Traffic of no job, which yields to none: `rate`, payload bytes/s, on a link (its index) from
+    `begins_ns` until `ends_ns`. What comes and goes is several of these."""
+
+    link: int
+    rate: float
+    begins_ns: int = 0
+    ends_ns: int = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
 class World:
     """`capacity`: goodput of each link, payload bytes/s. `hosts`: every one that has a daemon.
-    `switch_of`: which switch process holds each link; None: there is none."""
+    `switch_of`: which switch process holds each link; None: there is none. `background`: in no
+    scenario file, as the lab has none."""
 
     links: tuple[str, ...]
     capacity: tuple[float, ...]
     hosts: tuple[str, ...]
     jobs: tuple[SimJob, ...]
     switch_of: tuple[str | None, ...] = ()
+    background: tuple[Background, ...] = ()
+
+    def background_at(self, now: int) -> list[float]:
+        """Rate of all of it on each link, payload bytes/s."""
+        rates = [0.0] * len(self.links)
+        for one in self.background:
+            if one.begins_ns <= now < one.ends_ns:
+                rates[one.link] += one.rate
+        return rates
 
     def egress(self, host: str) -> tuple[int, ...]:
         """The links by which the host's flows leave it."""

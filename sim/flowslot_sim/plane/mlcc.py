@@ -14,6 +14,7 @@ from functools import partial
 import numpy as np
 
 from flowslot.peers import Progress
+from flowslot.policy.base import Floats
 from flowslot.policy.mlcc import MlccOptions, MlccPolicy
 from flowslot.units import SECOND, Nanos
 from flowslot_sim.plane.messages import Plant
@@ -28,9 +29,9 @@ class Variant:
     """How MLCC is run.
 
     `count_links`: hosts are told what links carried, and estimate from it what other traffic leaves
-    them, of which there is none here. As published (u_l, the highest load of the last four slots)
-    a link that was idle for so long has room for nothing ever after: with jobs that compute before
-    they send, not one byte is sent. Without it, links are known to be free of other traffic.
+    them. As published (u_l, the highest load of the last four slots) a link that was idle for so
+    long has room for nothing ever after: with jobs that compute before they send, not one byte is
+    sent. Without it, hosts believe that there is no other traffic.
     """
 
     options: MlccOptions
@@ -88,7 +89,7 @@ class Mlcc:
             )
             for name, rows in mine.items()
         }
-        self._carried = sim.network.carried[:-1].copy()
+        self._counted = self._counters()
 
     # --- Control
 
@@ -118,12 +119,17 @@ class Mlcc:
     def _slot(self, now: Nanos) -> None:
         """A slot begins, for all hosts."""
         slot_ns = self._plant.slot_ns
-        carried = self._sim.network.carried[:-1].copy()
-        loads = (carried - self._carried) / (slot_ns / SECOND)
-        self._carried = carried
+        counted = self._counters()
+        loads = (counted - self._counted) / (slot_ns / SECOND) if self._count_links else None
+        self._counted = counted
         for host in self.hosts.values():
-            host.begin_slot(now, now // slot_ns, loads if self._count_links else None)
+            host.begin_slot(now, now // slot_ns, loads)
         self._sim.events.after(slot_ns, self._slot)
+
+    def _counters(self) -> Floats:
+        """Bytes that each link has carried: of flows under control, and in all. float64[2, L]."""
+        network = self._sim.network
+        return np.stack((network.carried, network.carried + network.other))[:, :-1]
 
     def _by_host(self, flows: Sequence[int]) -> dict[str, list[int]]:
         by_host: dict[str, list[int]] = {}

@@ -83,11 +83,11 @@ class MlccHost:
     # --- what happens
 
     def begin_slot(self, now: Nanos, slot: int, loads: Floats | None) -> None:
-        """`slot` begins. `loads`: payload bytes/s that each link carried in the last one, all of
-        it by flows under control; None: not known, and no other traffic to be expected."""
+        """`slot` begins. `loads`: payload bytes/s that each link carried in the last one, of flows
+        under control and in all, float64[2, L]; None: not known, no other traffic is expected."""
         if self._slot >= 0:
             sent = dict(zip(self.rows.tolist(), self._sent_in_slot().tolist(), strict=True))
-            self._policy.observe(Observed(self._slot, sent, loads, loads))
+            self._policy.observe(Observed(self._slot, sent, *(() if loads is None else loads)))
         self._slot = slot
         self._base = self._sim.network.rows["sent"][self.rows]
         self._whole[:] = 0.0

@@ -10,7 +10,7 @@ overtaken ones do no harm. Pure: who sends and receives is somebody else's busin
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from flowslot.policy.mlcc import Dependency
 from flowslot.policy.mlcc.depend import Kind
@@ -21,27 +21,33 @@ Role = Literal["ring", "push", "pull"]
 ROLES: tuple[Role, ...] = ("ring", "push", "pull")
 PATIENCE_SLOTS = 4
 """What a host has said counts for no longer: then nothing is known of its flows."""
+ASKS_PER_SLOT = 4
+"""Decisions that what others say can call for."""
 MAX_GROUPS = 512
 """In one message. More than a few for each GPU of the other host is no honest daemon's."""
-_Name = tuple[str, Role, int, int, int]
-"""Job, role, rank, peer, channel."""
 _KINDS: dict[Role, Kind] = {"ring": "ring", "push": "aggregation", "pull": "broadcast"}
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """A job's flows of one role from one rank to another: `sent` bytes of `total` in this
-    `iteration`, and `by_end` (F) when the current slot ends, as far as is planned.
+class Group(NamedTuple):
+    """A job's flows of one role from one rank to another.
 
-    A ring's channels are rings of their own; what goes to and from a parameter server is striped
-    over all channels, which are one here, `channel` 0.
+    A ring's channels are rings of their own. What goes to and from a parameter server is striped
+    over all channels, and is told as one, with `channel` 0.
     """
 
     job: str
     role: Role
     rank: int
     peer: int
-    channel: int
+    channel: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """`sent` bytes of `total` in this `iteration`, and `by_end` (F) when the current slot ends, as
+    far as is planned."""
+
+    group: Group
     iteration: int
     total: float
     sent: float
@@ -50,16 +56,13 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class LocalFlow:
-    """A flow that starts here and ends at `host`. Bytes of this iteration: `ready` may be sent now,
-    `sent` have been acknowledged. `rate`: in force, payload bytes/s."""
+    """A flow that starts here and ends at `host`; its group's `channel` is its own. Bytes of this
+    iteration: `ready` may be sent now, `sent` have been acknowledged. `rate`: in force, payload
+    bytes/s."""
 
     flow: int
     host: str
-    job: str
-    role: Role
-    rank: int
-    peer: int
-    channel: int
+    group: Group
     iteration: int
     total: float
     ready: float
@@ -75,30 +78,35 @@ _Wanted = tuple[str, Role, int, int]
 class _Heard:
     at: Nanos
     n: int
-    stages: dict[_Name, tuple[int, bool]]
+    stages: dict[Group, tuple[int, bool]]
     said: dict[_Wanted, list[Progress]]
 
 
 def letters(flows: Iterable[LocalFlow], left_s: float) -> dict[str, list[Progress]]:
     """What to tell each host; `left_s`: seconds until the current slot ends."""
-    groups: dict[_Name, list[LocalFlow]] = {}
+    groups: dict[Group, list[LocalFlow]] = {}
     for flow in flows:
-        name = flow.job, flow.role, flow.rank, flow.peer, _channel(flow)
-        groups.setdefault(name, []).append(flow)
+        groups.setdefault(_told_as(flow.group), []).append(flow)
     audience: dict[tuple[str, int], dict[str, None]] = {}
-    for (job, role, rank, *_), members in groups.items():
-        if role == "pull":
-            audience.setdefault((job, rank), {}).update(dict.fromkeys(f.host for f in members))
+    for group, members in groups.items():
+        if group.role == "pull":
+            hosts = audience.setdefault((group.job, group.rank), {})
+            hosts.update(dict.fromkeys(f.host for f in members))
     told: dict[str, list[Progress]] = {}
-    for (job, role, rank, *_), members in groups.items():
-        one = _sum_up(members, left_s)
-        hosts = audience[job, rank] if role == "pull" else dict.fromkeys(f.host for f in members)
+    for group, members in groups.items():
+        one = _sum_up(group, members, left_s)
+        pulls = group.role == "pull"
+        hosts = audience[group.job, group.rank] if pulls else dict.fromkeys(f.host for f in members)
         for host in hosts:
             told.setdefault(host, []).append(one)
     return {host: said[:MAX_GROUPS] for host, said in told.items()}
 
 
-def _sum_up(flows: Sequence[LocalFlow], left_s: float) -> Progress:
+def _told_as(group: Group) -> Group:
+    return group if group.role == "ring" else group._replace(channel=0)
+
+
+def _sum_up(group: Group, flows: Sequence[LocalFlow], left_s: float) -> Progress:
     """Of one group. Sockets begin their iterations one after the other: the last one counts."""
     iteration = min(flow.iteration for flow in flows)
     total = sum(flow.total for flow in flows)
@@ -107,8 +115,7 @@ def _sum_up(flows: Sequence[LocalFlow], left_s: float) -> Progress:
         done = flow.sent if flow.iteration == iteration else flow.total
         sent += done
         by_end += min(max(done + flow.rate * left_s, done), max(flow.total, done))
-    of = flows[0]
-    return Progress(of.job, of.role, of.rank, of.peer, _channel(of), iteration, total, sent, by_end)
+    return Progress(group, iteration, total, sent, by_end)
 
 
 class Peers:
@@ -116,20 +123,28 @@ class Peers:
 
     def __init__(self, slot_ns: Nanos) -> None:
         self._patience = PATIENCE_SLOTS * slot_ns
+        self._pause = slot_ns // ASKS_PER_SLOT
+        self._called: Nanos | None = None
         self._heard: dict[str, _Heard] = {}
 
     def hear(self, now: Nanos, host: str, n: int, said: Sequence[Progress]) -> bool:
         """Message `n` of a host. True: a flow has ended there, or begun another iteration, so that
-        it may be worthwhile to decide anew. One that was overtaken has no effect."""
+        it may be worthwhile to decide anew, and nothing has called for that for a while. One that
+        was overtaken has no effect."""
         known = self._heard.get(host)
         if known is not None and now - known.at <= self._patience and n <= known.n:
             return False
-        stages = {_name(p): (p.iteration, p.sent >= p.total) for p in said}
+        stages = {p.group: (p.iteration, p.sent >= p.total) for p in said}
         by_need: dict[_Wanted, list[Progress]] = {}
         for p in said:
-            by_need.setdefault(_met_at(p), []).append(p)
+            by_need.setdefault(_met_at(p.group), []).append(p)
         self._heard[host] = _Heard(now, n, stages, by_need)
-        return known is None or stages != known.stages
+        if known is not None and stages == known.stages:
+            return False
+        if self._called is not None and now - self._called < self._pause:
+            return False
+        self._called = now
+        return True
 
     def dependencies(self, now: Nanos, flows: Iterable[LocalFlow]) -> Mapping[int, Dependency]:
         """Of each flow that has bytes to send and is known to depend on others, by identifier.
@@ -144,38 +159,30 @@ class Peers:
         for flow in flows:
             if flow.sent >= flow.total:
                 continue
-            wanted = _waits_for(flow)
+            wanted = _waits_for(flow.group)
             key = wanted, flow.iteration
             if key not in parts:
                 others = [p for said in fresh for p in said.get(wanted, ())]
-                parts[key] = _part_of(others, flow.iteration, flow.role)
+                parts[key] = _part_of(others, flow.iteration, flow.group.role)
             part = parts[key]
             if part is not None:
                 found[flow.flow] = _dependency(flow, *part)
         return found
 
 
-def _channel(flow: LocalFlow) -> int:
-    return flow.channel if flow.role == "ring" else 0
-
-
-def _name(progress: Progress) -> _Name:
-    return progress.job, progress.role, progress.rank, progress.peer, progress.channel
-
-
-def _met_at(other: Progress) -> _Wanted:
+def _met_at(other: Group) -> _Wanted:
     """A broadcast concerns those that push to its server; all else, those that go on from where it
     arrives."""
     meets = other.rank if other.role == "pull" else other.peer
     return other.job, other.role, meets, other.channel
 
 
-def _waits_for(flow: LocalFlow) -> _Wanted:
-    if flow.role == "push":
-        return flow.job, "pull", flow.peer, 0
-    if flow.role == "pull":
-        return flow.job, "push", flow.rank, 0
-    return flow.job, "ring", flow.rank, flow.channel
+def _waits_for(group: Group) -> _Wanted:
+    if group.role == "push":
+        return group.job, "pull", group.peer, 0
+    if group.role == "pull":
+        return group.job, "push", group.rank, 0
+    return group.job, "ring", group.rank, group.channel
 
 
 def _part_of(others: Iterable[Progress], iteration: int, role: Role) -> tuple[float, float] | None:
@@ -195,5 +202,6 @@ def _part_of(others: Iterable[Progress], iteration: int, role: Role) -> tuple[fl
 
 def _dependency(flow: LocalFlow, now: float, then: float) -> Dependency:
     # What is ready has come already, or is the rank's own.
-    lead = 0.0 if flow.role == "push" else flow.ready - now * flow.total
-    return Dependency(_KINDS[flow.role], flow.sent, (then * flow.total,), lead)
+    role = flow.group.role
+    lead = 0.0 if role == "push" else flow.ready - now * flow.total
+    return Dependency(_KINDS[role], flow.sent, (then * flow.total,), lead)

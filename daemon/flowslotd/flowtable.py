@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from flowslot.peers import LocalFlow
+from flowslot.peers import Group, LocalFlow
 from flowslot.peers import Role as Part
 from flowslot.policy.base import View
 from flowslot.topology import Topology
@@ -206,11 +206,7 @@ class FlowTable:
             LocalFlow(
                 flow=info.cookie,
                 host=host,
-                job=info.job,
-                role=role,
-                rank=info.rank,
-                peer=info.peer,
-                channel=info.channel,
+                group=Group(info.job, role, info.rank, info.peer, info.channel),
                 iteration=iteration,
                 total=target,
                 ready=ready,

@@ -4,7 +4,7 @@
 from collections.abc import Sequence
 
 from flowslot.errors import ProtocolError
-from flowslot.peers import MAX_GROUPS, ROLES, Progress
+from flowslot.peers import MAX_GROUPS, ROLES, Group, Progress
 from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto.checks import (
     check_count,
@@ -23,16 +23,17 @@ _ROLE = {number: role for role, number in _NUMBER.items()}
 def write_peer(host: str, n: int, said: Sequence[Progress]) -> bytes:
     """The counterpart of `read_peer`. Raises ValueError for values that no message can hold."""
     jobs: dict[str, int] = {}
-    job = [jobs.setdefault(p.job, len(jobs)) for p in said]
+    groups = [p.group for p in said]
+    job = [jobs.setdefault(group.job, len(jobs)) for group in groups]
     message = pb.PeerMessage(
         host=host,
         n=n,
         jobs=list(jobs),
         job=job,
-        role=[_NUMBER[p.role] for p in said],  # type: ignore[misc]
-        rank=[p.rank for p in said],
-        peer=[p.peer for p in said],
-        channel=[p.channel for p in said],
+        role=[_NUMBER[group.role] for group in groups],  # type: ignore[misc]
+        rank=[group.rank for group in groups],
+        peer=[group.peer for group in groups],
+        channel=[group.channel for group in groups],
         iteration=[p.iteration for p in said],
         total=[p.total for p in said],
         sent=[p.sent for p in said],
@@ -44,7 +45,7 @@ def write_peer(host: str, n: int, said: Sequence[Progress]) -> bytes:
 def read_peer(datagram: bytes) -> tuple[str, int, list[Progress]]:
     """Host, number, and what it says. Raises ProtocolError."""
     message = parse(pb.PeerMessage, datagram)
-    groups = same_length(
+    length = same_length(
         "peer",
         job=message.job,
         role=message.role,
@@ -56,10 +57,10 @@ def read_peer(datagram: bytes) -> tuple[str, int, list[Progress]]:
         sent=message.sent,
         by_end=message.by_end,
     )
-    if groups > MAX_GROUPS:
-        raise ProtocolError(f"field `job`: must have at most {MAX_GROUPS} elements, got {groups}")
-    if len(message.jobs) > groups:
-        raise ProtocolError(f"field `jobs`: has {len(message.jobs)} names for {groups} elements")
+    if length > MAX_GROUPS:
+        raise ProtocolError(f"field `job`: must have at most {MAX_GROUPS} elements, got {length}")
+    if len(message.jobs) > length:
+        raise ProtocolError(f"field `jobs`: has {len(message.jobs)} names for {length} elements")
     jobs = [check_name(f"jobs[{i}]", job) for i, job in enumerate(message.jobs)]
     check_indices("job", message.job, len(jobs), "job names")
     for number in message.role:
@@ -70,13 +71,17 @@ def read_peer(datagram: bytes) -> tuple[str, int, list[Progress]]:
     for total in message.total:
         if total < 1:
             raise ProtocolError("field `total`: must be at least 1")
-    said = map(
-        Progress,
+    groups = map(
+        Group,
         [jobs[i] for i in message.job],
         [_ROLE[number] for number in message.role],
         message.rank,
         message.peer,
         message.channel,
+    )
+    said = map(
+        Progress,
+        groups,
         check_counts("iteration", message.iteration),
         message.total,
         message.sent,

@@ -14,6 +14,7 @@ from functools import partial
 
 import numpy as np
 
+from flowslot.peers import Group
 from flowslot.units import SECOND, Nanos
 from flowslot_scenario.job import compute_ns
 from flowslot_sim.network import FlowSpec
@@ -146,16 +147,15 @@ def on_two_tiers(load: str, seed: int, size: Size = SMALL) -> World:
         places = draw.choice(np.flatnonzero(free > 0), members, replace=False).tolist()
         free[places] -= 1
         volume = MODEL_MB[model] * 1e6
-        flows = tuple(_ring(tiers, places, volume) if ring else _servers(tiers, places, volume))
+        name = f"{'ring' if ring else 'ps'}-{model}-{k}"
+        flows = tuple((_ring if ring else _servers)(tiers, name, places, volume))
         alone_s = tiers.alone_s(flows)
         ideal_s = alone_s / float(draw.uniform(*low_high))
-        kind = "ring" if ring else "ps"
-        times = ideal_s - alone_s, ideal_s
-        jobs.append(_job(f"{kind}-{model}-{k}", flows, times, seed))
+        jobs.append(_job(name, flows, (ideal_s - alone_s, ideal_s), seed))
     return World(tuple(tiers.links), tuple(tiers.capacity), tiers.hosts, tuple(jobs))
 
 
-def _ring(tiers: _Tiers, places: list[int], volume: float) -> list[FlowSpec]:
+def _ring(tiers: _Tiers, job: str, places: list[int], volume: float) -> list[FlowSpec]:
     n = len(places)
     return [
         FlowSpec(
@@ -165,16 +165,24 @@ def _ring(tiers: _Tiers, places: list[int], volume: float) -> list[FlowSpec]:
             own=volume / n,
             head=volume / n,
             preds=((rank - 1) % n,),
+            to=f"h{places[(rank + 1) % n]}",
+            group=Group(job, "ring", rank, (rank + 1) % n),
         )
         for rank, place in enumerate(places)
     ]
 
 
-def _servers(tiers: _Tiers, places: list[int], volume: float) -> list[FlowSpec]:
-    """Of every server: what it sends on is what all workers have pushed to it."""
+def _servers(tiers: _Tiers, job: str, places: list[int], volume: float) -> list[FlowSpec]:
+    """Of every server: what it sends on is what all workers have pushed to it. Ranks are places."""
     servers, workers = places[:2], places[2:]
     pushes = [
-        FlowSpec(f"h{worker}", tiers.path(worker, server), volume / 2)
+        FlowSpec(
+            f"h{worker}",
+            tiers.path(worker, server),
+            volume / 2,
+            to=f"h{server}",
+            group=Group(job, "push", worker, server),
+        )
         for server in servers
         for worker in workers
     ]
@@ -184,6 +192,8 @@ def _servers(tiers: _Tiers, places: list[int], volume: float) -> list[FlowSpec]:
             tiers.path(server, worker),
             volume / 2,
             preds=tuple(range(s * len(workers), (s + 1) * len(workers))),
+            to=f"h{worker}",
+            group=Group(job, "pull", server, worker),
         )
         for s, server in enumerate(servers)
         for worker in workers

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from flowslot.peers import Group
 from flowslot.units import SECOND, Nanos
 from flowslot_sim import loops
 
@@ -22,7 +23,8 @@ class FlowSpec:
 
     `host`: who sends. `links`: indices. `preds`: flows of which it forwards what they bring: unless
     one has ended, it has sent at most `own` bytes, or those of the other and `head` more (less than
-    0: fewer; -inf: none before they have ended).
+    0: fewer; -inf: none before they have ended). `to`, `group`: the host that receives it, and what
+    its job's record calls it, for those that wait for each other; None: nobody needs to know.
     """
 
     host: str
@@ -31,6 +33,8 @@ class FlowSpec:
     own: float = 0.0
     head: float = 0.0
     preds: tuple[int, ...] = ()
+    to: str = ""
+    group: Group | None = None
 
 
 class Network:
@@ -52,7 +56,11 @@ class Network:
         self.rows["head"] = [flow.head for flow in flows]
         self.rows["ceiling"] = math.inf
         self.carried = np.zeros(len(capacity) + 1)
-        """Bytes that each link has carried."""
+        """Bytes of flows that each link has carried."""
+        self.other = np.zeros(len(capacity) + 1)
+        """And those of other traffic: a port counts both."""
+        self._background = np.zeros(len(capacity) + 1)
+        self._free = self.capacity  # without the background
         self.stale = False
         counts = [len(flow.preds) for flow in flows]
         self._first = np.concatenate(([0], np.cumsum(counts))).astype(np.intp)
@@ -76,11 +84,27 @@ class Network:
         self._live = np.union1d(self._live, at)
         self._compacted, self.stale = False, True
 
+    def ready(self, i: int) -> float:
+        """Bytes of this iteration that flow `i` can have sent: its own, and what has come."""
+        rows, total = self.rows, float(self.rows["total"][i])
+        may = [
+            max(rows["own"][i], rows["head"][i] + rows["sent"][p])
+            for p in self._preds[self._first[i] : self._first[i + 1]]
+            if not rows["ended"][p]
+        ]
+        return float(min(total, *may)) if may else total
+
     def pace(self, at: NDArray[np.intp], reserved: Floats, ceiling: Floats) -> None:
         """From now on these flows have these rates in force."""
         self.rows["reserved"][at] = reserved
         self.rows["ceiling"][at] = ceiling
         self.stale = True
+
+    def set_background(self, rates: Sequence[float]) -> None:
+        """From now on other traffic takes so many bytes/s of each link, flows have what is left."""
+        self._background[:-1] = np.minimum(rates, self.capacity[:-1])
+        self._free = self.capacity - self._background
+        self._compacted, self.stale = False, True
 
     def share(self) -> None:
         """Find all rates anew if anything has changed."""
@@ -88,7 +112,7 @@ class Network:
             live = self._live
             if not self._compacted:
                 self._links = loops.compact(
-                    self.paths, live, self.capacity, self._numbers, self._small, self._capacities
+                    self.paths, live, self._free, self._numbers, self._small, self._capacities
                 )
                 self._compacted = True
             loops.share(
@@ -112,6 +136,7 @@ class Network:
 
     def advance(self, elapsed: Nanos) -> list[int]:
         """So much time passes, in which nothing happens before its end; returns who ends then."""
+        self.other += self._background * (elapsed / SECOND)
         n = loops.advance(
             self._table, self._live, elapsed / SECOND, self.paths, self.carried, self._at
         )

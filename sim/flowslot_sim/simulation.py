@@ -92,6 +92,9 @@ class Simulation:
             self.control.start()
             for j, job in enumerate(self.world.jobs):
                 self.events.at(job.start_ns, self._starter(j, job))
+            for one in self.world.background:
+                self.events.at(one.begins_ns, self._background)
+                self.events.at(one.ends_ns, self._background)
         self._wanted = iterations
         self._short = sum(len(progress.ends) < iterations for progress in self.progress)
         while self.now < until_ns and self._short:
@@ -111,6 +114,9 @@ class Simulation:
         if ended:
             self._end(then, ended)
         events.run_until(then)
+
+    def _background(self, now: Nanos) -> None:
+        self.network.set_background(self.world.background_at(now))
 
     def _starter(self, j: int, job: SimJob) -> Callable[[Nanos], None]:
         return lambda now: self._compute(now, j, job)

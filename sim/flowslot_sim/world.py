@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from flowslot.peers import Group
 from flowslot.units import SECOND, Nanos, goodput
 from flowslot_scenario.job import Job
 from flowslot_scenario.scenario import Scenario
@@ -30,15 +31,36 @@ class SimJob:
 
 
 @dataclass(frozen=True, slots=True)
+class Background:
+    """Traffic of no job, which yields to none: `rate`, payload bytes/s, on a link (its index) from
+    `begins_ns` until `ends_ns`. What comes and goes is several of these."""
+
+    link: int
+    rate: float
+    begins_ns: int = 0
+    ends_ns: int = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
 class World:
     """`capacity`: goodput of each link, payload bytes/s. `hosts`: every one that has a daemon.
-    `switch_of`: which switch process holds each link; None: there is none."""
+    `switch_of`: which switch process holds each link; None: there is none. `background`: in no
+    scenario file, as the lab has none."""
 
     links: tuple[str, ...]
     capacity: tuple[float, ...]
     hosts: tuple[str, ...]
     jobs: tuple[SimJob, ...]
     switch_of: tuple[str | None, ...] = ()
+    background: tuple[Background, ...] = ()
+
+    def background_at(self, now: int) -> list[float]:
+        """Rate of all of it on each link, payload bytes/s."""
+        rates = [0.0] * len(self.links)
+        for one in self.background:
+            if one.begins_ns <= now < one.ends_ns:
+                rates[one.link] += one.rate
+        return rates
 
     def egress(self, host: str) -> tuple[int, ...]:
         """The links by which the host's flows leave it."""
@@ -85,17 +107,20 @@ def ring(job: Job, path: Path) -> list[FlowSpec]:
     chunk = job.slice_bytes * job.slices
     flows = []
     for rank, host in enumerate(job.hosts):
-        links = path(host, job.hosts[(rank + 1) % job.workers])
+        peer = (rank + 1) % job.workers
+        to = job.hosts[peer]
         for channel in range(job.sockets):
             before = (rank - 1) % job.workers * job.sockets + channel
             flows.append(
                 FlowSpec(
                     host,
-                    links,
+                    path(host, to),
                     total=2 * (job.workers - 1) * chunk,
                     own=chunk,
                     head=chunk - job.slice_bytes,
                     preds=(before,),
+                    to=to,
+                    group=Group(job.name, "ring", rank, peer, channel),
                 )
             )
     return flows
@@ -106,17 +131,31 @@ def server(job: Job, path: Path) -> list[FlowSpec]:
     all have pushed everything)."""
     assert job.server is not None
     total = float(job.slice_bytes * job.slices)
+    server, at = job.server, job.workers
+    workers = [(r, host, c) for r, host in enumerate(job.hosts) for c in range(job.sockets)]
     pushes = [
-        FlowSpec(host, path(host, job.server), total)
-        for host in job.hosts
-        for _ in range(job.sockets)
+        FlowSpec(
+            host,
+            path(host, server),
+            total,
+            to=server,
+            group=Group(job.name, "push", rank, at, channel),
+        )
+        for rank, host, channel in workers
     ]
     behind = -float("inf") if job.barrier else -float(job.slice_bytes)
     every = tuple(range(len(pushes)))
     pulls = [
-        FlowSpec(job.server, path(job.server, host), total, head=behind, preds=every)
-        for host in job.hosts
-        for _ in range(job.sockets)
+        FlowSpec(
+            server,
+            path(server, host),
+            total,
+            head=behind,
+            preds=every,
+            to=host,
+            group=Group(job.name, "pull", at, rank, channel),
+        )
+        for rank, host, channel in workers
     ]
     return pushes + pulls
 

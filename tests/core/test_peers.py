@@ -5,16 +5,18 @@ from dataclasses import replace
 
 import pytest
 
-from flowslot.peers import PATIENCE_SLOTS, LocalFlow, Peers, Progress, letters
+from flowslot.peers import ASKS_PER_SLOT, PATIENCE_SLOTS, Group, LocalFlow, Peers, Progress, letters
 from flowslot.policy.mlcc.depend import decrease, increase, may_send
 from flowslot.units import MILLISECOND, Nanos
 
 SLOT = Nanos(60 * MILLISECOND)
 NOW = Nanos(10**12)
-RING = LocalFlow(7, "h2", "j", "ring", 1, 2, 0, 5, total=600.0, ready=100.0, sent=20.0, rate=0.0)
-BEFORE = Progress("j", "ring", 0, 1, 0, 5, total=600.0, sent=40.0, by_end=90.0)
-PUSH = LocalFlow(1, "h9", "j", "push", 0, 9, 3, 5, total=50.0, ready=50.0, sent=10.0, rate=100.0)
-PULL = replace(PUSH, flow=2, host="h0", role="pull", rank=9, peer=0, ready=6.0, sent=4.0)
+ONE_TWO, ZERO_ONE = Group("j", "ring", 1, 2), Group("j", "ring", 0, 1)
+RING = LocalFlow(7, "h2", ONE_TWO, 5, total=600.0, ready=100.0, sent=20.0, rate=0.0)
+BEFORE = Progress(ZERO_ONE, 5, total=600.0, sent=40.0, by_end=90.0)
+TO, FROM = Group("j", "push", 0, 9, 3), Group("j", "pull", 9, 0, 3)
+PUSH = LocalFlow(1, "h9", TO, 5, total=50.0, ready=50.0, sent=10.0, rate=100.0)
+PULL = replace(PUSH, flow=2, host="h0", group=FROM, ready=6.0, sent=4.0)
 
 
 def heard(*said: Progress) -> Peers:
@@ -25,25 +27,27 @@ def heard(*said: Progress) -> Peers:
 
 def test_who_receives_a_flow_is_told_how_far_it_will_be() -> None:
     told = letters([replace(RING, rate=1000.0)], left_s=0.03)
-    assert told == {"h2": [Progress("j", "ring", 1, 2, 0, 5, 600.0, 20.0, 50.0)]}
+    assert told == {"h2": [Progress(ONE_TWO, 5, 600.0, 20.0, 50.0)]}
     (most,) = letters([replace(RING, rate=1e9)], left_s=0.03)["h2"]
     assert most.by_end == 600.0, "no more than there is"
 
 
 def test_all_workers_of_a_server_are_told_of_all_its_broadcasts() -> None:
-    other = replace(PULL, flow=3, host="h1", peer=1)
+    other = replace(PULL, flow=3, host="h1", group=FROM._replace(peer=1))
     told = letters([PULL, other], left_s=0.0)
-    assert {host: [p.peer for p in said] for host, said in told.items()} == {
+    assert {host: [p.group.peer for p in said] for host, said in told.items()} == {
         "h0": [0, 1],
         "h1": [0, 1],
     }
 
 
 def test_channels_of_a_ring_are_rings_and_those_to_a_server_are_one() -> None:
-    rings = letters([RING, replace(RING, flow=8, channel=1)], 0.0)["h2"]
-    assert [(p.channel, p.total) for p in rings] == [(0, 600.0), (1, 600.0)]
-    (push,) = letters([PUSH, replace(PUSH, flow=8, channel=4, sent=50.0)], 0.1)["h9"]
-    assert (push.channel, push.total, push.sent, push.by_end) == (0, 100.0, 60.0, 70.0)
+    rings = letters([RING, replace(RING, flow=8, group=ONE_TWO._replace(channel=1))], 0.0)["h2"]
+    assert [(p.group.channel, p.total) for p in rings] == [(0, 600.0), (1, 600.0)]
+    (push,) = letters([PUSH, replace(PUSH, flow=8, group=TO._replace(channel=4), sent=50.0)], 0.1)[
+        "h9"
+    ]
+    assert (push.group.channel, push.total, push.sent, push.by_end) == (0, 100.0, 60.0, 70.0)
 
 
 def test_a_group_whose_sockets_begin_one_after_the_other_is_in_the_earlier_iteration() -> None:
@@ -63,10 +67,10 @@ def test_a_rank_follows_the_one_before_it() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        replace(BEFORE, job="k"),
-        replace(BEFORE, peer=2),
-        replace(BEFORE, channel=1),
-        replace(BEFORE, role="push"),
+        replace(BEFORE, group=ZERO_ONE._replace(job="k")),
+        replace(BEFORE, group=ZERO_ONE._replace(peer=2)),
+        replace(BEFORE, group=ZERO_ONE._replace(channel=1)),
+        replace(BEFORE, group=ZERO_ONE._replace(role="push")),
         replace(BEFORE, sent=600.0, by_end=600.0),
         replace(BEFORE, iteration=6),
     ],
@@ -86,14 +90,14 @@ def test_one_that_has_not_begun_lets_pass_what_is_ready() -> None:
 
 def test_a_broadcast_waits_for_the_slowest_push_counted_as_parts() -> None:
     pushes = [
-        Progress("j", "push", 0, 9, 0, 5, total=100.0, sent=20.0, by_end=60.0),
-        Progress("j", "push", 1, 9, 0, 5, total=100.0, sent=12.0, by_end=30.0),
+        Progress(Group("j", "push", 0, 9), 5, total=100.0, sent=20.0, by_end=60.0),
+        Progress(Group("j", "push", 1, 9), 5, total=100.0, sent=12.0, by_end=30.0),
     ]
     (dependency,) = heard(*pushes).dependencies(NOW, [PULL]).values()
     assert (dependency.kind, dependency.others) == ("broadcast", (15.0,))
     assert dependency.lead == 6.0 - 6.0  # of 50 bytes 6 have come by all, and 6 are ready
     (dependency,) = (
-        heard(Progress("j", "pull", 9, 4, 0, 5, 200.0, 20.0, 100.0))
+        heard(Progress(Group("j", "pull", 9, 4), 5, 200.0, 20.0, 100.0))
         .dependencies(NOW, [PUSH])
         .values()
     )
@@ -111,8 +115,11 @@ def test_overtaken_messages_and_silent_hosts_count_for_nothing() -> None:
     assert peers.dependencies(Nanos(later + 1), [RING]), "its clock was set back: heard again"
 
 
-def test_only_ends_and_beginnings_call_for_a_decision() -> None:
-    peers = heard(BEFORE)
-    assert not peers.hear(NOW, "h0", 2, [replace(BEFORE, sent=50.0)])
-    assert peers.hear(NOW, "h0", 3, [replace(BEFORE, sent=600.0)])
-    assert peers.hear(NOW, "h0", 4, [replace(BEFORE, iteration=6)])
+def test_only_ends_and_beginnings_call_for_a_decision_and_not_too_often() -> None:
+    peers, later = heard(BEFORE), Nanos(NOW + SLOT // ASKS_PER_SLOT)
+    ended, begun = replace(BEFORE, sent=600.0), replace(BEFORE, iteration=6)
+    assert not peers.hear(later, "h0", 2, [replace(BEFORE, sent=50.0)])
+    assert peers.hear(later, "h0", 3, [ended])
+    assert not peers.hear(Nanos(later + SLOT // ASKS_PER_SLOT - 1), "h0", 4, [begun])
+    assert not peers.hear(Nanos(later + SLOT), "h0", 5, [begun]), "nothing new since"
+    assert peers.hear(Nanos(later + SLOT), "h0", 6, [replace(BEFORE, iteration=7)])

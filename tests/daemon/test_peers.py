@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from flowslot.peers import LocalFlow, Peers
+from flowslot.peers import Group, LocalFlow, Peers
 from flowslot.units import MILLISECOND, Nanos
 from flowslot_proto.peers import write_peer
 from flowslotd import config
@@ -21,8 +21,9 @@ from flowslotd.peers import PeerEndpoint
 from .conftest import TOPOLOGY
 
 SLOT = Nanos(60 * MILLISECOND)
-SENDS = LocalFlow(7, "h2", "j", "ring", 0, 1, 0, 5, total=600.0, ready=100.0, sent=20.0, rate=0.0)
-WAITS = LocalFlow(8, "h1", "j", "ring", 1, 0, 0, 5, total=600.0, ready=100.0, sent=0.0, rate=0.0)
+GROUP = Group("j", "ring", 0, 1)
+SENDS = LocalFlow(7, "h2", GROUP, 5, total=600.0, ready=100.0, sent=20.0, rate=0.0)
+WAITS = replace(SENDS, flow=8, host="h1", group=Group("j", "ring", 1, 0), sent=0.0)
 
 
 def free_udp_ports(n: int) -> list[int]:
@@ -160,7 +161,7 @@ def test_what_cannot_be_sent_or_looked_up_does_not_matter(tmp_path: Path) -> Non
             await until(h2.depends, h1.tell)
             assert "h3" not in h1.endpoint._address, "an address that this socket cannot send to"
             h1.endpoint._address["h3"] = ("::1", 7401)
-            flows = [replace(SENDS, host="h3"), replace(SENDS, rank=5)]
+            flows = [replace(SENDS, host="h3"), replace(SENDS, group=GROUP._replace(rank=5))]
             told = h1.endpoint.told
             h1.endpoint.tell(flows, 0.03)
             assert h1.endpoint.told == told + 1, "h2 is told all the same"

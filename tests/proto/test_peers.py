@@ -7,14 +7,14 @@ import random
 import pytest
 
 from flowslot.errors import ProtocolError
-from flowslot.peers import MAX_GROUPS, Progress
+from flowslot.peers import MAX_GROUPS, Group, Progress
 from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto.peers import read_peer, write_peer
 
 SAID = [
-    Progress("a", "ring", 0, 1, 3, 7, 100.0, 20.0, 30.5),
-    Progress("b", "push", 0, 9, 0, 1, 1e9, 0.0, 0.0),
-    Progress("a", "pull", 9, -1, 0, 2**60, 1.0, 1.0, 1.0),
+    Progress(Group("a", "ring", 0, 1, 3), 7, 100.0, 20.0, 30.5),
+    Progress(Group("b", "push", 0, 9, 0), 1, 1e9, 0.0, 0.0),
+    Progress(Group("a", "pull", 9, -1, 0), 2**60, 1.0, 1.0, 1.0),
 ]
 
 

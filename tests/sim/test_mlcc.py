@@ -16,7 +16,6 @@ from flowslot_sim.mixes import WORLDS
 from flowslot_sim.network import FlowSpec
 from flowslot_sim.plane.messages import Plant
 from flowslot_sim.plane.mlcc import VARIANTS, Mlcc, Variant
-from flowslot_sim.plane.mlcc_host import Needs, needs
 from flowslot_sim.plane.simple import Free
 from flowslot_sim.runner import POLICIES
 from flowslot_sim.simulation import Simulation
@@ -124,15 +123,24 @@ def test_is_reproducible() -> None:
     assert ends[0] == ends[1]
 
 
-def test_what_depends_on_what() -> None:
-    ring = [FlowSpec("h", (0,), 1.0, preds=((r - 1) % 3,)) for r in range(3)]
-    found = needs(ring)
-    assert found == {r: Needs("ring", ((r - 1) % 3,)) for r in range(3)}
-    servers = [FlowSpec("w", (0,), 1.0)] * 2 + [FlowSpec("s", (0,), 1.0, preds=(0, 1))] * 2
-    assert needs(servers) == {
-        **dict.fromkeys((0, 1), Needs("aggregation", (2, 3))),
-        **dict.fromkeys((2, 3), Needs("broadcast", (0, 1))),
-    }
+def test_hosts_tell_each_other_what_the_daemons_do() -> None:
+    """By core's book, of flows named as in their jobs' records, a message's delay later."""
+    sim, plane = made(world_of("ps-plus-ring"), VARIANTS["mlcc"])
+    kinds: dict[str, set[str]] = {}
+    groups = {row: flow.group for row, flow in enumerate(sim.flows)}
+    decided = {row: 0 for row in groups}
+
+    def look() -> None:
+        for host in plane.hosts.values():
+            for row, of in host._policy.dependencies.items():
+                group = groups[row]
+                assert group is not None and sim.flows[row].host == host.name
+                kinds.setdefault(group.role, set()).add(of.kind)
+                decided[row] += 1
+
+    each_slot(sim, 3, look)
+    assert kinds == {"ring": {"ring"}, "push": {"aggregation"}, "pull": {"broadcast"}}
+    assert min(decided.values()) > 0
 
 
 def test_a_phase_without_an_end_is_given_up_too() -> None:

@@ -85,6 +85,26 @@ def test_the_slowest_of_several_predecessors_decides() -> None:
     assert times(sim)[0] == pytest.approx(1 + 2.0 + 0.02)
 
 
+@pytest.mark.parametrize(
+    ("own", "head", "ready"),
+    [
+        (6 * MB, 6 * MB, (11 * MB, 21 * MB, 30 * MB)),
+        (8 * MB, 2 * MB, (8 * MB, 17 * MB, 30 * MB)),
+        (0.0, -10 * MB, (0.0, 5 * MB, 30 * MB)),
+        (0.0, -math.inf, (0.0, 0.0, 30 * MB)),
+    ],
+)
+def test_what_is_ready_is_ones_own_and_what_has_come(
+    own: float, head: float, ready: tuple[float, ...]
+) -> None:
+    first, last = flow(30 * MB, 0), flow(30 * MB, 1, preds=(0,), own=own, head=head)
+    sim = Simulation(world(job(first, last), capacity=(10 * MB, 1 * MB)), lambda _: Free())
+    for seconds, expected in zip((1.5, 2.5, 4.5), ready, strict=True):
+        sim.run(until_ns=round(seconds * 1e9))
+        assert sim.network.ready(0) == 30 * MB
+        assert sim.network.ready(1) == pytest.approx(expected)
+
+
 def test_a_ring_of_equal_links_goes_round_at_full_rate() -> None:
     n, chunk = 4, 5 * MB
     flows = [

@@ -7,16 +7,18 @@ between them and the switches take a message's delay each way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
+from flowslot.peers import Progress
+from flowslot.policy.base import Floats
 from flowslot.policy.mlcc import MlccOptions, MlccPolicy
 from flowslot.units import SECOND, Nanos
 from flowslot_sim.plane.messages import Plant
-from flowslot_sim.plane.mlcc_host import MlccHost, Sent, Wiring, needs
+from flowslot_sim.plane.mlcc_host import MlccHost, Wiring
 from flowslot_sim.plane.mlcc_switch import TableSwitch
 from flowslot_sim.simulation import Simulation
 from flowslot_sim.stalls import StallWatch
@@ -27,9 +29,9 @@ class Variant:
     """How MLCC is run.
 
     `count_links`: hosts are told what links carried, and estimate from it what other traffic leaves
-    them, of which there is none here. As published (u_l, the highest load of the last four slots)
-    a link that was idle for so long has room for nothing ever after: with jobs that compute before
-    they send, not one byte is sent. Without it, links are known to be free of other traffic.
+    them. As published (u_l, the highest load of the last four slots) a link that was idle for so
+    long has room for nothing ever after: with jobs that compute before they send, not one byte is
+    sent. Without it, hosts believe that there is no other traffic.
     """
 
     options: MlccOptions
@@ -74,7 +76,6 @@ class Mlcc:
             answer_s=(delays.low + delays.high) / SECOND,
             tell=self._tell,
         )
-        needs_of = needs(sim.flows)
         mine: dict[str, list[int]] = {}
         for row, flow in enumerate(sim.flows):
             mine.setdefault(flow.host, []).append(row)
@@ -84,16 +85,11 @@ class Mlcc:
                 name,
                 rows,
                 policy=MlccPolicy(options, plant.slot_ns),
-                needs_of=needs_of,
                 wiring=wiring,
             )
             for name, rows in mine.items()
         }
-        self._wanted_by: dict[int, set[str]] = {}
-        for row, need in needs_of.items():
-            for other in need.others:
-                self._wanted_by.setdefault(other, set()).add(sim.flows[row].host)
-        self._carried = sim.network.carried[:-1].copy()
+        self._counted = self._counters()
 
     # --- Control
 
@@ -123,12 +119,17 @@ class Mlcc:
     def _slot(self, now: Nanos) -> None:
         """A slot begins, for all hosts."""
         slot_ns = self._plant.slot_ns
-        carried = self._sim.network.carried[:-1].copy()
-        loads = (carried - self._carried) / (slot_ns / SECOND)
-        self._carried = carried
+        counted = self._counters()
+        loads = (counted - self._counted) / (slot_ns / SECOND) if self._count_links else None
+        self._counted = counted
         for host in self.hosts.values():
-            host.begin_slot(now, now // slot_ns, loads if self._count_links else None)
+            host.begin_slot(now, now // slot_ns, loads)
         self._sim.events.after(slot_ns, self._slot)
+
+    def _counters(self) -> Floats:
+        """Bytes that each link has carried: of flows under control, and in all. float64[2, L]."""
+        network = self._sim.network
+        return np.stack((network.carried, network.carried + network.other))[:, :-1]
 
     def _by_host(self, flows: Sequence[int]) -> dict[str, list[int]]:
         by_host: dict[str, list[int]] = {}
@@ -140,12 +141,5 @@ class Mlcc:
         self.messages += 1
         self._sim.events.after(self._plant.delays.draw(self._random), deliver)
 
-    def _tell(self, teller: str, news: Mapping[int, Sent]) -> None:
-        """To every other host whose flows depend on these, in one message each."""
-        letters: dict[str, dict[int, Sent]] = {}
-        for row, sent in news.items():
-            for host in sorted(self._wanted_by.get(row, ())):
-                if host != teller:
-                    letters.setdefault(host, {})[row] = sent
-        for host, letter in letters.items():
-            self._send(partial(self.hosts[host].hear, told=letter))
+    def _tell(self, host: str, teller: str, n: int, said: Sequence[Progress]) -> None:
+        self._send(partial(self.hosts[host].hear, teller=teller, n=n, said=said))

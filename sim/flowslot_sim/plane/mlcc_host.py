@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,11 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flowslot.decision import Decision, Pace
+from flowslot.peers import LocalFlow, Peers, Progress, letters
 from flowslot.policy.base import Floats, View
-from flowslot.policy.mlcc import Dependency, MlccPolicy, Observed, Update
-from flowslot.policy.mlcc.depend import Kind
+from flowslot.policy.mlcc import MlccPolicy, Observed, Update
 from flowslot.units import SECOND, Nanos
-from flowslot_sim.network import FlowSpec
 from flowslot_sim.plane.mlcc_switch import HORIZON, TableSwitch
 from flowslot_sim.simulation import Simulation
 
@@ -28,51 +27,16 @@ error, as it would wait for the next one with its last byte."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
-    """What hosts tell each other of flow j: in iteration `iteration` it will have sent `by_end`
-    bytes when the slot ends (F_j), or has `ended`."""
-
-    iteration: int
-    by_end: float
-    ended: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Needs:
-    """What Algorithm 2 knows of a flow: `others`, by number."""
-
-    kind: Kind
-    others: tuple[int, ...]
-
-
-def needs(flows: Sequence[FlowSpec]) -> dict[int, Needs]:
-    """By flow, from who forwards what: a flow that forwards what a forwarding flow brings is part
-    of a ring, one that forwards what original flows bring is a server's broadcast, and those are
-    the aggregations, which look at the broadcasts made of them."""
-    found: dict[int, Needs] = {}
-    made_of: dict[int, list[int]] = {}
-    for i, flow in enumerate(flows):
-        if flow.preds:
-            ring = any(flows[p].preds for p in flow.preds)
-            found[i] = Needs("ring" if ring else "broadcast", flow.preds)
-            for p in flow.preds if not ring else ():
-                made_of.setdefault(p, []).append(i)
-    for p, broadcasts in made_of.items():
-        found[p] = Needs("aggregation", tuple(broadcasts))
-    return found
-
-
-@dataclass(frozen=True, slots=True)
 class Wiring:
     """What a host is connected to. `send`: does something after a message's delay, counted.
-    `answer_s`: seconds that an update and its answer take. `tell`: the hosts that want to know of
-    flows."""
+    `answer_s`: seconds that an update and its answer take. `tell`: (another host, who tells it,
+    the message's number, what it says)."""
 
     send: Callable[[Callable[[Nanos], None]], None]
     switch: TableSwitch
     slot_ns: Nanos
     answer_s: float
-    tell: Callable[[str, Mapping[int, Sent]], None]
+    tell: Callable[[str, str, int, Sequence[Progress]], None]
 
 
 class MlccHost:
@@ -90,21 +54,19 @@ class MlccHost:
         rows: Sequence[int],
         *,
         policy: MlccPolicy,
-        needs_of: Mapping[int, Needs],
         wiring: Wiring,
     ) -> None:
         self.rows = np.array(rows, np.intp)
-        self._all = tuple(rows)
         self.name = name
         self.writes = 0
         """Rates put into force."""
         self._sim = sim
         self._policy = policy
         self._options = policy.options
-        self._needs = {row: needs_of[row] for row in rows if row in needs_of}
-        self._watched_by = {row for need in needs_of.values() for row in need.others} & set(rows)
         self._wiring = wiring
-        self._told: dict[int, Sent] = {}
+        self._peers = Peers(wiring.slot_ns)
+        self._letters = 0  # so often other hosts were told
+        self._iteration = np.zeros(len(rows), np.int64)
         self._slot = -1
         self._base = sim.network.rows["sent"][self.rows]  # bytes of each when the slot began
         self._whole: Floats = np.zeros(len(rows))  # sent in it by iterations that have ended
@@ -121,17 +83,17 @@ class MlccHost:
     # --- what happens
 
     def begin_slot(self, now: Nanos, slot: int, loads: Floats | None) -> None:
-        """`slot` begins. `loads`: payload bytes/s that each link carried in the last one, all of
-        it by flows under control; None: not known, and no other traffic to be expected."""
+        """`slot` begins. `loads`: payload bytes/s that each link carried in the last one, of flows
+        under control and in all, float64[2, L]; None: not known, no other traffic is expected."""
         if self._slot >= 0:
             sent = dict(zip(self.rows.tolist(), self._sent_in_slot().tolist(), strict=True))
-            self._policy.observe(Observed(self._slot, sent, loads, loads))
+            self._policy.observe(Observed(self._slot, sent, *(() if loads is None else loads)))
         self._slot = slot
         self._base = self._sim.network.rows["sent"][self.rows]
         self._whole[:] = 0.0
         self._attempts = 0
         self._enforce()
-        self.tell(self._all)
+        self.tell()
         self.ask(now)
 
     def began(self, now: Nanos, rows: Sequence[int]) -> None:
@@ -139,6 +101,7 @@ class MlccHost:
         at = np.isin(self.rows, rows)
         # What the last iteration sent in this slot was noted when it ended.
         self._base[at] = 0.0
+        self._iteration[at] += 1
         if self._options.replan_on_events:
             self.ask(now)
 
@@ -148,39 +111,20 @@ class MlccHost:
         total = self._sim.network.rows["total"][self.rows]
         self._whole[at] += (total - self._base)[at]
         self._base[at] = total[at]
-        self.tell(rows)
+        self.tell()
         if self._options.replan_on_events:
             self.ask(now)
 
-    def hear(self, now: Nanos, told: Mapping[int, Sent]) -> None:
-        """Another host tells of its flows. Messages may overtake each other: an end is final."""
-        fresh = {}
-        for row, sent in told.items():
-            known = self._told.get(row)
-            if known is None or (known.iteration, known.ended) <= (sent.iteration, sent.ended):
-                fresh[row] = sent
-        news = any(sent.ended and self._told.get(row) != sent for row, sent in fresh.items())
-        self._told.update(fresh)
-        if news and self._options.replan_on_events:
+    def hear(self, now: Nanos, teller: str, n: int, said: Sequence[Progress]) -> None:
+        """Another host tells of its flows, in its message `n`."""
+        if self._peers.hear(now, teller, n, said) and self._options.replan_on_events:
             self.ask(now)
 
-    def tell(self, rows: Iterable[int]) -> None:
-        """Let those that depend on these flows know how far they will be when the slot ends."""
-        network, left_s = self._sim.network.rows, self._left_s()
-        rates = dict(zip(self.rows.tolist(), self._rates().tolist(), strict=True))
-        news = {}
-        for row in rows:
-            if row not in self._watched_by:
-                continue
-            of = network[row]
-            by_end = min(float(of["sent"]) + rates[row] * left_s, float(of["total"]))
-            sent = Sent(self._iteration(row), by_end, bool(of["ended"]))
-            known = self._told.get(row)
-            if known != sent and (of["active"] or (known is not None and not known.ended)):
-                news[row] = sent
-        if news:
-            self._told.update(news)  # its own flows may be among those that want to know
-            self._wiring.tell(self.name, news)
+    def tell(self) -> None:
+        """Let other hosts know how far flows will be when the slot ends that theirs depend on."""
+        self._letters += 1
+        for host, said in letters(self._transfers(), self._left_s()).items():
+            self._wiring.tell(host, self.name, self._letters, said)
 
     # --- the conversation
 
@@ -201,7 +145,7 @@ class MlccHost:
         if late > 0:
             load = np.concatenate((load[:, late:], np.zeros((len(load), late))), axis=1)
         policy = self._policy
-        policy.dependencies = self._dependencies()
+        policy.dependencies = self._peers.dependencies(now, self._transfers())
         wait_s = self._wiring.answer_s if self._options.atomic else 0.0
         policy.left_s = self._left_s() - wait_s - EARLY_S
         unknown = np.full(len(self.rows), math.nan)
@@ -230,7 +174,7 @@ class MlccHost:
         """What was decided last holds; on with what has come up meanwhile."""
         self._plan, self._next = self._next, None
         self._enforce()
-        self.tell(self._all)
+        self.tell()
         self._busy = False
         if self._due:
             self._due = False
@@ -264,8 +208,28 @@ class MlccHost:
         end = (self._slot + 1) * self._wiring.slot_ns
         return max(end - self._sim.now, 0) / SECOND
 
-    def _iteration(self, row: int) -> int:
-        return len(self._sim.progress[self._sim.job_of[row]].began)
+    def _transfers(self) -> list[LocalFlow]:
+        """What the daemon's flow table says of flows that others may wait for, or that may wait for
+        others; nothing of those that have not begun yet."""
+        network, rates = self._sim.network, self._rates()
+        found = []
+        for i, row in enumerate(self.rows.tolist()):
+            spec = self._sim.flows[row]
+            if spec.group is None or not self._iteration[i]:
+                continue
+            found.append(
+                LocalFlow(
+                    flow=row,
+                    host=spec.to,
+                    group=spec.group,
+                    iteration=int(self._iteration[i]),
+                    total=spec.total,
+                    ready=network.ready(row),
+                    sent=float(network.rows["sent"][row]),
+                    rate=float(rates[i]),
+                )
+            )
+        return found
 
     def _view(self, load: Floats) -> View:
         network = self._sim.network
@@ -285,31 +249,6 @@ class MlccHost:
             guaranteed=self._free,
             load=load,
         )
-
-    def _dependencies(self) -> dict[int, Dependency]:
-        """Of flows that send now, by what other hosts have told."""
-        rows, found = self._sim.network.rows, {}
-        for row, need in self._needs.items():
-            if not rows[row]["active"]:
-                continue
-            others = [self._by_end(row, other) for other in need.others]
-            bytes_by_end = [f for f in others if f is not None]
-            if not bytes_by_end:
-                continue
-            sent, head = float(rows[row]["sent"]), 0.0
-            if need.kind != "aggregation":
-                head, own = float(rows[row]["head"]), float(rows[row]["own"])
-                if head > -math.inf:
-                    bytes_by_end = [max(f, own - head) for f in bytes_by_end]
-            found[row] = Dependency(need.kind, sent, tuple(bytes_by_end), head)
-        return found
-
-    def _by_end(self, row: int, other: int) -> float | None:
-        """F_j; None: it has ended, and holds nobody up any more."""
-        told = self._told.get(other)
-        if told is None or told.iteration != self._iteration(row):
-            return 0.0
-        return None if told.ended else told.by_end
 
 
 def _pace(decisions: Sequence[Decision]) -> Pace:

@@ -124,27 +124,26 @@ class Peers:
     def __init__(self, slot_ns: Nanos) -> None:
         self._patience = PATIENCE_SLOTS * slot_ns
         self._pause = slot_ns // ASKS_PER_SLOT
-        self._called: Nanos | None = None
+        self._called = Nanos(-self._pause)
+        """For when a decision was last called for: it may be to come."""
         self._heard: dict[str, _Heard] = {}
 
-    def hear(self, now: Nanos, host: str, n: int, said: Sequence[Progress]) -> bool:
-        """Message `n` of a host. True: a flow has ended there, or begun another iteration, so that
-        it may be worthwhile to decide anew, and nothing has called for that for a while. One that
-        was overtaken has no effect."""
+    def hear(self, now: Nanos, host: str, n: int, said: Sequence[Progress]) -> Nanos | None:
+        """Message `n` of a host; one that was overtaken has no effect. Returns when to decide anew:
+        a flow has ended there, or begun another iteration. If others have just called for that, it
+        is a little later. None: nothing calls for it, or what is to come anyway will do."""
         known = self._heard.get(host)
         if known is not None and now - known.at <= self._patience and n <= known.n:
-            return False
+            return None
         stages = {p.group: (p.iteration, p.sent >= p.total) for p in said}
         by_need: dict[_Wanted, list[Progress]] = {}
         for p in said:
             by_need.setdefault(_met_at(p.group), []).append(p)
         self._heard[host] = _Heard(now, n, stages, by_need)
-        if known is not None and stages == known.stages:
-            return False
-        if self._called is not None and now - self._called < self._pause:
-            return False
-        self._called = now
-        return True
+        if self._called > now or (known is not None and stages == known.stages):
+            return None
+        self._called = Nanos(max(now, self._called + self._pause))
+        return self._called
 
     def dependencies(self, now: Nanos, flows: Iterable[LocalFlow]) -> Mapping[int, Dependency]:
         """Of each flow that has bytes to send and is known to depend on others, by identifier.

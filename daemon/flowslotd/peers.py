@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import socket
 import time
 from collections.abc import Callable, Iterable
 
 from flowslot.errors import ProtocolError
 from flowslot.peers import LocalFlow, Peers, letters
+from flowslot.units import SECOND
 from flowslot_proto.peers import read_peer, write_peer
 from flowslot_rpc.address import split
 from flowslotd.clock import monotonic
@@ -24,8 +24,6 @@ from flowslotd.config import Config
 RETRY_S = 1.0
 """Between attempts to listen."""
 LOG_EVERY_S = 10.0
-NEWS_PER_SLOT = 4
-"""So often others may make this host decide anew. What comes in between has its turn after that."""
 RESOLVE_S = 60.0
 """Names of hosts are looked up again after so long."""
 
@@ -47,9 +45,6 @@ class PeerEndpoint(asyncio.DatagramProtocol):
         }
         self._peers = peers
         self._on_news = on_news
-        self._news_every_s = config.grid.slot_ns / NEWS_PER_SLOT / 1e9
-        self._news_at = -math.inf
-        self._news: asyncio.TimerHandle | None = None
         self._address: dict[str, Address] = {}
         self._host_at: dict[Address, str] = {}
         self._transport: asyncio.DatagramTransport | None = None
@@ -68,8 +63,6 @@ class PeerEndpoint(asyncio.DatagramProtocol):
         """Hear and say nothing any more."""
         if self._task is not None:
             self._task.cancel()
-        if self._news is not None:
-            self._news.cancel()
         if self._transport is not None:
             self._transport.close()
             self._transport = None
@@ -118,14 +111,14 @@ class PeerEndpoint(asyncio.DatagramProtocol):
             self._failed(f"datagram of {host}: {error}")
             return
         self.heard += 1
-        if self._peers.hear(monotonic(), host, n, said) and self._news is None:
-            loop = asyncio.get_running_loop()
-            due = max(self._news_at + self._news_every_s, loop.time())
-            self._news = loop.call_at(due, self._pass_on)
+        now = monotonic()
+        due = self._peers.hear(now, host, n, said)
+        if due is not None:
+            asyncio.get_running_loop().call_later((due - now) / SECOND, self._pass_on)
 
     def _pass_on(self) -> None:
-        self._news, self._news_at = None, asyncio.get_running_loop().time()
-        self._on_news()
+        if self.listening:
+            self._on_news()
 
     def error_received(self, exc: Exception) -> None:
         """See DatagramProtocol."""

@@ -116,10 +116,13 @@ def test_overtaken_messages_and_silent_hosts_count_for_nothing() -> None:
 
 
 def test_only_ends_and_beginnings_call_for_a_decision_and_not_too_often() -> None:
-    peers, later = heard(BEFORE), Nanos(NOW + SLOT // ASKS_PER_SLOT)
-    ended, begun = replace(BEFORE, sent=600.0), replace(BEFORE, iteration=6)
-    assert not peers.hear(later, "h0", 2, [replace(BEFORE, sent=50.0)])
-    assert peers.hear(later, "h0", 3, [ended])
-    assert not peers.hear(Nanos(later + SLOT // ASKS_PER_SLOT - 1), "h0", 4, [begun])
-    assert not peers.hear(Nanos(later + SLOT), "h0", 5, [begun]), "nothing new since"
-    assert peers.hear(Nanos(later + SLOT), "h0", 6, [replace(BEFORE, iteration=7)])
+    pause = SLOT // ASKS_PER_SLOT
+    peers, later = heard(BEFORE), Nanos(NOW + pause)
+    ended = replace(BEFORE, sent=600.0)
+    sixth, seventh = replace(BEFORE, iteration=6), replace(BEFORE, iteration=7)
+    assert peers.hear(later, "h0", 2, [replace(BEFORE, sent=50.0)]) is None
+    assert peers.hear(later, "h0", 3, [ended]) == later
+    assert peers.hear(Nanos(later + 1), "h0", 4, [sixth]) == later + pause, "put off, not lost"
+    assert peers.hear(Nanos(later + 2), "h0", 5, [seventh]) is None, "that is to come"
+    assert peers.hear(Nanos(later + SLOT), "h0", 6, [seventh]) is None, "nothing new since"
+    assert peers.hear(Nanos(later + SLOT), "h0", 7, [sixth]) == later + SLOT

@@ -117,8 +117,9 @@ class MlccHost:
 
     def hear(self, now: Nanos, teller: str, n: int, said: Sequence[Progress]) -> None:
         """Another host tells of its flows, in its message `n`."""
-        if self._peers.hear(now, teller, n, said) and self._options.replan_on_events:
-            self.ask(now)
+        due = self._peers.hear(now, teller, n, said)
+        if due is not None and self._options.replan_on_events:
+            self._sim.events.at(due, self.ask)
 
     def tell(self) -> None:
         """Let other hosts know how far flows will be when the slot ends that theirs depend on."""

@@ -178,6 +178,17 @@ def test_flows_come_and_go_and_the_others_go_on() -> None:
     assert look(301, sends(a), sends(b)) == [True, True]
 
 
+def test_a_job_that_does_not_say_what_comes_is_not_late_for_that() -> None:
+    """Its virtual self begins while it is not known how much there is to send, and waits for it."""
+    fair = VirtualFair()
+    for ms in range(0, 2000, 10):
+        left = 100e6 - ms % 200 * 1e6 if ms % 200 < 100 else 0.0
+        flow = {"job": "a", "bytes": 0.0, "left": left}
+        early = fair.look(state(flow), Nanos(ms * MS)).tolist()
+        if ms > 400 and ms % 200 < 30:
+            assert early == [False], f"at {ms} ms, with nearly everything to send"
+
+
 def test_flows_whose_path_is_not_known_do_not_count() -> None:
     fair = VirtualFair()
     a = {"job": "a", "links": ()}

@@ -20,10 +20,9 @@ cdef packed struct Group:
     double weight
     double left
     double speed
-    uint8_t rises
 
 cdef double _inf, _second, _rounding, _pause, _pause_ns, _least_ns, _smoothing
-cdef int _most_steps
+cdef int _most_work
 
 @cython.locals(g=Py_ssize_t, h=Py_ssize_t)
 cpdef void add_up(
@@ -52,7 +51,8 @@ cdef void restart(Job[::1] jobs, Group[::1] groups, Py_ssize_t j)
 cdef bint meet(const double[:, ::1] need, Py_ssize_t j, Py_ssize_t k)
 
 @cython.locals(
-    work=double[:, ::1], now=double, stale=cython.bint, j=Py_ssize_t, step=double
+    work=double[:, ::1], rows=Py_ssize_t[:, ::1], now=double, left=double, stale=cython.bint,
+    n=Py_ssize_t, j=Py_ssize_t, step=double,
 )
 cpdef void run(
     double begin, double end, Job[::1] jobs, Group[::1] groups, const int32_t[:, ::1] paths,
@@ -62,31 +62,47 @@ cpdef void run(
 @cython.locals(known=Py_ssize_t[::1], j=Py_ssize_t, g=Py_ssize_t)
 cdef void count(Job[::1] jobs, Group[::1] groups, double now)
 
-@cython.locals(g=Py_ssize_t, j=Py_ssize_t, step=double)
-cdef double until_next(Job[::1] jobs, Group[::1] groups, double now, double most)
+@cython.locals(k=Py_ssize_t, g=Py_ssize_t, j=Py_ssize_t, step=double)
+cdef double until_next(
+    Job[::1] jobs, Group[::1] groups, const Py_ssize_t[::1] sending, double now, double most
+)
 
-@cython.locals(g=Py_ssize_t, j=Py_ssize_t, ended=cython.bint)
-cdef bint send(Job[::1] jobs, Group[::1] groups, double now, double step)
+@cython.locals(k=Py_ssize_t, g=Py_ssize_t, j=Py_ssize_t, ended=cython.bint)
+cdef bint send(
+    Job[::1] jobs, Group[::1] groups, const Py_ssize_t[::1] sending, double now, double step
+)
 
 cdef void end_iteration(Job[::1] jobs, Py_ssize_t j, double now)
 
 @cython.locals(g=Py_ssize_t)
 cdef void start(Job[::1] jobs, Group[::1] groups, Py_ssize_t j)
 
+@cython.locals(n=Py_ssize_t, g=Py_ssize_t, j=Py_ssize_t)
+cdef Py_ssize_t find_sending(Job[::1] jobs, Group[::1] groups, Py_ssize_t[::1] sending)
+
 @cython.locals(
-    left=double[::1], wish=double[::1], rising=Py_ssize_t, g=Py_ssize_t, j=Py_ssize_t,
-    link=Py_ssize_t, level=double, step=double,
+    left=double[::1], wish=double[::1], n=Py_ssize_t, k=Py_ssize_t, link=Py_ssize_t,
+    level=double, step=double, visits=Py_ssize_t,
 )
-cdef void find_speeds(
-    Job[::1] jobs, Group[::1] groups, const int32_t[:, ::1] paths, const double[::1] goodput,
-    double[:, ::1] work,
+cdef Py_ssize_t find_speeds(
+    Group[::1] groups, const int32_t[:, ::1] paths, const double[::1] goodput,
+    const Py_ssize_t[::1] sending, Py_ssize_t[::1] rising, double[:, ::1] work,
 )
 
-@cython.locals(link=Py_ssize_t, g=Py_ssize_t, h=Py_ssize_t)
-cdef void add_wishes(Group[::1] groups, const int32_t[:, ::1] paths, double[::1] wish)
+@cython.locals(link=Py_ssize_t, k=Py_ssize_t, h=Py_ssize_t)
+cdef void add_wishes(
+    Group[::1] groups, const int32_t[:, ::1] paths, const Py_ssize_t[::1] rising,
+    double[::1] wish,
+)
 
-@cython.locals(last=Py_ssize_t, n=Py_ssize_t, g=Py_ssize_t, h=Py_ssize_t, link=Py_ssize_t)
+@cython.locals(others=Py_ssize_t, k=Py_ssize_t, g=Py_ssize_t)
 cdef Py_ssize_t settle(
     Group[::1] groups, const int32_t[:, ::1] paths, const double[::1] goodput,
-    double[::1] left, double level,
+    Py_ssize_t[::1] rising, const double[::1] left, double level,
+)
+
+@cython.locals(last=Py_ssize_t, h=Py_ssize_t, link=Py_ssize_t)
+cdef bint crosses_full(
+    const int32_t[:, ::1] paths, Py_ssize_t g, const double[::1] goodput,
+    const double[::1] left,
 )

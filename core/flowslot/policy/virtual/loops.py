@@ -34,12 +34,12 @@ GROUP = np.dtype(
         ("weight", np.float64),  # so much faster than others it may be
         ("left", np.float64),  # part of the virtual iteration that is left
         ("speed", np.float64),  # part of it that is sent per ns
-        ("rises", np.bool_),  # its rate is still to be found
     ]
 )
 """Flows of a job that take the same path."""
-MOST_STEPS = 1000
-"""Virtual events from one look to the next; after more, what is left of the time is left out."""
+MOST_WORK = 1_000_000
+"""Visits to groups on links, from one look to the next: some milliseconds. After more, what is left
+of the time is left out: many tiny virtual iterations are not worth what they cost."""
 PAUSE, PAUSE_NS = 3.0, 100e6
 """A job that computes for so many times longer than usual, and by so much, has paused: that is none
 of our doing, and its virtual self begins anew together with it."""
@@ -50,7 +50,7 @@ SMOOTHING = 0.25
 """Weight of the latest observation in a job's computation time."""
 
 # The same as C variables: loops.pxd declares them.
-_most_steps, _inf, _second, _rounding = MOST_STEPS, math.inf, 1e9, 1e-9
+_most_work, _inf, _second, _rounding = MOST_WORK, math.inf, 1e9, 1e-9
 _pause, _pause_ns, _least_ns, _smoothing = PAUSE, PAUSE_NS, LEAST_NS, SMOOTHING
 
 
@@ -142,21 +142,22 @@ def run(  # noqa: PLR0917
     begin: float, end: float, jobs: Any, groups: Any, paths: Any, goodput: NDArray[np.float64]
 ) -> None:
     """Go on from one time to another: somebody has sent everything, or has computed."""
-    work = np.zeros((2, len(goodput)))
-    now, stale = begin, True
+    work, rows = np.zeros((2, len(goodput))), np.zeros((2, len(groups)), np.intp)
+    now, left, stale, n = begin, float(_most_work), True, 0
     count(jobs, groups, now)
-    for _ in range(_most_steps):
-        if now >= end:
-            return
+    while now < end and left > 0:
         if stale:
-            find_speeds(jobs, groups, paths, goodput, work)
-        step = until_next(jobs, groups, now, end - now)
+            n = find_sending(jobs, groups, rows[0])
+            left -= find_speeds(groups, paths, goodput, rows[0][:n], rows[1], work)
+        step = until_next(jobs, groups, rows[0][:n], now, end - now)
         now += step
-        stale = send(jobs, groups, now, step)
+        stale = send(jobs, groups, rows[0][:n], now, step)
         for j in range(len(jobs)):
             if jobs[j].runs and not jobs[j].sends and now >= jobs[j].until:
                 start(jobs, groups, j)
+                left -= len(groups)
                 stale = True
+        left -= n + len(jobs)
 
 
 def count(jobs: Any, groups: Any, now: float) -> None:
@@ -174,10 +175,11 @@ def count(jobs: Any, groups: Any, now: float) -> None:
             end_iteration(jobs, j, now)
 
 
-def until_next(jobs: Any, groups: Any, now: float, most: float) -> float:
+def until_next(jobs: Any, groups: Any, sending: Any, now: float, most: float) -> float:
     """In how many ns the first group has sent all, or the first job begins; at most `most`."""
     step = most
-    for g in range(len(groups)):
+    for k in range(len(sending)):
+        g = sending[k]
         if groups[g].speed > 0:
             step = min(step, groups[g].left / groups[g].speed)
     for j in range(len(jobs)):
@@ -186,17 +188,17 @@ def until_next(jobs: Any, groups: Any, now: float, most: float) -> float:
     return step
 
 
-def send(jobs: Any, groups: Any, now: float, step: float) -> bool:
+def send(jobs: Any, groups: Any, sending: Any, now: float, step: float) -> bool:
     """All groups have sent for so long; True: one of them has nothing left."""
     ended = False
-    for g in range(len(groups)):
-        if groups[g].speed > 0:
-            groups[g].left -= step * groups[g].speed
-            if groups[g].left <= _rounding:
-                groups[g].left, ended, j = 0.0, True, groups[g].job
-                jobs[j].under_way -= 1
-                if jobs[j].under_way == 0:
-                    end_iteration(jobs, j, now)
+    for k in range(len(sending)):
+        g = sending[k]
+        groups[g].left -= step * groups[g].speed
+        if groups[g].left <= _rounding:
+            groups[g].left, ended, j = 0.0, True, groups[g].job
+            jobs[j].under_way -= 1
+            if jobs[j].under_way == 0:
+                end_iteration(jobs, j, now)
     return ended
 
 
@@ -210,26 +212,39 @@ def start(jobs: Any, groups: Any, j: int) -> None:
     """A virtual job begins to send."""
     jobs[j].sends, jobs[j].under_way = True, 0
     for g in range(len(groups)):
-        if groups[g].job == j and groups[g].bytes > 0:
+        if groups[g].job == j:
+            # Also where it is not known yet how much: the job waits for that.
             groups[g].left = 1.0
-            jobs[j].under_way += 1
+            jobs[j].under_way += groups[g].bytes > 0
 
 
-def find_speeds(jobs: Any, groups: Any, paths: Any, goodput: Any, work: Any) -> None:
-    """Progressive filling: the rates of all groups grow, each by its weight, until a link of theirs
-    is full. `work`: float64[2, L + 1]."""
-    left, wish, rising, level = work[0], work[1], 0, 0.0
-    for link in range(len(goodput)):
-        left[link] = goodput[link]
+def find_sending(jobs: Any, groups: Any, sending: Any) -> int:
+    """Put the groups that have something to send into `sending`, intp[G]; how many they are."""
+    n = 0
     for g in range(len(groups)):
         j = groups[g].job
-        groups[g].speed = 0.0
-        groups[g].rises = (
-            jobs[j].runs and jobs[j].sends and groups[g].left > 0 and groups[g].bytes > 0
-        )
-        rising += groups[g].rises
-    while rising:
-        add_wishes(groups, paths, wish)
+        if jobs[j].runs and jobs[j].sends and groups[g].left > 0 and groups[g].bytes > 0:
+            sending[n] = g
+            n += 1
+    return n
+
+
+def find_speeds(  # noqa: PLR0917
+    groups: Any, paths: Any, goodput: Any, sending: Any, rising: Any, work: Any
+) -> int:
+    """Progressive filling: the rates of all groups grow, each by its weight, until a link of theirs
+    is full. Returns how many visits to groups on links it took.
+
+    `rising`, intp[G], and `work`, float64[2, L + 1], are for its own use.
+    """
+    left, wish, n, level, visits = work[0], work[1], len(sending), 0.0, 0
+    for link in range(len(goodput)):
+        left[link] = goodput[link]
+    for k in range(n):
+        rising[k] = sending[k]
+    while n:
+        visits += 2 * n * paths.shape[1] + 3 * len(goodput)
+        add_wishes(groups, paths, rising[:n], wish)
         step = _inf
         for link in range(len(goodput) - 1):
             if wish[link] > 0:
@@ -237,29 +252,40 @@ def find_speeds(jobs: Any, groups: Any, paths: Any, goodput: Any, work: Any) -> 
         level += step
         for link in range(len(goodput) - 1):
             left[link] = max(left[link] - step * wish[link], 0.0)
-        rising -= settle(groups, paths, goodput, left, level)
+        n = settle(groups, paths, goodput, rising[:n], left, level)
+    return visits
 
 
-def add_wishes(groups: Any, paths: Any, wish: Any) -> None:
+def add_wishes(groups: Any, paths: Any, rising: Any, wish: Any) -> None:
     """How much of each link is used for each byte/s of growth: `wish`, float64[L + 1]."""
     for link in range(len(wish)):
         wish[link] = 0.0
-    for g in range(len(groups)):
-        if groups[g].rises:
-            for h in range(paths.shape[1]):
-                wish[paths[g, h]] += groups[g].weight
+    for k in range(len(rising)):
+        for h in range(paths.shape[1]):
+            wish[paths[rising[k], h]] += groups[rising[k]].weight
 
 
-def settle(groups: Any, paths: Any, goodput: Any, left: Any, level: float) -> int:
-    """Groups that cross a full link have the rate `level`, times their weights; how many do."""
-    last, n = len(goodput) - 1, 0
-    for g in range(len(groups)):
-        if groups[g].rises:
-            for h in range(paths.shape[1]):
-                link = paths[g, h]
-                if link < last and left[link] <= _rounding * goodput[link]:
-                    groups[g].speed = level * groups[g].weight / groups[g].bytes / _second
-                    groups[g].rises = False
-                    n += 1
-                    break
-    return n
+def settle(  # noqa: PLR0917
+    groups: Any, paths: Any, goodput: Any, rising: Any, left: Any, level: float
+) -> int:
+    """Groups that cross a full link have the rate `level`, times their weights. The others move to
+    the front; how many they are."""
+    others = 0
+    for k in range(len(rising)):
+        g = rising[k]
+        if crosses_full(paths, g, goodput, left):
+            groups[g].speed = level * groups[g].weight / groups[g].bytes / _second
+        else:
+            rising[others] = g
+            others += 1
+    return others
+
+
+def crosses_full(paths: Any, g: int, goodput: Any, left: Any) -> bool:
+    """A link on the path of group `g` has nothing left."""
+    last = len(goodput) - 1
+    for h in range(paths.shape[1]):
+        link = paths[g, h]
+        if link < last and left[link] <= _rounding * goodput[link]:
+            return True
+    return False

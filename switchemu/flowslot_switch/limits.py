@@ -4,7 +4,7 @@
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_CALLS = 4096
 """At once, and a quarter of them from one address. A daemon has two or three, under MLCC for a
-moment as many as it has flows."""
+moment as many as one connection may have (64)."""
 HELLO_TIMEOUT_S = 5.0
 """A stream that has not said Hello by then is closed."""
 MESSAGES_PER_S, MESSAGE_BURST = 2000.0, 2000.0

@@ -9,6 +9,7 @@ from ours import DEADLINE_S, Deaf, at, channel, run
 from rawhttp2 import RawClient, fields, raw_client
 
 from flowslot_rpc import server as serving
+from flowslot_rpc.quota import Quota
 from flowslot_rpc.server import Server
 from flowslot_rpc.status import CANCEL, RpcError, Status
 
@@ -126,3 +127,13 @@ def test_an_answer_that_nobody_takes_is_not_kept(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(serving, "UNARY_S", 0.3)
     run(work)
+
+
+def test_of_ipv6_a_network_counts_as_one_address() -> None:
+    quota = Quota("things", 8)
+    near = ("2001:db8::1", "2001:db8::2", "2001:db8::ffff:0:0:3%eth0")
+    assert [quota.take(host) for host in near] == [True, True, False]
+    assert quota.take("2001:db8:0:1::1") and quota.take("10.0.0.1"), "others"
+    assert quota.take("::ffff:10.0.0.1") and not quota.take("10.0.0.1"), "the same as above"
+    quota.give_back("2001:db8::9")
+    assert quota.take("2001:db8::4")

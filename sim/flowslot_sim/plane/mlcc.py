@@ -142,4 +142,5 @@ class Mlcc:
         self._sim.events.after(self._plant.delays.draw(self._random), deliver)
 
     def _tell(self, host: str, teller: str, n: int, said: Sequence[Progress]) -> None:
-        self._send(partial(self.hosts[host].hear, teller=teller, n=n, said=said))
+        if host in self.hosts and host != teller:  # as daemons do
+            self._send(partial(self.hosts[host].hear, teller=teller, n=n, said=said))

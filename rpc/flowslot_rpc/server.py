@@ -73,6 +73,8 @@ class ServerCall(Stream):
 
 
 Handler = Callable[[ServerCall], Awaitable[None]]
+OnRejected = Callable[[str, str], None]
+"""A client's address, and what it did."""
 
 
 def _response() -> Headers:
@@ -83,11 +85,18 @@ class Server:
     """Serves paths ("/package.Service/Method"). All in one event loop."""
 
     def __init__(
-        self, handlers: Mapping[str, Handler], *, max_message: int, max_calls: int
+        self,
+        handlers: Mapping[str, Handler],
+        *,
+        max_message: int,
+        max_calls: int,
+        on_rejected: OnRejected = lambda peer, why: None,
     ) -> None:
         """`max_message`: bytes of one that is received. `max_calls`: at once, of all clients; see
-        Quota for what one of them may have of that, and of connections."""
+        Quota for what one of them may have of that, and of connections. `on_rejected`: a client
+        has broken a rule or a limit, its connection or call is refused."""
         self._handlers = handlers
+        self._on_rejected = on_rejected
         self._max_message = max_message
         self._places = Quota("connections", MAX_CONNECTIONS)
         self._room = Quota("calls", max_calls)
@@ -154,7 +163,7 @@ class Server:
         if self._places.take(connection.host):
             self._connections.add(connection)
         else:
-            _log.warning("more than %s: %s refused", self._places, connection.peer)
+            self._on_rejected(connection.peer, f"more than {self._places}")
             connection.close()
 
     def opened(self, connection: Connection, stream: int, fields: Headers) -> None:
@@ -168,11 +177,11 @@ class Server:
         if found.get(b":method") != b"POST" or not found.get(b"content-type", b"").startswith(
             b"application/grpc"
         ):
-            call.finish(Status.INVALID_ARGUMENT, "not a gRPC call")
+            self._turn_away(call, Status.INVALID_ARGUMENT, "not a gRPC call")
         elif handler is None:
-            call.finish(Status.UNIMPLEMENTED, "there is no such method")
+            self._turn_away(call, Status.UNIMPLEMENTED, "there is no such method")
         elif not self._room.take(connection.host):
-            call.finish(Status.RESOURCE_EXHAUSTED, f"more than {self._room}")
+            self._turn_away(call, Status.RESOURCE_EXHAUSTED, f"more than {self._room}")
         else:
             call.task = asyncio.create_task(self._serve(handler, call))
             self._calls.add(call.task)
@@ -184,6 +193,10 @@ class Server:
             self._connections.remove(connection)
             self._places.give_back(connection.host)
 
+    def _turn_away(self, call: ServerCall, status: Status, why: str) -> None:
+        self._on_rejected(call.peer, why)
+        call.finish(status, why)
+
     def _over(self, host: str, task: asyncio.Task[None]) -> None:
         self._calls.remove(task)
         self._room.give_back(host)
@@ -192,6 +205,8 @@ class Server:
         try:
             await handler(call)
             call.finish(Status.OK, "")
+        except Rejected as error:
+            self._turn_away(call, error.status, error.details)
         except RpcError as error:
             call.finish(error.status, error.details)
         except asyncio.CancelledError:
@@ -215,6 +230,7 @@ def unary(answer: Callable[[ServerCall, bytes], bytes]) -> Handler:
         except TimeoutError:
             if call.responded:  # who does not take the answer does not take a status, either
                 call.cancel()
-            raise Rejected(Status.DEADLINE_EXCEEDED, f"not over in {UNARY_S:g} s") from None
+            # Perhaps it was this process that stood still: nobody is to blame.
+            raise RpcError(Status.DEADLINE_EXCEEDED, f"not over in {UNARY_S:g} s") from None
 
     return handle

@@ -42,7 +42,10 @@ class SwitchProcess:
         loop = asyncio.get_running_loop()
         service = SwitchService(self._build(self._config))
         server = Server(
-            service.handlers(), max_message=limits.MAX_MESSAGE_BYTES, max_calls=limits.MAX_CALLS
+            service.handlers(),
+            max_message=limits.MAX_MESSAGE_BYTES,
+            max_calls=limits.MAX_CALLS,
+            on_rejected=service.rejected,
         )
         try:
             await server.listen(self._config.listen)

@@ -9,7 +9,7 @@ import numpy as np
 from google.protobuf.message import Message
 
 from flowslot.errors import ProtocolError, ScheduleRefused
-from flowslot.units import Nanos
+from flowslot.units import SECOND, Nanos
 from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto import methods
 from flowslot_proto.checks import MAX_NAME, M, parse
@@ -19,6 +19,7 @@ from flowslot_rpc.status import Rejected, RpcError
 from flowslot_switch.engine import Engine
 from flowslot_switch.stream import STATUS, Closing, LimitExceeded, Stream
 
+LOG_EVERY_NS = 10 * SECOND
 log = logging.getLogger(__name__)
 
 
@@ -30,6 +31,7 @@ class SwitchService:
         self._started = engine.now()
         self._streams: set[Stream] = set()
         self._rejected = 0
+        self._log_at = Nanos(0)
         self._messages_in = 0
         self._messages_out = 0
 
@@ -44,26 +46,20 @@ class SwitchService:
 
     def handlers(self) -> dict[str, Handler]:
         """What serves each method."""
-        handlers = {
+        return {
             methods.FETCH_FEEDBACK: self._unary(pb.FetchFeedbackRequest, self.fetch_feedback),
             methods.UPDATE_SCHEDULE: self._unary(pb.UpdateScheduleRequest, self.update_schedule),
             methods.DESCRIBE: self._unary(pb.DescribeRequest, self.describe),
             methods.NEGOTIATE: self._negotiate,
         }
-        return {path: self._counting(handler) for path, handler in handlers.items()}
 
-    def _counting(self, handler: Handler) -> Handler:
-        """Calls that break a rule or a limit are counted, whoever has found out: gRPC or we."""
-
-        async def handle(call: ServerCall) -> None:
-            try:
-                await handler(call)
-            except Rejected as error:
-                self._rejected += 1
-                log.warning("rejected %s: %s", call.peer, error.details)
-                raise
-
-        return handle
+    def rejected(self, peer: str, why: str) -> None:
+        """A call or connection has broken a rule or a limit; whoever has found out, gRPC or we."""
+        self._rejected += 1
+        now = self.engine.now()
+        if now >= self._log_at:  # anybody can provoke these
+            self._log_at = Nanos(now + LOG_EVERY_NS)
+            log.warning("rejected %s: %s", peer, why)
 
     def _unary(self, kind: type[M], answer: Callable[[M], Message]) -> Handler:
         def handle(call: ServerCall, raw: bytes) -> bytes:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """An heir uses its donor's rate while the donor has nothing left to send."""
 
+import socket
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -47,7 +49,14 @@ class Pair:
     def send(self, size: int) -> None:
         self.donor.sock.sendall(bytes(size))
         self.acked += size
-        assert self.soon(lambda: self._acked() == self.acked), (self.acked, self._stat())
+        assert self.soon(lambda: self._acked() == self.acked), (
+            f"{self.acked} bytes; acknowledged by TCP's own count: {self._acked_of_tcp()}; "
+            f"our program has seen: {self._stat()}"
+        )
+
+    def _acked_of_tcp(self) -> int:
+        info = self.donor.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 128)
+        return int.from_bytes(info[120:128], sys.byteorder)
 
 
 @pytest.fixture

@@ -32,7 +32,12 @@ def rejected(folder: Path, work: Callable[[RawClient, Server], Awaitable[None]])
 
     async def main() -> int:
         service = SwitchService(Engine(load(folder / "switch.toml", Overrides()), pytest.fail))
-        server = Server(service.handlers(), max_message=limits.MAX_MESSAGE_BYTES, max_calls=10)
+        server = Server(
+            service.handlers(),
+            max_message=limits.MAX_MESSAGE_BYTES,
+            max_calls=10,
+            on_rejected=service.rejected,
+        )
         await server.listen("127.0.0.1:0")
         async with asyncio.timeout(DEADLINE_S):
             async with raw_client(server.port) as raw:
@@ -75,6 +80,19 @@ def test_one_message_too_many_is_counted(tmp_path: Path) -> None:
         assert await raw.status() == Status.INVALID_ARGUMENT
 
     assert rejected(tmp_path, work) == 1
+
+
+def test_what_does_not_reach_a_method_is_counted(tmp_path: Path) -> None:
+    """There is none of that name; and then more calls than one address may have at once."""
+
+    async def work(raw: RawClient, server: Server) -> None:
+        raw.session.request(fields(b"/t.T/None"))
+        assert await raw.status() == Status.UNIMPLEMENTED
+        for _ in range(4):  # a quarter of 10 is 3
+            raw.session.request(fields(methods.NEGOTIATE.encode()))
+        assert await raw.status() == Status.RESOURCE_EXHAUSTED
+
+    assert rejected(tmp_path, work) == 2
 
 
 @both_kinds

@@ -47,5 +47,6 @@ lab-clean:      ## remove what a killed lab run left behind
 	@$(PY)/flowslot lab clean
 
 clean:
-	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis results build */*/loops.*.so */*/*/loops.*.so */*/http2.*.so
+	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis results build
+	@find core daemon lab rpc shm sim -name '*.so' -delete
 	@$(MAKE) --no-print-directory -s -C bpf clean

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long decisions take: a host policy's decide(), and an arbiter's step(), for 100 flows.
+"""How long decisions take: a host policy's decide(), and an arbiter's step(), for 100 flows; and
+what of the latter the virtual runs take (one look), for few flows, many, and hostile ones.
 
 The arbiter's flows belong to 10 jobs on 20 links. Every job's progress differs from step to step,
 and one job of ten goes idle or comes back each time, so that gangs are planned anew and grants
@@ -12,13 +13,15 @@ import math
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
 from flowslot.arbiter import Arbiter, ArbiterConfig
 from flowslot.messages import Ack, Demand, Hello
 from flowslot.policy import registry
-from flowslot.policy.base import View
+from flowslot.policy.base import AllocationState, View
+from flowslot.policy.virtual import VirtualFair
 from flowslot.units import MILLISECOND, Nanos, goodput
 
 FLOWS, LINKS, JOBS = 100, 20, 10
@@ -127,9 +130,71 @@ def step_ns(flows: int = FLOWS, links: int = LINKS, rounds: int = 500) -> tuple[
     return samples[rounds // 10 :], grants / len(samples)
 
 
+@dataclass(frozen=True)
+class Sends:
+    """`flows` of `jobs` that cross `hops` of `links`, each with a number of bytes between the two
+    of `size` in an iteration of `period_ms`, in the first half of it."""
+
+    flows: int
+    jobs: int
+    links: int
+    hops: int
+    size: tuple[float, float]
+    period_ms: float
+
+
+USUAL = Sends(flows=256, jobs=64, links=64, hops=4, size=(1e6, 20e6), period_ms=300)
+MANY = Sends(flows=1024, jobs=64, links=128, hops=4, size=(1e6, 20e6), period_ms=300)
+TINY = Sends(flows=2048, jobs=2048, links=128, hops=8, size=(10, 100), period_ms=16)
+LOOK_MS = 4.0
+
+
+def look(sends: Sends, rounds: int = 100) -> dict[str, float]:
+    """Time of one VirtualFair.look(), every LOOK_MS of the jobs' time."""
+    rng = np.random.default_rng(1)
+    paths = np.array(
+        [rng.choice(sends.links, sends.hops, replace=False) for _ in range(sends.flows)], np.int32
+    )
+    job = np.sort(rng.integers(0, sends.jobs, sends.flows)).astype(np.int64)
+    following = rng.uniform(*sends.size, sends.flows)
+    phase = rng.uniform(0, sends.period_ms, sends.jobs)
+    endless, none = np.full(sends.flows, np.inf), np.zeros(sends.flows)
+    virtual = VirtualFair()
+    samples: list[int] = []
+    for k in range(rounds):
+        now = k * LOOK_MS
+        on = ((now + phase) % sends.period_ms < sends.period_ms / 2)[job]
+        state = AllocationState(
+            paths=paths,
+            capacity=np.full(sends.links + 1, 0.96 * goodput(10e9)),
+            goodput=np.append(np.full(sends.links, goodput(10e9)), np.inf),
+            job=job,
+            job_names=[f"job{j}" for j in range(sends.jobs)],
+            flow=np.arange(sends.flows, dtype=np.uint64),
+            remaining=np.where(on, following, 0.0),
+            cap=endless,
+            wait_ns=np.where(on, 1e6, 0.0),
+            period_ns=none,
+            due_ns=none,
+            next_bytes=following,
+            idle_ns=np.where(on, 0.0, 1e6),
+            goal=none,
+        )
+        at = Nanos(int(now * MILLISECOND))
+        timed(lambda s=state, at=at: virtual.look(s, at), samples)  # type: ignore[misc]
+    return percentiles(samples[rounds // 2 :])
+
+
 def measure() -> dict[str, float]:
     """All figures, flat."""
-    parts = {"decide": decide(), "step": step(), "step_6400_flows": step(6400, 256, rounds=20)}
+    parts = {
+        "decide": decide(),
+        "step": step(),
+        "step_6400_flows": step(6400, 256, rounds=20),
+        "look": look(USUAL),
+        "look_many": look(MANY),
+        "look_tiny": look(TINY),
+    }
     return {f"{part}_{key}": value for part, d in parts.items() for key, value in d.items()}
 
 

@@ -40,7 +40,8 @@ cdef double supply(
 )
 
 @cython.locals(
-    i=Py_ssize_t, j=Py_ssize_t, changed=cython.bint, least=double, too_fast=cython.bint, held_up=cython.bint
+    i=Py_ssize_t, j=Py_ssize_t, changed=cython.bint, least=double, too_fast=cython.bint,
+    held_up=cython.bint,
 )
 cdef bint follow(
     Row[::1] rows, const Py_ssize_t[::1] live, const Py_ssize_t[::1] first,

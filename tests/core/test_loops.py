@@ -17,6 +17,7 @@ import flowslot.arbiter.loops
 import flowslot.policy.fill
 import flowslot.policy.loops
 import flowslot.policy.stagger
+import flowslot.policy.stagger.loops
 import flowslot.policy.virtual
 import flowslot.policy.virtual.loops
 from flowslot.arbiter import LEASE_SLOTS
@@ -25,7 +26,8 @@ from flowslot.policy.stagger import StaggerAllocator
 from flowslot.units import MILLISECOND, Nanos
 
 USERS = {
-    flowslot.policy.loops: (flowslot.policy.fill, flowslot.policy.stagger),
+    flowslot.policy.loops: (flowslot.policy.fill,),
+    flowslot.policy.stagger.loops: (flowslot.policy.stagger,),
     flowslot.policy.virtual.loops: (flowslot.policy.virtual,),
     flowslot.arbiter.loops: (flowslot.arbiter.flows, flowslot.arbiter.issue),
 }

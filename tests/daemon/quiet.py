@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import test_slotloop as plain
+import slots as plain
 
 from flowslot.grantbook import Granted
 from flowslot.messages import Demand

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_slotloop import Setup, slot_start, start
+from slots import Setup, slot_start, start
 
 from flowslot.grantbook import Granted
 from flowslot.units import MILLISECOND, Nanos

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from quiet import MB, SLOT_MS, Room, at, granted, start, word
-from test_slotloop import MemoryPacer, Setup, slot_start
+from slots import MemoryPacer, Setup, slot_start
 
 from flowslot.grantbook import Granted
 from flowslot.messages import Demand

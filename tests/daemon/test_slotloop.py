@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The straight way from records to entries in the pacer: what goes down, and when."""
 
-from dataclasses import dataclass, field
-
 import numpy as np
 import pytest
+from slots import SLOT, Setup, slot_start, start
 
 from flowslot.decision import Hold, Pace
 from flowslot.grantbook import Granted
@@ -12,135 +11,9 @@ from flowslot.policy import registry
 from flowslot.schedule import Schedule
 from flowslot.slot import SlotGrid
 from flowslot.units import MILLISECOND, Nanos
-from flowslotd.enforcer import GROWTH_PER_MS, Enforcer
+from flowslotd.enforcer import GROWTH_PER_MS
 from flowslotd.flowtable import FlowTable
-from flowslotd.pacing.base import FlowCounters, PaceEntry
 from flowslotd.slotloop import SlotLoop
-
-SLOT = 60 * MILLISECOND
-
-
-@dataclass
-class MemoryPacer:
-    """Keeps entries in a dict, as the kernel would; writes down what it is told."""
-
-    name: str = "memory"
-    congestion_control: str = "fs_test"
-    lends: bool = True
-    entries: dict = field(default_factory=dict)
-    writes: list = field(default_factory=list)
-    released: list = field(default_factory=list)
-    attached: list = field(default_factory=list)
-    watched: dict = field(default_factory=dict)
-    acked: dict = field(default_factory=dict)
-    deadline: int = 0
-    lent: int = 0
-
-    def open(self):
-        pass
-
-    def close(self):
-        self.entries.clear()
-
-    def attach(self, cookie, pid, fd):
-        self.attached.append((cookie, pid, fd))
-
-    def apply(self, entries, deadline_ns):
-        self.writes.append(entries["cookie"].tolist())
-        self.entries.update({e[0]: PaceEntry(*e) for e in entries.tolist()})
-        self.deadline = deadline_ns
-        return len(entries)
-
-    def refresh(self, deadline_ns):
-        self.deadline = deadline_ns
-
-    def release(self, cookie):
-        self.released.append(cookie)
-        self.entries.pop(cookie, None)
-
-    def counters(self):
-        known = sorted(self.acked)
-        acked = [self.acked[cookie] for cookie in known]
-        return FlowCounters(np.array(known, np.uint64), np.array(acked, np.int64))
-
-    def event_fd(self):
-        return None
-
-    def events(self):
-        return []
-
-    def lend(self, donors):
-        self.donors = dict(donors)
-        self.lent += 1
-
-    def watch(self, cookie, acked_target):
-        self.watched[cookie] = acked_target
-
-
-@dataclass
-class Desk:
-    """An arbiter's desk: collects what is said; answers on request, or at once."""
-
-    demands: list = field(default_factory=list)
-    dones: list = field(default_factory=list)
-    gave_back: list = field(default_factory=list)
-    beats: int = 0
-    held: bool = True
-    answer: object = None
-    lease_end: int | None = None
-
-    def demand(self, now, demands):
-        self.demands.append(list(demands))
-        if self.answer:
-            self.answer(now, [Granted(d.flow, 1e6, 2e6) for d in demands])
-
-    def done(self, now, dones):
-        self.dones += dones
-
-    def beat(self, now):
-        self.beats += 1
-        return self.beats % 2 == 1
-
-    def give_back(self, flows):
-        self.gave_back += flows
-        return [Granted(flow, 0.0, 2e6) for flow in flows]
-
-    def covers(self, links):
-        return self.held
-
-
-class Setup:
-    def __init__(self, topology, policy="stagger", hard=False, desk=None):
-        self.jobs = []
-        self.pacer = MemoryPacer()
-        self.desk = desk or Desk()
-        self.table = FlowTable(topology, "h1", lambda pid, fd, cookie: None)
-        self.enforcer = Enforcer(self.pacer, hard)
-        host_policy = policy
-        if isinstance(policy, str):
-            host_policy = registry.get(policy).host_policy(registry.PolicyOptions())
-        self.loop = SlotLoop(
-            SlotGrid(),
-            self.table,
-            records=lambda: self.jobs,
-            policy=host_policy,
-            domain=self.desk,
-            pacer=self.pacer,
-            enforcer=self.enforcer,
-            by_grant=policy == "stagger",
-        )
-
-    def slot(self, n):
-        self.loop.on_slot(slot_start(n), n)
-
-
-def slot_start(n):
-    return Nanos(10**12 + n * SLOT)
-
-
-def start(flow, iteration=1, total=1_000_000):
-    flow.begin(iteration, total)
-    flow.ready(total)
 
 
 def test_from_a_record_to_the_kernel_and_back(topology, make_job):

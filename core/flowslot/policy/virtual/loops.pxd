@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Types of loops.py, for the compiler. Job and Group: the fields of JOB and GROUP, in the same order;
-# that they are the same is checked when arrays of them are made.
+# Types of loops.py, for the compiler. Job and Group: the fields of JOB and GROUP, in the same
+# order; that they are the same is checked when arrays of them are made.
 cimport cython
 from libc.stdint cimport int32_t, int64_t, uint8_t
 

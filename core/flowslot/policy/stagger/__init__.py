@@ -2,7 +2,7 @@
 """The default policy: jobs take turns on shared links, shortest bottleneck first, with ageing.
 
 Per allocation: floors, so that everybody makes progress, and nobody less than without us (a job
-that is behind its virtual self, see virtual.py, has its fair share as its floor); then gangs, job
+that is behind its virtual self, see ../virtual, has its fair share as its floor); then gangs, job
 by job in order of `G / (1 + 4 wait / period)`, where G is the time the job's bottleneck needs for
 what is left; then max-min top-up. What is still unused stands ready for flows that are computing
 now, so that they start at full rate without a negotiation. A job whose present rates are good
@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flowslot.decision import Decision, Pace
-from flowslot.policy import loops
 from flowslot.policy.base import AllocationState, Bools, Floats, Rows, View
-from flowslot.policy.loops import ACTIVE, COMING, IDLE, OVERDUE_NS, SOON_NS
+from flowslot.policy.stagger import loops
+from flowslot.policy.stagger.loops import ACTIVE, COMING, IDLE, OVERDUE_NS, SOON_NS
 from flowslot.policy.virtual import VirtualFair
 from flowslot.schedule import constant
 from flowslot.units import SECOND, Nanos

@@ -139,6 +139,39 @@ def test_raised_on_all_links_at_once_to_the_least_available() -> None:
     assert b.step()[2, 9].rate == pytest.approx(50.0)
 
 
+def test_what_one_with_nothing_waits_for_is_kept_for_it_on_every_link() -> None:
+    b = Bench()
+    b.demand(6, 0, session=2)
+    b.demand(7, 0)
+    b.demand(8, 1)
+    b.step(f6=10.0, f7=90.0, f8=100.0)
+    b.demand(9, 0, 1, session=2)
+    sent = b.step(f7=30.0, f8=60.0, f9=40.0)
+    b.ack(sent[1, 7])
+    assert b.step(f6=30.0)[2, 6].rate == 30.0, "60 are left, of which 40 wait for link 1"
+    lower = b.step(f6=40.0, f7=20.0)
+    assert lower.keys() == {(1, 7)}, "nothing of the 40 for the one that has something already"
+    b.ack(sent[1, 8])
+    assert b.step()[2, 9].rate == 40.0
+    b.ack(lower[1, 7])
+    assert b.step()[2, 6].rate == 40.0
+
+
+def test_lowers_for_one_with_nothing_are_not_taken_back_before_it_has_it() -> None:
+    b = Bench()
+    b.demand(7, 0)
+    b.demand(8, 0, 1, session=2)
+    b.step(f7=60.0, f8=40.0)
+    b.demand(9, 0, session=2)
+    first = b.step(f7=10.0, f8=40.0, f9=50.0)[1, 7]
+    then = b.step(f7=50.0, f8=0.0)
+    assert then.keys() == {(2, 8)}, "raised, both would be committed to all they had for ever"
+    b.ack(first)
+    assert b.step()[2, 9].rate == 50.0
+    b.ack(then[2, 8], session=2)
+    assert b.step()[1, 7].rate == 50.0
+
+
 def test_small_changes_are_ignored_except_to_zero() -> None:
     b = Bench()
     b.demand(7)

@@ -7,11 +7,12 @@ from pathlib import Path
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 sys.path.append(str(Path(__file__).parent))
 from chaos import FAULTS, Chaos, Fault, plant, star
 
+from flowslot.slot import DEFAULT_SLOT
 from flowslot.units import SECOND
 
 faults = st.lists(
@@ -24,8 +25,8 @@ faults = st.lists(
     ),
     max_size=8,
 )
-HORIZON_S = 0.6
-"""K = 10 slots of 60 ms."""
+SLOT = DEFAULT_SLOT
+HORIZON_S = 10 * SLOT / SECOND
 
 
 @settings(max_examples=25, deadline=None)
@@ -45,8 +46,10 @@ def test_no_link_is_ever_over_committed_and_all_heals(
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from([1.0, 50.0]), st.booleans())
+@example(5058, 50.0, True)  # a flow waited on two links, and others took what either got: 328 ms
 def test_every_ready_job_sends_within_a_bound(seed: int, slowest_ms: float, per_rack: bool) -> None:
     chaos = Chaos(star(seed, per_rack=per_rack), plant(slowest_ms), [], seed)
+    bound = 4 * slowest_ms / 1e3 * SECOND + SLOT  # demand, lower, acknowledgement, raise
     moved = [0.0] * len(chaos.sim.rows_of)
     since = [0] * len(chaos.sim.rows_of)
 
@@ -58,7 +61,7 @@ def test_every_ready_job_sends_within_a_bound(seed: int, slowest_ms: float, per_
             sent = float(rows["sent"][at].sum())
             if sent != moved[j] or not rows["active"][at].any():
                 moved[j], since[j] = sent, now
-            assert now - since[j] <= 0.2 * SECOND, f"job {j} stands still since {since[j]}"
+            assert now - since[j] <= bound, f"job {j} stands still since {since[j]}"
 
     chaos.run(3.0, check)
 

@@ -151,8 +151,7 @@ cpdef Py_ssize_t set_grants(
 )
 
 @cython.locals(
-    i=Py_ssize_t, k=Py_ssize_t, h=Py_ssize_t, link=Py_ssize_t, part=double, got=double,
-    wished=double[::1], used=double[::1],
+    i=Py_ssize_t, k=Py_ssize_t, h=Py_ssize_t, link=Py_ssize_t, part=double, wished=double[::1]
 )
 cdef void share_out(
     Row[::1] rows, const int32_t[:, ::1] paths, const Py_ssize_t[::1] raised,
@@ -163,3 +162,6 @@ cdef void share_out(
 cdef double least_part(
     const int32_t[:, ::1] paths, Py_ssize_t i, const double[::1] wished, const double[::1] room
 )
+
+@cython.locals(h=Py_ssize_t)
+cdef inline bint owes(const int32_t[:, ::1] paths, Py_ssize_t i, const double[::1] room)

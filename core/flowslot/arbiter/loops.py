@@ -362,6 +362,10 @@ def find_raises(  # noqa: PLR0917
             n += 1
     if n:
         share_out(rows, paths, raised[:n], base, room, rates, True)
+        for k in range(n):
+            i = raised[k]
+            if not starved(rows, i) and gain[i] <= 0 and owes(paths, i, room):
+                base[k] = rows[i].grant  # or its commitment would never end
         share_out(rows, paths, raised[:n], base, room, rates, False)
     for k in range(n):
         i = raised[k]
@@ -387,9 +391,10 @@ def share_out(  # noqa: PLR0917
     """Share `room` out among those of the flows `raised` that are starved (`first`), or the others.
 
     Each gets the same part of its wish, the difference from `base` to its goal, as the others do
-    on its tightest link.
+    on its tightest link. What the starved wish for is taken from every link of their paths,
+    whatever they get: less than nothing is left where it does not fit.
     """
-    wished, used = np.zeros(len(room)), np.zeros(len(room))
+    wished = np.zeros(len(room))
     for k in range(len(raised)):
         i = raised[k]
         if starved(rows, i) == first:
@@ -398,15 +403,10 @@ def share_out(  # noqa: PLR0917
     for k in range(len(raised)):
         i = raised[k]
         if starved(rows, i) == first:
-            part, got = least_part(paths, i, wished, room), rows[i].goal - base[k]
-            rates[k] = rows[i].goal
-            if part < 1.0:
-                got *= part
-                rates[k] = base[k] + got
-            for h in range(paths.shape[1]):
-                used[paths[i, h]] += got
+            part = least_part(paths, i, wished, room)
+            rates[k] = rows[i].goal if part >= 1.0 else base[k] + part * (rows[i].goal - base[k])
     for link in range(len(room)):
-        room[link] = max(room[link] - used[link], 0.0)
+        room[link] -= wished[link]
 
 
 def least_part(paths: Any, i: int, wished: Any, room: Any) -> float:
@@ -415,5 +415,13 @@ def least_part(paths: Any, i: int, wished: Any, room: Any) -> float:
     for h in range(paths.shape[1]):
         link = paths[i, h]
         if wished[link] > room[link]:
-            part = min(part, room[link] / wished[link])
+            part = min(part, room[link] / wished[link] if room[link] > 0 else 0.0)
     return part
+
+
+def owes(paths: Any, i: int, room: Any) -> bool:
+    """Flow `i` crosses a link without room for what those wish for that have nothing."""
+    for h in range(paths.shape[1]):  # noqa: SIM110 (a generator is not compiled to a loop)
+        if room[paths[i, h]] < -1.0:  # byte/s
+            return True
+    return False

@@ -172,6 +172,38 @@ def test_lowers_for_one_with_nothing_are_not_taken_back_before_it_has_it() -> No
     assert b.step()[1, 7].rate == 50.0
 
 
+def test_two_that_send_in_turns_do_not_keep_a_third_from_its_first_rate() -> None:
+    b = Bench()
+    b.demand(7, 0)
+    b.demand(8, 0, 1, session=2)
+    b.step(f7=50.0, f8=50.0)
+    b.demand(9, 0, session=2)
+    sent: dict[tuple[int, int], Grant] = {}
+    for turn in range(20):
+        on = turn % 2
+        got = b.step(f7=50.0 * on, f8=50.0 * (1 - on), f9=50.0)
+        if (2, 9) in got:
+            break
+        assert turn < 4, "each has had the time to acknowledge its first lower"
+        for (session, _), grant in sent.items():
+            b.ack(grant, session)
+        sent = got
+    assert max(b.committed()) <= 100.0
+
+
+def test_heirs_have_what_they_inherit_whoever_waits() -> None:
+    b = Bench()
+    b.demand(6, 0)
+    b.demand(7, 0)
+    b.demand(8, 0, 1, session=2)
+    b.step(f6=30.0, f7=40.0, f8=30.0)
+    b.demand(9, 0, session=2)
+    sent = b.step(f6=20.0, f7=60.0, f8=0.0, f9=20.0)
+    assert sent[1, 7].rate == 50.0, "10 that 6 may go on sending at no more"
+    assert (2, 9) not in sent
+    assert b.committed()[0] == 100.0
+
+
 def test_small_changes_are_ignored_except_to_zero() -> None:
     b = Bench()
     b.demand(7)

@@ -18,6 +18,7 @@ from flowslot_sim.world import SimJob, World
 
 LINK = 50e6
 """Payload bytes/s of every link."""
+RARELY_MS = 10
 FAULTS = "hold", "cut", "freeze", "vanish", "restart daemon", "restart switch", "kill switch"
 
 
@@ -32,9 +33,14 @@ class Fault:
 
 
 def plant(slowest_ms: float, twice: float = 0.1) -> Plant:
-    """Messages take up to so long, each on its own; some come twice. Clocks differ."""
+    """Messages take up to so long, one in a hundred RARELY_MS, each on its own; some come twice.
+    Clocks differ."""
     delays = Delays(
-        low=MILLISECOND // 10, high=round(slowest_ms * MILLISECOND), rare=0.01, twice=twice
+        low=MILLISECOND // 10,
+        high=round(slowest_ms * MILLISECOND),
+        slow=RARELY_MS * MILLISECOND,
+        rare=0.01,
+        twice=twice,
     )
     # With it, flows would get on whatever arbiters do.
     return Plant(delays=delays, skew_ppm=200, kernel_top_up=False)

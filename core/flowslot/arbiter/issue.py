@@ -118,8 +118,9 @@ class Issuer:
 
         `gain`: what each flow inherits, float64[n], at no cost. Flows that have nothing and want to
         send come first: what they wish for is kept for them on every link of their paths, and
-        where it does not fit, nobody else is raised (ADR 27). When not all fit, each gets the same
-        part of its wish on its tightest link; a part that is too small to be worth a message waits.
+        where it does not fit, nobody else is raised but heirs (ADR 27). When not all fit, each gets
+        the same part of its wish on its tightest link; a part that is too small to be worth a
+        message waits.
         What begins or ceases to be standing is said as well, with or without a raise. `pressing`:
         only what flows wait for.
         """

@@ -145,6 +145,14 @@ cpdef Py_ssize_t find_raises(
     bint pressing, Py_ssize_t[::1] raised, double[::1] rates,
 )
 
+cdef inline bint bare(Row[::1] rows, Py_ssize_t i)
+
+@cython.locals(i=Py_ssize_t, k=Py_ssize_t, n=Py_ssize_t, waits=cython.bint)
+cdef Py_ssize_t keep_room(
+    Row[::1] rows, const int32_t[:, ::1] paths, Py_ssize_t[::1] raised, const double[::1] gain,
+    const double[::1] room, double[::1] base, double[::1] rates,
+)
+
 @cython.locals(k=Py_ssize_t, raised=Py_ssize_t)
 cpdef Py_ssize_t set_grants(
     Row[::1] rows, const Py_ssize_t[::1] at, const double[::1] rates, int64_t seq

@@ -356,16 +356,13 @@ def find_raises(  # noqa: PLR0917
         else:
             meant = goal > grant or (goal == grant and rows[i].standing != rows[i].told_standing)
         if meant and not mute[i] and paths[i, 0] < last:
-            # Up to the commitment a raise costs nothing: the flow may still be sending that much.
+            # Up to the commitment a raise costs no room: the flow may still be sending that much.
             base[n] = min(commitment(rows, i) + gain[i], goal)
             raised[n] = i
             n += 1
     if n:
         share_out(rows, paths, raised[:n], base, room, rates, True)
-        for k in range(n):
-            i = raised[k]
-            if not starved(rows, i) and gain[i] <= 0 and owes(paths, i, room):
-                base[k] = rows[i].grant  # or its commitment would never end
+        n = keep_room(rows, paths, raised[:n], gain, room, base, rates)
         share_out(rows, paths, raised[:n], base, room, rates, False)
     for k in range(n):
         i = raised[k]
@@ -374,6 +371,31 @@ def find_raises(  # noqa: PLR0917
             raised[sent], rates[sent] = i, rates[k]
             sent += 1
     return sent
+
+
+def bare(rows: Any, i: int) -> bool:
+    """Flow `i` is starved, and knows of no grant either that it might still be using."""
+    return starved(rows, i) and commitment(rows, i) <= 0
+
+
+def keep_room(  # noqa: PLR0917
+    rows: Any, paths: Any, raised: Any, gain: Any, room: Any, base: Any, rates: Any
+) -> int:
+    """Strike from `raised`, with `base` and `rates`, who has something and crosses a link where
+    there is too little for those that are bare. Returns how many are left.
+
+    Not even what would cost no room: flows that are lowered and raised in turns, faster than
+    they acknowledge it, would be committed to all that they ever had. Heirs are left, as the flow
+    that they inherit from is committed to so much less.
+    """
+    n = 0
+    for k in range(len(raised)):
+        i = raised[k]
+        waits = rows[i].goal > rows[i].grant and gain[i] <= 0 and not bare(rows, i)
+        if not (waits and owes(paths, i, room)):
+            raised[n], base[n], rates[n] = i, base[k], rates[k]
+            n += 1
+    return n
 
 
 def set_grants(rows: Any, at: Rows, rates: Floats, seq: int) -> int:
@@ -388,21 +410,21 @@ def set_grants(rows: Any, at: Rows, rates: Floats, seq: int) -> int:
 def share_out(  # noqa: PLR0917
     rows: Any, paths: Any, raised: Any, base: Any, room: Any, rates: Any, first: bool
 ) -> None:
-    """Share `room` out among those of the flows `raised` that are starved (`first`), or the others.
+    """Share `room` out among those of the flows `raised` that are bare (`first`), or the others.
 
     Each gets the same part of its wish, the difference from `base` to its goal, as the others do
-    on its tightest link. What the starved wish for is taken from every link of their paths,
-    whatever they get: less than nothing is left where it does not fit.
+    on its tightest link. The whole wish is taken from every link of the path, whatever part of it
+    is granted: less than nothing is left where it does not fit.
     """
     wished = np.zeros(len(room))
     for k in range(len(raised)):
         i = raised[k]
-        if starved(rows, i) == first:
+        if bare(rows, i) == first:
             for h in range(paths.shape[1]):
                 wished[paths[i, h]] += rows[i].goal - base[k]
     for k in range(len(raised)):
         i = raised[k]
-        if starved(rows, i) == first:
+        if bare(rows, i) == first:
             part = least_part(paths, i, wished, room)
             rates[k] = rows[i].goal if part >= 1.0 else base[k] + part * (rows[i].goal - base[k])
     for link in range(len(room)):
@@ -420,7 +442,7 @@ def least_part(paths: Any, i: int, wished: Any, room: Any) -> float:
 
 
 def owes(paths: Any, i: int, room: Any) -> bool:
-    """Flow `i` crosses a link without room for what those wish for that have nothing."""
+    """Flow `i` crosses a link without room for what those wish for that are bare."""
     for h in range(paths.shape[1]):  # noqa: SIM110 (a generator is not compiled to a loop)
         if room[paths[i, h]] < -1.0:  # byte/s
             return True

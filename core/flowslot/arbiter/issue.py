@@ -120,9 +120,8 @@ class Issuer:
         send come first: what they wish for is kept for them on every link of their paths, and
         where it does not fit, nobody else is raised but heirs (ADR 27). When not all fit, each gets
         the same part of its wish on its tightest link; a part that is too small to be worth a
-        message waits.
-        What begins or ceases to be standing is said as well, with or without a raise. `pressing`:
-        only what flows wait for.
+        message waits. What begins or ceases to be standing is said as well, with or without a
+        raise. `pressing`: only what flows wait for.
         """
         flows, n = self._flows, self._flows.n
         rows, rates = np.zeros(n, np.intp), np.zeros(n)

@@ -32,7 +32,7 @@ mkdir "$home"
 "$home/venv/bin/python" -m pip install --quiet --disable-pip-version-check \
   --no-index --find-links "$fetched/wheels" flowslot
 pacing=$("$home/venv/bin/python" -c 'import flowslotd.pacing as p; print(p.__path__[0])')
-install -m 644 bpf/flowslot.bpf.o "$pacing"
+install -m 644 bpf/flowslot.bpf.o bpf/edt.bpf.o "$pacing"
 for program in flowslot flowslotd flowslot-switch; do
   ln -sfn "$home/venv/bin/$program" "$prefix/bin/$program"
 done

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Literal
 
 from flowslotd.pacing.base import PacingError
-from flowslotd.pacing.bpf_cc import BpfPacer, object_file
-from flowslotd.pacing.libbpf import library
+from flowslotd.pacing.bpf_cc import OBJECT, BpfPacer
+from flowslotd.pacing.libbpf import built, library
 from flowslotd.pacing.sock_pacing import SocketPacer
 
 Status = Literal["ok", "warn", "missing"]
@@ -126,7 +126,7 @@ def nghttp2() -> Finding:
 
 def program() -> Finding:
     """The compiled congestion control."""
-    file = object_file()
+    file = built(OBJECT)
     if file is not None:
         return Finding("bpf program", "ok", str(file))
     return Finding("bpf program", "missing", "not built", "Build it: make -C bpf.")
@@ -138,7 +138,7 @@ def build_tools() -> Finding:
     if not lacking:
         return Finding("build tools", "ok", "clang, bpftool, make")
     advice = f"Only needed to build the BPF program: install {', '.join(lacking)}."
-    status: Status = "warn" if object_file() else "missing"
+    status: Status = "warn" if built(OBJECT) else "missing"
     return Finding("build tools", status, f"without {', '.join(lacking)}", advice)
 
 

@@ -9,6 +9,7 @@ from flowslotd.pacing.base import (
     PaceEntry,
     Pacer,
     PacingError,
+    Traits,
     pack,
 )
 from flowslotd.pacing.select import make_pacer
@@ -21,6 +22,7 @@ __all__ = [
     "PaceEntry",
     "Pacer",
     "PacingError",
+    "Traits",
     "make_pacer",
     "pack",
 ]

@@ -63,7 +63,8 @@ class FlowCounters:
 
     cookie: NDArray[np.uint64]
     acked: NDArray[np.int64]
-    """Acknowledged bytes, retransmissions counted once (SYN and FIN count one byte each)."""
+    """Acknowledged bytes, retransmissions counted once (SYN and FIN count one byte each); of UDP
+    flows, the bytes that were sent."""
 
     @staticmethod
     def none() -> "FlowCounters":
@@ -71,12 +72,32 @@ class FlowCounters:
         return FlowCounters(np.zeros(0, np.uint64), np.zeros(0, np.int64))
 
 
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What a way of pacing can do and what it does to the host, for people who choose one."""
+
+    how: str
+    protocols: tuple[str, ...]
+    """Of `tcp`, `udp`."""
+    granularity: str
+    """What leaves at once, and so how far a slot can be off."""
+    resume: str
+    """How soon a flow at its floor follows a raised rate."""
+    changes: tuple[str, ...]
+    """On the host, one sentence each; all are undone when the daemon ends, however it ends."""
+
+
 class Pacer(Protocol):
     """A way of pacing flows. Not thread-safe: one caller at a time."""
 
     @property
     def name(self) -> str:
-        """`bpf`, `socket` or `none`."""
+        """`bpf`, `edt`, `htb`, `socket` or `none`."""
+        ...
+
+    @property
+    def traits(self) -> Traits:
+        """What it can do."""
         ...
 
     @property
@@ -98,7 +119,7 @@ class Pacer(Protocol):
         ...
 
     def attach(self, cookie: int, pid: int, fd: int) -> None:
-        """Descriptor `fd` of process `pid` is this flow's socket (only `socket` needs it)."""
+        """Descriptor `fd` of process `pid` is this flow's socket (`bpf` does not need to know)."""
         ...
 
     def apply(self, entries: Entries, deadline_ns: int) -> int:

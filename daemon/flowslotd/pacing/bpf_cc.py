@@ -13,7 +13,6 @@ import os
 import re
 import secrets
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,29 +20,19 @@ from numpy.typing import NDArray
 
 from flowslotd.loops import table
 from flowslotd.pacing import loops
-from flowslotd.pacing.base import Entries, FlowCounters, KernelEvent, Kind, PacingError
+from flowslotd.pacing.base import Entries, FlowCounters, KernelEvent, Kind, PacingError, Traits
 from flowslotd.pacing.guard import Guard
 from flowslotd.pacing.layout import CTL, EVENT, SLOTS, STAT, EventKind
-from flowslotd.pacing.libbpf import F_LINK, Map, Object, RingBuffer
+from flowslotd.pacing.libbpf import F_LINK, Map, Object, RingBuffer, built
 
 PLACEHOLDER = b"fs_placeholder_\0"
 OBJECT = "flowslot.bpf.o"
-PLACES = (
-    Path(__file__).parent / OBJECT,
-    Path(__file__).parents[3] / "bpf" / OBJECT,
-    Path("/usr/lib/flowslot") / OBJECT,
-)
 KINDS: dict[int, Kind] = {
     EventKind.NEW: "new",
     EventKind.CLOSED: "closed",
     EventKind.DRAINED: "drained",
 }
 Slots = NDArray[np.intp]
-
-
-def object_file() -> Path | None:
-    """The compiled program, if there is one."""
-    return next((place for place in PLACES if place.is_file()), None)
 
 
 def unique_name(instance: str) -> str:
@@ -56,6 +45,13 @@ class BpfPacer:
 
     name = "bpf"
     lends = True
+    traits = Traits(
+        how="our own congestion control in BPF, which jobs select for their sockets",
+        protocols=("tcp",),
+        granularity="2 segments, with top-up while the path's queue is short",
+        resume="one segment at the old rate",
+        changes=("a congestion control of our own (fs_...), registered while the daemon runs",),
+    )
 
     def __init__(self, instance: str, slots: int = SLOTS) -> None:
         self.congestion_control = unique_name(instance)
@@ -85,7 +81,7 @@ class BpfPacer:
 
     def open(self) -> None:
         """Load, register, map. Raises PacingError."""
-        file = object_file()
+        file = built(OBJECT)
         if file is None:
             raise PacingError(f"{OBJECT} is missing: build it with `make -C bpf`")
         elf = file.read_bytes()

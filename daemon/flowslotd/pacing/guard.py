@@ -14,7 +14,8 @@ DEAF = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 class Guard:
     """A guardian process and the pipe whose end tells it that we are gone."""
 
-    def __init__(self, table: int = -1, struct_ops: int = -1) -> None:
+    def __init__(self, table: int = -1, struct_ops: int = -1, keep: tuple[int, ...] = ()) -> None:
+        """`keep`: descriptors that it holds as long as it lives."""
         reading, self._pipe = os.pipe()
         files = (reading, table, struct_ops)
         # It inherits the mask: a signal must not end it while it starts, nor later.
@@ -22,7 +23,7 @@ class Guard:
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", guardian.__file__, *map(str, files)],
-                pass_fds=[fd for fd in files if fd >= 0],
+                pass_fds=[fd for fd in (*files, *keep) if fd >= 0],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )

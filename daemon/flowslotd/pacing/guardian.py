@@ -6,9 +6,10 @@ Run as a script of its own, standard library only, so that it stays small:
     python -I -S guardian.py PIPE TABLE STRUCT_OPS
 
 PIPE is the reading end of a pipe whose other end only the daemon holds: its end is the daemon's.
-TABLE is a memfd that lists the sockets that are paced (`HEADER`, then `ROW`s), or -1. They are
-unpaced when the daemon is gone, or when it lets the deadline pass; then `freed` counts up, so that
-a daemon that was only asleep knows. STRUCT_OPS is a map whose registration to remove, or -1.
+TABLE is a memfd that lists what is to be undone, or -1: `HEADER`, CHANGES times `CHANGE`, and
+then `ROW`s. That happens when the daemon is gone, or when it lets the deadline pass; then `freed`
+counts up, so that a daemon that was only asleep knows. STRUCT_OPS is a map whose registration to
+remove, or -1.
 It is started deaf to signals that a service manager sends to daemon and guardian alike.
 """
 
@@ -23,17 +24,41 @@ import struct
 import sys
 import time
 from collections.abc import Iterator
+from typing import NamedTuple
 
 HEADER = struct.Struct("=QQ")  # deadline (CLOCK_MONOTONIC, ns), freed
-ROW = struct.Struct("=Qii")  # cookie (0: empty), pid, fd
+CHANGE = struct.Struct("=iii")  # what was changed (0: empty row), device, value
+CHANGES = 128
+ROW = struct.Struct("=QiiiIQ")  # cookie (0: empty), pid, fd, socket option, its size, its value
 UNLIMITED = 2**64 - 1
+LOOK_MS = 500
+"""A deadline that is brought forward is noticed this late."""
+CLASSES, FILTER, TSO_RTT_LOG = 1, 2, 3
+"""Changes. CLASSES: those of HTB with this number (`value`). FILTER: that of EDT with this number.
+TSO_RTT_LOG: a sysctl, whose value was `value`."""
 
+HTB, FQ = 0xF5100000, 0xF5200000
+"""Handles of qdiscs that are ours."""
+ROOT, CLSACT, CLSACT_ROOT = 0xFFFFFFFF, 0xFFFF0000, 0xFFFFFFF1
+INGRESS, EGRESS = 0xFFFFFFF2, 0xFFFFFFF3
+FILTER_NAME = "flowslot_edt_"
+"""Begins the name of our filters; their number follows (one hexadecimal digit), and `OWN` where
+clsact is ours."""
+OWN = "_clsact"
+SYSCTL = "/proc/sys/net/ipv4/tcp_tso_rtt_log"
+
+_DELQDISC, _DELTCLASS, _GETTCLASS, _DELTFILTER, _GETTFILTER = 37, 41, 42, 45, 46
+_NLM_REQUEST, _NLM_ACK, _NLM_DUMP, _NLM_CREATE = 1, 4, 0x300, 0x400
+_NLMSG_ERROR, _NLMSG_DONE = 2, 3
 _PIDFD_GETFD = 438  # the same on every architecture
 _BPF = {"x86_64": 321, "aarch64": 280}
 _MAP_DELETE_ELEM = 3
-_SO_MAX_PACING_RATE = 47
+SO_MAX_PACING_RATE = 47
 _SO_COOKIE = 57
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+# -- sockets ----------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -52,7 +77,6 @@ def borrow(pid: int, fd: int, cookie: int) -> Iterator[socket.socket]:
     finally:
         os.close(pidfd)
     try:
-        # Family and type are given so that Python asks the kernel nothing; they do not matter.
         sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=copy)
     except OSError:
         os.close(copy)
@@ -66,18 +90,144 @@ def borrow(pid: int, fd: int, cookie: int) -> Iterator[socket.socket]:
         yield sock
 
 
-def set_rate(sock: socket.socket, rate: int) -> None:
-    """Pace a socket at `rate` payload bytes/s."""
-    sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("@L", rate))
+def set_option(sock: socket.socket, option: int, size: int, value: int) -> None:
+    """Set a socket option of so many bytes."""
+    sock.setsockopt(socket.SOL_SOCKET, option, value.to_bytes(size, sys.byteorder))
+
+
+def free_socket(row: tuple[int, ...]) -> None:
+    """As `ROW` says; a socket that is not to be had any more is passed over."""
+    cookie, pid, fd, option, size, value = row
+    if cookie:
+        with contextlib.suppress(OSError), borrow(pid, fd, cookie) as sock:
+            set_option(sock, option, size, value)
+
+
+def free_sockets(table: mmap.mmap) -> None:
+    """Give every socket in the table its option back."""
+    for offset in range(HEADER.size + CHANGES * CHANGE.size, len(table) - ROW.size + 1, ROW.size):
+        free_socket(ROW.unpack_from(table, offset))
+
+
+# -- traffic control --------------------------------------------------------------------------
+
+
+class Found(NamedTuple):
+    """An object of traffic control, as in struct tcmsg."""
+
+    device: int
+    handle: int
+    parent: int
+    info: int
+    attributes: bytes
+
+
+@contextlib.contextmanager
+def _asked(kind: int, flags: int, body: bytes) -> Iterator[socket.socket]:
+    head = struct.pack("=IHHII", 16 + len(body), kind, _NLM_REQUEST | flags, 1, 0)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as rtnetlink:
+        rtnetlink.settimeout(5)
+        rtnetlink.send(head + body)
+        yield rtnetlink
+
+
+def _tcmsg(device: int, handle: int, parent: int, info: int) -> bytes:
+    return struct.pack("=BxxxiIII", 0, device, handle, parent, info)
+
+
+def ask(
+    kind: int, device: int, handle: int, parent: int, info: int = 0, *, create: str = ""
+) -> int:
+    """One request about traffic control, without options; `create`: a qdisc of this kind. Returns
+    the kernel's errno."""
+    flags, body = _NLM_ACK, _tcmsg(device, handle, parent, info)
+    if create:
+        flags |= _NLM_CREATE
+        name = create.encode() + b"\0"
+        body += struct.pack("=HH", 4 + len(name), 1) + name + bytes(-len(name) % 4)  # TCA_KIND
+    with _asked(kind, flags, body) as rtnetlink:
+        answer = rtnetlink.recv(4096)
+    return -int(struct.unpack_from("=i", answer, 16)[0])
+
+
+def dump(kind: int, device: int, parent: int = 0) -> list[Found]:
+    """All that there is of a kind; nothing where the kernel refuses. Raises OSError."""
+    found: list[Found] = []
+    with _asked(kind, _NLM_DUMP, _tcmsg(device, 0, parent, 0)) as rtnetlink:
+        while True:
+            answer = rtnetlink.recv(1 << 17)
+            at = 0
+            while at + 16 <= len(answer):
+                size, type_ = struct.unpack_from("=IH", answer, at)
+                if type_ in (_NLMSG_ERROR, _NLMSG_DONE):
+                    return found
+                device_, handle, above, info = struct.unpack_from("=iIII", answer, at + 20)
+                attributes = answer[at + 36 : at + size]
+                found.append(Found(device_, handle, above, info, attributes))
+                at += (size + 3) & ~3
+
+
+def classes(device: int) -> list[Found]:
+    """Those of our HTB. Raises OSError."""
+    found = dump(_GETTCLASS, device)
+    return [one for one in found if one.handle >> 16 == HTB >> 16 and one.device == device]
+
+
+def filters(device: int, parent: int) -> list[Found]:
+    """At one side of clsact; each program once, and each priority once with handle 0. Raises
+    OSError."""
+    return [one for one in dump(_GETTFILTER, device, parent) if one.device == device]
+
+
+def remove_classes(device: int, number: int) -> None:
+    """Of one daemon; the last removes the qdisc. Raises OSError."""
+    for one in classes(device):
+        if one.handle >> 12 & 15 == number:
+            ask(_DELTCLASS, device, one.handle, one.parent)
+    if not classes(device):
+        ask(_DELQDISC, device, HTB, ROOT)
+
+
+def remove_filter(device: int, number: int) -> None:
+    """Of one daemon; the last removes fq, if it is ours, and clsact, if it is ours and nobody
+    else uses it. Raises OSError."""
+    name = f"{FILTER_NAME}{number:x}".encode()
+    ours = [one for one in filters(device, EGRESS) if name in one.attributes]
+    for one in ours:
+        ask(_DELTFILTER, device, 0, EGRESS, one.info)
+    left = filters(device, EGRESS)
+    if not any(FILTER_NAME.encode() in one.attributes for one in left):
+        ask(_DELQDISC, device, FQ, ROOT)
+    own = any(OWN.encode() in one.attributes for one in ours)
+    if own and not left and not filters(device, INGRESS):
+        ask(_DELQDISC, device, CLSACT, CLSACT_ROOT)
+
+
+def write_sysctl(value: int) -> None:
+    """Raises OSError."""
+    with open(SYSCTL, "w") as file:
+        file.write(str(value))
+
+
+def undo_change(change: int, device: int, value: int) -> None:
+    """One row of the table; what is gone already is passed over."""
+    with contextlib.suppress(OSError):
+        if change == CLASSES:
+            remove_classes(device, value)
+        elif change == FILTER:
+            remove_filter(device, value)
+        elif change == TSO_RTT_LOG:
+            write_sysctl(value)
+
+
+# -- all of it --------------------------------------------------------------------------------
 
 
 def free_all(table: mmap.mmap) -> None:
-    """Unpace every socket in the table."""
-    for offset in range(HEADER.size, len(table) - ROW.size + 1, ROW.size):
-        cookie, pid, fd = ROW.unpack_from(table, offset)
-        if cookie:
-            with contextlib.suppress(OSError), borrow(pid, fd, cookie) as sock:
-                set_rate(sock, UNLIMITED)
+    """Undo everything in the table: who is in a class before the class."""
+    free_sockets(table)
+    for k in range(CHANGES):
+        undo_change(*CHANGE.unpack_from(table, HEADER.size + k * CHANGE.size))
     _, freed = HEADER.unpack_from(table)
     struct.pack_into("=Q", table, 8, freed + 1)
 
@@ -92,7 +242,7 @@ def unregister(struct_ops: int) -> None:
 
 
 def wait(pipe: int, table: mmap.mmap | None) -> None:
-    """Return when the daemon is gone; free the sockets each time it lets the deadline pass."""
+    """Return when the daemon is gone; undo everything each time it lets the deadline pass."""
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
     late = 0
@@ -104,7 +254,7 @@ def wait(pipe: int, table: mmap.mmap | None) -> None:
             if left <= 0 and deadline != late:
                 free_all(table)
                 late = deadline
-            timeout = 20 if deadline in (0, late) else left // 1_000_000 + 1
+            timeout = 20 if deadline in (0, late) else min(left // 1_000_000 + 1, LOOK_MS)
         if poll.poll(timeout):
             return
 

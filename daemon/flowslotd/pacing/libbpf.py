@@ -6,11 +6,17 @@ import os
 from collections.abc import Callable
 from ctypes import c_char_p, c_int, c_size_t, c_uint32, c_uint64, c_void_p
 from functools import cache
+from pathlib import Path
 
 F_LINK = 1 << 13
 """BPF_F_LINK: a struct_ops map that is attached by a link (Linux 6.4)."""
 STRUCT_OPS = 44
 """BPF_STRUCT_OPS, the attach type."""
+PLACES = (
+    Path(__file__).parent,
+    Path(__file__).parents[3] / "bpf",
+    Path("/usr/lib/flowslot"),
+)
 
 _PRINT = ctypes.CFUNCTYPE(c_int, c_int, c_char_p, c_void_p)
 _SAMPLE = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, c_size_t)
@@ -26,6 +32,9 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "bpf_map__set_max_entries": (c_int, [c_void_p, c_uint32]),
     "bpf_map__attach_struct_ops": (c_void_p, [c_void_p]),
     "bpf_map_update_elem": (c_int, [c_int, c_void_p, c_void_p, c_uint64]),
+    "bpf_map_delete_elem": (c_int, [c_int, c_void_p]),
+    "bpf_object__find_program_by_name": (c_void_p, [c_void_p, c_char_p]),
+    "bpf_program__fd": (c_int, [c_void_p]),
     "bpf_link_create": (c_int, [c_int, c_int, c_int, c_void_p]),
     "ring_buffer__new": (c_void_p, [c_int, _SAMPLE, c_void_p, c_void_p]),
     "ring_buffer__consume": (c_int, [c_void_p]),
@@ -33,6 +42,11 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "ring_buffer__free": (None, [c_void_p]),
     "libbpf_set_print": (c_void_p, [c_void_p]),
 }
+
+
+def built(name: str) -> Path | None:
+    """The compiled program of this name, if there is one."""
+    return next((file for place in PLACES if (file := place / name).is_file()), None)
 
 
 @cache
@@ -77,6 +91,15 @@ class Map:
         if library().bpf_map_update_elem(self.fd, None, ctypes.byref(c_uint32(value)), 0):
             raise _failed("bpf_map_update_elem")
 
+    def put(self, key: bytes, value: bytes) -> None:
+        """Add or replace an entry."""
+        if library().bpf_map_update_elem(self.fd, key, value, 0):
+            raise _failed("bpf_map_update_elem")
+
+    def remove(self, key: bytes) -> None:
+        """Harmless when it is not there."""
+        library().bpf_map_delete_elem(self.fd, key)
+
     def attach_struct_ops(self, *, link: bool) -> int | None:
         """Register the struct_ops. Returns the descriptor of its link, which ends with it."""
         lib = library()
@@ -108,6 +131,13 @@ class Object:
         if not pointer:
             raise KeyError(name)
         return Map(pointer)
+
+    def program(self, name: str) -> int:
+        """Descriptor of a loaded program. Raises KeyError."""
+        pointer = library().bpf_object__find_program_by_name(self._pointer, name.encode())
+        if not pointer:
+            raise KeyError(name)
+        return int(library().bpf_program__fd(pointer))
 
     def load(self) -> None:
         """Create the maps and load the programs."""

@@ -3,7 +3,7 @@
 
 from collections.abc import Mapping
 
-from flowslotd.pacing.base import Entries, FlowCounters, KernelEvent
+from flowslotd.pacing.base import Entries, FlowCounters, KernelEvent, Traits
 
 
 class NullPacer:
@@ -12,6 +12,7 @@ class NullPacer:
     name = "none"
     lends = False
     congestion_control = ""
+    traits = Traits("no pacing", (), "", "", ())
 
     def open(self) -> None:
         """Nothing."""

@@ -2,38 +2,49 @@
 """Which way of pacing this host can use."""
 
 import logging
+from collections.abc import Callable, Sequence
 
 from flowslotd.pacing.base import Pacer, PacingError
 from flowslotd.pacing.bpf_cc import BpfPacer
+from flowslotd.pacing.edt import EdtPacer
+from flowslotd.pacing.htb import HtbPacer
 from flowslotd.pacing.null import NullPacer
 from flowslotd.pacing.sock_pacing import SocketPacer
 
 log = logging.getLogger(__name__)
 
-BACKENDS = ("auto", "bpf", "socket", "none")
+AUTO = ("bpf", "socket", "none")
+"""Tried in this order: by how well they pace TCP, and none that puts anything on a device. That is
+for the host's owner to choose."""
+BACKENDS = ("auto", "bpf", "edt", "htb", "socket", "none")
 
 
-def make_pacer(backend: str, instance: str) -> Pacer:
-    """An opened pacer. `auto`: BPF where it loads, else sockets, else none.
+def make_pacer(
+    backend: str, instance: str, *, devices: Sequence[str] = (), sysctls: bool = True
+) -> Pacer:
+    """An opened pacer. `auto`: the first of AUTO that works here. `devices`: for `edt` and `htb`,
+    the names of those that all flows leave by; none: what each flow's route says. `sysctls`:
+    whether any may be set.
 
     Raises PacingError or OSError when the chosen back end does not work here, ValueError when
     there is none of that name.
     """
+    makers: dict[str, Callable[[], Pacer]] = {
+        "bpf": lambda: BpfPacer(instance),
+        "edt": lambda: EdtPacer(instance, devices, sysctls),
+        "htb": lambda: HtbPacer(instance, devices),
+        "socket": lambda: SocketPacer(instance, sysctls),
+        "none": NullPacer,
+    }
     if backend not in BACKENDS:
         raise ValueError(f"pacing back end must be one of {', '.join(BACKENDS)}, got {backend!r}")
-    candidates: dict[str, list[Pacer]] = {
-        "auto": [BpfPacer(instance), SocketPacer(instance), NullPacer()],
-        "bpf": [BpfPacer(instance)],
-        "socket": [SocketPacer(instance)],
-        "none": [NullPacer()],
-    }
-    *others, last = candidates[backend]
-    for pacer in others:
+    *others, last = AUTO if backend == "auto" else (backend,)
+    for name in others:
         try:
-            return _opened(pacer)
+            return _opened(makers[name]())
         except (PacingError, OSError) as error:
-            log.warning("pacing by %s does not work here: %s", pacer.name, error)
-    return _opened(last)
+            log.warning("pacing by %s does not work here: %s", name, error)
+    return _opened(makers[last]())
 
 
 def _opened(pacer: Pacer) -> Pacer:

@@ -157,7 +157,7 @@ def test_names_fit_the_kernel() -> None:
 
 def test_a_foreign_object_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = tmp_path / "flowslot.bpf.o"
-    monkeypatch.setattr("flowslotd.pacing.bpf_cc.PLACES", (wrong,))
+    monkeypatch.setattr("flowslotd.pacing.libbpf.PLACES", (tmp_path,))
     with pytest.raises(PacingError, match="make -C bpf"):
         BpfPacer("test").open()
     wrong.write_bytes(b"\x7fELF nothing else")

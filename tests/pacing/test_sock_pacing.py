@@ -69,8 +69,8 @@ def test_closing_frees_all(sockets: SocketPacer, flows: Callable[..., Any]) -> N
         attach(sockets, flow)
     assert sockets.apply(pack([entry(flow.cookie, MB) for flow in made]), later()) == 3
     assert [limit(flow) for flow in made] == [MB] * 3
-    assert sockets._guard is not None
-    watcher = sockets._guard.pid
+    assert sockets._undo.guard is not None
+    watcher = sockets._undo.guard.pid
     sockets.close()
     assert [limit(flow) for flow in made] == [guardian.UNLIMITED] * 3
     assert not os.path.exists(f"/proc/{watcher}")
@@ -135,14 +135,14 @@ def test_fail_open_when_the_daemon_sleeps(
 
 
 def test_a_dead_guardian_is_replaced(sockets: SocketPacer, flows: Callable[..., Any]) -> None:
-    assert sockets._guard is not None
-    first = sockets._guard.pid
+    assert sockets._undo.guard is not None
+    first = sockets._undo.guard.pid
     os.kill(first, signal.SIGKILL)
-    sockets._guard._process.wait()
+    sockets._undo.guard._process.wait()
     flow = flows(busy=False)
     attach(sockets, flow)
     assert sockets.apply(pack([entry(flow.cookie, MB)]), later()) == 1
-    assert sockets._guard.pid != first
+    assert sockets._undo.guard.pid != first
 
 
 OWNER = """
@@ -152,7 +152,8 @@ pacer = make_pacer("socket", "victim")
 cookie, pid, fd = map(int, sys.stdin.readline().split())
 pacer.attach(cookie, pid, fd)
 entry = PaceEntry(cookie, 1e6, 1e6, True, 0)
-print(pacer.apply(pack([entry]), time.monotonic_ns() + 3600 * 10**9), pacer._guard.pid, flush=True)
+applied = pacer.apply(pack([entry]), time.monotonic_ns() + 3600 * 10**9)
+print(applied, pacer._undo.guard.pid, flush=True)
 time.sleep(60)
 """
 

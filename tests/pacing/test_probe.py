@@ -24,7 +24,7 @@ def test_all_probes_run_and_leave_nothing() -> None:
 
 
 def test_a_missing_program_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flowslotd.pacing.bpf_cc.PLACES", (Path("/nonexistent"),))
+    monkeypatch.setattr("flowslotd.pacing.libbpf.PLACES", (Path("/nonexistent"),))
     assert (probe.program().status, probe.struct_ops().status) == ("missing", "missing")
     assert "make -C bpf" in probe.struct_ops().detail
 

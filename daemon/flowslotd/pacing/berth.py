@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Locks that end with their holder and leave no file: abstract unix sockets, whose names are each
+network namespace's own, as its devices are."""
+
+from errno import EADDRINUSE
+from socket import AF_UNIX, SOCK_DGRAM, socket
+
+from flowslotd.pacing.base import PacingError
+
+BERTHS = 15
+
+
+def lock(name: str) -> socket | None:
+    """None: somebody has it. Raises OSError."""
+    held = socket(AF_UNIX, SOCK_DGRAM)
+    try:
+        held.bind(f"\0flowslot-{name}")
+    except OSError as error:
+        held.close()
+        if error.errno != EADDRINUSE:
+            raise
+        return None
+    return held
+
+
+class Berth:
+    """A number that no other daemon in this network namespace has: of its classes and filters."""
+
+    def __init__(self) -> None:
+        """Raises PacingError when all are taken."""
+        for number in range(BERTHS):
+            held = lock(f"berth-{number}")
+            if held is not None:
+                self.number = number
+                self._held = held
+                return
+        raise PacingError(f"{BERTHS} other daemons pace with queueing disciplines here already")
+
+    def fileno(self) -> int:
+        """Whoever holds this descriptor keeps the number."""
+        return self._held.fileno()
+
+    def close(self) -> None:
+        """Give it back."""
+        self._held.close()
+
+    @staticmethod
+    def deserted(number: int) -> bool:
+        """Nobody has it: what bears it was left behind."""
+        held = lock(f"berth-{number}")
+        if held is not None:
+            held.close()
+        return held is not None

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Network devices and who holds their queueing: what can be ours, and what is somebody else's.
+
+pyroute2 is imported where it is needed only, and runs in a thread of its own: its loop and the
+daemon's do not go together.
+"""
+
+import ctypes
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from errno import ENOENT
+from typing import Any, TypeVar
+
+from flowslotd.pacing import guardian
+from flowslotd.pacing.base import PacingError
+
+T = TypeVar("T")
+_CLONE_NEWNET = 0x40000000
+_NEWQDISC = 36
+_MASTERS = {"bond", "team", "bridge", "openvswitch", "vrf"}
+
+
+@dataclass(frozen=True, slots=True)
+class Qdisc:
+    """`handle` 0: the kernel has put it there by itself."""
+
+    kind: str
+    handle: int
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """`queues`: for sending. `root`: None where packets are not queued at all. `leaves`: kinds of
+    what is below a root `mq`."""
+
+    index: int
+    name: str
+    kind: str
+    queues: int
+    mtu: int
+    up: bool
+    root: Qdisc | None
+    leaves: frozenset[str]
+    ingress: str
+    """`clsact`, `ingress` or nothing."""
+
+
+class Devices:
+    """What rtnetlink says, in the network namespace of the thread that makes it."""
+
+    def __init__(self) -> None:
+        """Raises PacingError without pyroute2."""
+        try:
+            from pyroute2 import IPRoute  # noqa: PLC0415
+        except ImportError as error:
+            raise PacingError(
+                "pacing by queueing disciplines needs pyroute2: pip install pyroute2"
+            ) from error
+        self._thread = ThreadPoolExecutor(1, "rtnetlink")
+        try:
+            self._route: Any = self._thread.submit(IPRoute).result()
+        except Exception:
+            self._thread.shutdown()
+            raise
+
+    def close(self) -> None:
+        """Once."""
+        self._thread.submit(self._route.close).result()
+        self._thread.shutdown()
+
+    def do(self, what: Callable[[Any], T]) -> T:
+        """Call `what` with pyroute2's IPRoute. Raises OSError."""
+        try:
+            return self._thread.submit(what, self._route).result()
+        except Exception as error:
+            code = getattr(error, "code", None)
+            if isinstance(code, int):  # pyroute2's NetlinkError is no OSError
+                raise OSError(code, str(error)) from error
+            raise
+
+    def all(self) -> list[Device]:
+        """In the order of their indices. Raises OSError."""
+        return self.do(lambda route: [_device(route, link) for link in route.get_links()])
+
+    def device(self, index: int) -> Device:
+        """Raises OSError."""
+        return self.do(lambda route: _device(route, route.get_links(index)[0]))
+
+    def named(self, name: str) -> Device:
+        """Raises PacingError."""
+        found = [device for device in self.all() if device.name == name]
+        if not found:
+            raise PacingError(f"there is no network device {name}")
+        return found[0]
+
+
+def _device(route: Any, link: Any) -> Device:
+    index, info = link["index"], link.get("linkinfo")
+    root, ingress, leaves = None, "", set()
+    for qdisc in route.get_qdiscs(index):
+        kind = str(qdisc.get("kind"))
+        if qdisc["parent"] == guardian.CLSACT_ROOT:
+            ingress = kind
+        elif qdisc["parent"] == guardian.ROOT:
+            root = None if kind == "noqueue" else Qdisc(kind, qdisc["handle"])
+        else:
+            leaves.add(kind)
+    return Device(
+        index=index,
+        name=str(link.get("ifname")),
+        kind=str((info.get("kind") if info else "") or ""),
+        queues=int(link.get("num_tx_queues") or 1),
+        mtu=int(link.get("mtu") or 0),
+        up=bool(link["flags"] & 1),
+        root=root,
+        leaves=frozenset(leaves),
+        ingress=ingress,
+    )
+
+
+def refusal(device: Device, ours: int) -> str:
+    """Why a device's root qdisc cannot be ours, as one sentence; empty: it can. `ours`: the handle
+    of one that is."""
+    if device.kind in _MASTERS:
+        return (
+            f"{device.name} is a {device.kind}, whose ports do the queueing: name them in "
+            "pacing.devices"
+        )
+    root = device.root
+    if root is None or root.handle in {0, ours}:
+        return ""
+    handle = f"{root.handle >> 16:x}:"
+    return f"{device.name} has a root qdisc of its own, {root.kind} {handle}, which stays"
+
+
+def qdisc_trial(*kinds: str) -> str:
+    """Why the kernel cannot put these on a device, as one sentence; empty: it can, or it is not
+    for us to know. Tried in a network namespace that ends with the thread that makes it."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(_try_qdiscs, kinds).result()
+
+
+def _try_qdiscs(kinds: tuple[str, ...]) -> str:
+    if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNET):
+        return ""  # CAP_SYS_ADMIN is not what pacing needs
+    for kind in kinds:
+        code = guardian.ask(_NEWQDISC, 1, 0, guardian.ROOT, create=kind)
+        if code == ENOENT:
+            return f"this kernel has no sch_{kind}: modprobe it, or use a kernel with it"
+    return ""

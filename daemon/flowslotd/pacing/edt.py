@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pacing by earliest departure times (bpf/edt.bpf.c): a program at clsact's egress says when each
+packet of a flow may leave, and fq lets it go then.
+
+For TCP and UDP. Setting rates takes no system call here; but each TCP socket's own pacing is set a
+little higher, so that what TCP hands down at once is small (bursts.py). The program stops by itself
+at the flows' deadlines; a guardian process removes it from the devices when the daemon dies.
+"""
+
+import mmap
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flowslotd.pacing import guardian
+from flowslotd.pacing.base import Entries, PacingError, Traits
+from flowslotd.pacing.berth import BERTHS, Berth
+from flowslotd.pacing.devices import Device, Devices, qdisc_trial, refusal
+from flowslotd.pacing.libbpf import Object, built
+from flowslotd.pacing.sock_pacing import MIN_RATE, SocketPacer
+from flowslotd.pacing.ways import Ways
+
+OBJECT = "edt.bpf.o"
+SLOTS = 4096
+CTL = np.dtype([("rate", "u8"), ("deadline_ns", "u8")])
+STAT = np.dtype([("next_ns", "u8"), ("last_ns", "u8"), ("rate", "u8"), ("bytes", "u8")])
+"""As in bpf/edt.h."""
+ABOVE = 1.25
+"""The sockets' own pacing, as a multiple of the rate."""
+PREFERENCE = 33
+"""Of our filter, plus the daemon's number: before those without one, after the first few."""
+_ETH_P_ALL = 3
+
+
+class EdtPacer(SocketPacer):
+    """See `Pacer`."""
+
+    name = "edt"
+    traits = Traits(
+        how="departure times by a BPF program at clsact's egress, kept by fq",
+        protocols=("tcp", "udp"),
+        granularity="1 ms of the rate, at least two packets (UDP: a packet or super-packet)",
+        resume="what one burst takes at the old rate",
+        changes=(
+            "qdisc clsact and a BPF filter at its egress on devices that flows leave by",
+            "root qdisc fq f52: in place of the kernel's default there, unless it is fq already",
+            "SO_MAX_PACING_RATE of the flows' sockets",
+            "sysctl net.ipv4.tcp_tso_rtt_log = 0, unless pacing.sysctls is off",
+        ),
+    )
+
+    def __init__(self, instance: str, devices: Sequence[str] = (), sysctls: bool = True) -> None:
+        super().__init__(instance, sysctls)
+        self._names = devices
+        self._berth: Berth | None = None
+        self._ways: Ways | None = None
+        self._object: Object | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._ctl = np.zeros(SLOTS, CTL)
+        self._stat = np.zeros(SLOTS, STAT)
+        self._slots: dict[int, int] = {}
+        self._free = list(range(SLOTS - 1, -1, -1))
+
+    # -- life ---------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Load the program; set named devices up. Raises PacingError."""
+        file = built(OBJECT)
+        if file is None:
+            raise PacingError(f"{OBJECT} is missing: build it with `make -C bpf`")
+        lacking = qdisc_trial("fq", "clsact")
+        if lacking:
+            raise PacingError(lacking)
+        self._load(file)
+        self._berth = Berth()
+        super().open()
+        self._ways = Ways(self._names, self._prepare)
+
+    def _load(self, file: Path) -> None:
+        try:
+            self._object = Object(file.read_bytes())
+            self._object.load()
+        except OSError as error:
+            raise PacingError(f"the kernel refuses {file.name}: {error}") from error
+        self._ctl = self._mapped("edt_ctl", CTL)
+        self._stat = self._mapped("edt_stat", STAT)
+
+    def _mapped(self, name: str, dtype: np.dtype[Any]) -> NDArray[np.void]:
+        assert self._object is not None
+        fd = self._object.map(name).fd
+        return np.frombuffer(mmap.mmap(fd, SLOTS * dtype.itemsize, mmap.MAP_SHARED), dtype)
+
+    def _keep(self) -> tuple[int, ...]:
+        assert self._berth is not None
+        return (*super()._keep(), self._berth.fileno())
+
+    def close(self) -> None:
+        """Let all flows go, and remove what is ours from the devices."""
+        self._ctl["deadline_ns"] = 0
+        super().close()
+        if self._ways is not None:
+            self._ways.close()
+            self._ways = None
+        self._forget()
+        if self._object is not None:
+            self._object.close()
+            self._object = None
+        if self._berth is not None:
+            self._berth.close()
+            self._berth = None
+
+    def _undone(self) -> None:
+        super()._undone()
+        for cookie in list(self._slots):
+            self._drop(cookie)
+        if self._ways is not None:
+            self._ways.forget()
+
+    # -- devices ------------------------------------------------------------------------------
+
+    def _prepare(self, devices: Devices, device: Device) -> None:
+        assert self._berth is not None and self._object is not None
+        index, number = device.index, self._berth.number
+        # What a daemon left that was killed together with its guardian.
+        for other in range(BERTHS):
+            if other == number or Berth.deserted(other):
+                guardian.remove_filter(index, other)
+        device = devices.device(index)
+        why = "" if _has_fq(device) else refusal(device, guardian.FQ)
+        if not why and device.ingress == "ingress":
+            why = f"{device.name} has an ingress qdisc, which stays, and clsact takes its place"
+        filters = guardian.filters(index, guardian.EGRESS)
+        if not why and any(one.info >> 16 == PREFERENCE + number for one in filters):
+            why = f"{device.name} has a filter with our preference, {PREFERENCE + number}"
+        if why:
+            raise PacingError(why)
+        if not self._undo.list_change(guardian.FILTER, index, number):
+            raise PacingError(f"{guardian.CHANGES} devices are the most")
+        own = not device.ingress or any(guardian.OWN.encode() in f.attributes for f in filters)
+        name = f"{guardian.FILTER_NAME}{number:x}{guardian.OWN if own else ''}"
+        program = self._object.program("flowslot_edt")
+        if not device.ingress:
+            devices.do(lambda r: r.tc("add", "clsact", index))
+        devices.do(
+            lambda r: r.tc(
+                "add-filter",
+                "bpf",
+                index,
+                fd=program,
+                name=name,
+                parent=guardian.EGRESS,
+                prio=PREFERENCE + number,
+                protocol=_ETH_P_ALL,
+                direct_action=True,
+            )
+        )
+        if not _has_fq(device):
+            devices.do(lambda r: r.tc("add", "fq", index, guardian.FQ))
+
+    # -- rates --------------------------------------------------------------------------------
+
+    def apply(self, entries: Entries, deadline_ns: int) -> int:
+        """See `Pacer`. No system call for UDP, some five for a changed TCP flow."""
+        self.refresh(deadline_ns)
+        written = 0
+        rates = np.minimum(entries["reserved"], entries["ceiling"])
+        for cookie, asked in zip(entries["cookie"].tolist(), rates.tolist(), strict=True):
+            rate = max(round(asked), MIN_RATE)
+            slot = self._slots.get(cookie)
+            if slot is None:
+                slot = self._take(cookie)
+            if slot is None or self._ctl["rate"][slot] == rate:
+                continue
+            if self._pace(cookie, round(rate * ABOVE)):
+                self._ctl[slot] = rate, deadline_ns
+                written += 1
+        return written
+
+    def refresh(self, deadline_ns: int) -> None:
+        """See `Pacer`."""
+        super().refresh(deadline_ns)
+        self._ctl["deadline_ns"][list(self._slots.values())] = deadline_ns
+
+    def _take(self, cookie: int) -> int | None:
+        """A slot for a flow that has none. None: it cannot be paced."""
+        if self._ways is None or self._object is None or not self._free:
+            return None
+        try:
+            with self._sockets.borrow(cookie) as sock:
+                if not self._ways.of(sock):
+                    return None
+        except KeyError:
+            return None
+        except OSError:
+            self._sockets.lost(cookie)
+            return None
+        slot = self._slots[cookie] = self._free.pop()
+        self._ctl[slot] = 0, 0
+        self._stat[slot] = 0, 0, 0, 0
+        self._object.map("edt_slots").put(_bytes(cookie, 8), _bytes(slot, 4))
+        return slot
+
+    def _drop(self, cookie: int) -> None:
+        slot = self._slots.pop(cookie, None)
+        if slot is not None:
+            self._ctl[slot] = 0, 0
+            self._free.append(slot)
+            if self._object is not None:
+                self._object.map("edt_slots").remove(_bytes(cookie, 8))
+
+    def release(self, cookie: int) -> None:
+        """See `Pacer`. The flow stays attached."""
+        self._drop(cookie)
+        super().release(cookie)
+
+    def _gone(self, cookie: int) -> None:
+        self._drop(cookie)
+        super()._gone(cookie)
+
+    def _udp_sent(self) -> dict[int, int]:
+        return {cookie: int(self._stat["bytes"][slot]) for cookie, slot in self._slots.items()}
+
+
+def _has_fq(device: Device) -> bool:
+    """What waits for departure times is there already."""
+    root = device.root
+    return root is not None and (
+        root.kind == "fq" or (root.kind == "mq" and device.leaves == {"fq"})
+    )
+
+
+def _bytes(number: int, size: int) -> bytes:
+    return number.to_bytes(size, sys.byteorder)

@@ -1,0 +1,350 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pacing by a class of HTB for each flow, on the devices that flows leave by.
+
+For TCP and UDP, on any kernel. A socket's packets find their class by SO_PRIORITY, which is set
+from outside (pidfd_getfd): no filter, and nobody else's packets are touched (they pass by HTB's
+direct queue). Below each class a TBF cuts super-packets (see `Cutter`). A guardian process removes
+all of it when the daemon dies.
+"""
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from socket import IPPROTO_TCP, SO_PRIORITY, SO_PROTOCOL, SOL_SOCKET, TCP_INFO, socket
+
+import numpy as np
+
+from flowslotd.pacing import guardian
+from flowslotd.pacing.attached import AttachedSockets
+from flowslotd.pacing.base import Entries, FlowCounters, KernelEvent, PacingError, Traits
+from flowslotd.pacing.berth import BERTHS, Berth
+from flowslotd.pacing.devices import Device, Devices, qdisc_trial, refusal
+from flowslotd.pacing.rtnetlink import Cutter, HtbClass, class_counts, packed
+from flowslotd.pacing.sock_pacing import MIN_RATE
+from flowslotd.pacing.undo import UndoTable
+from flowslotd.pacing.ways import Ways
+
+MOST_CLASSES = 4095
+"""Of one daemon: minors have 16 bits, four of them are the daemon's number."""
+BURST_S = 0.002
+"""A class may catch up this much: as late as its timer may fire without loss of rate."""
+PACKET = 9_100
+"""Never less is cut, headers included: TBF drops a packet that is larger, and packets can become
+larger while a flow lives (a device's MTU can be raised)."""
+SUPER_PACKET = 70_000
+"""No super-packet is larger, headers included."""
+WHOLE_S = 0.001
+"""Super-packets are cut for flows that need longer than this to send one."""
+WAITING = 1 << 24
+"""Bytes that may wait below a class: sockets bound what they have in queues themselves."""
+UNLIMITED = 125 * 10**9
+"""Bytes/s."""
+DRAIN_S = 0.1
+"""What still waits when all is to be removed gets this long."""
+_SND_MSS, _TIMESTAMPS = 16, 1  # in struct tcp_info: offset; bit in tcpi_options
+
+
+@dataclass(slots=True)
+class _Flow:
+    minor: int
+    devices: tuple[int, ...]
+    headers: int
+    """Bytes of each packet."""
+    payload: float
+    """Bytes of each packet: known for TCP, for UDP learnt."""
+    udp: bool
+    rate: int = 0
+    """Payload bytes/s; 0: not paced yet."""
+    counted: tuple[int, int] = (0, 0)
+    """Bytes and packets of its class before it; of UDP flows."""
+    seen: tuple[int, int] = (0, 0)
+    """The same, when `payload` was learnt."""
+
+    def wire(self) -> int:
+        """Bytes/s with headers."""
+        return round(self.rate * (1 + self.headers / self.payload))
+
+
+class HtbPacer:
+    """See `Pacer`."""
+
+    name = "htb"
+    lends = False
+    congestion_control = ""
+    traits = Traits(
+        how="a class of HTB for each flow, found by the socket's priority",
+        protocols=("tcp", "udp"),
+        granularity="2 ms of the rate, at least 9 kB",
+        resume="what 9 kB take at the old rate",
+        changes=(
+            "root qdisc htb f51: in place of the kernel's default on devices that flows leave by",
+            "SO_PRIORITY of the flows' sockets",
+        ),
+    )
+
+    def __init__(self, instance: str, devices: Sequence[str] = ()) -> None:
+        self._names = devices
+        self._sockets = AttachedSockets(self._gone, self._udp_sent)
+        self._undo = UndoTable()
+        self._berth: Berth | None = None
+        self._ways: Ways | None = None
+        self._flows: dict[int, _Flow] = {}
+        self._free: list[int] = []
+
+    # -- life ---------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """See whether the kernel has what is needed; set named devices up. Raises PacingError."""
+        self._sockets.probe()
+        lacking = qdisc_trial("htb", "tbf")
+        if lacking:
+            raise PacingError(lacking)
+        self._berth = Berth()
+        self._undo.open(keep=(self._berth.fileno(),))
+        self._free = list(range(MOST_CLASSES, 0, -1))
+        self._ways = Ways(self._names, self._prepare)
+
+    def close(self) -> None:
+        """Let all flows go, and remove what is ours from the devices."""
+        devices = {index for flow in self._flows.values() for index in flow.devices}
+        for cookie in list(self._flows):
+            self.release(cookie)
+        self._drain(devices)
+        if self._ways is not None:
+            self._ways.close()
+            self._ways = None
+        self._sockets.clear()
+        self._undo.close()
+        if self._berth is not None:
+            self._berth.close()
+            self._berth = None
+
+    def _drain(self, devices: set[int]) -> None:
+        end = time.monotonic() + DRAIN_S
+        with suppress(OSError):
+            while time.monotonic() < end and any(
+                self._is_mine(handle) and waiting
+                for index in devices
+                for handle, (_, _, waiting) in class_counts(index).items()
+            ):
+                time.sleep(0.002)
+
+    def _prepare(self, devices: Devices, device: Device) -> None:
+        assert self._berth is not None
+        why = refusal(device, guardian.HTB)
+        if why:
+            raise PacingError(why)
+        # What a daemon left that was killed together with its guardian.
+        for number in range(BERTHS):
+            if number == self._berth.number or Berth.deserted(number):
+                guardian.remove_classes(device.index, number)
+        if not self._undo.list_change(guardian.CLASSES, device.index, self._berth.number):
+            raise PacingError(f"{guardian.CHANGES} devices are the most")
+        root = devices.device(device.index).root
+        if root is None or root.handle != guardian.HTB:
+            devices.do(lambda r: r.tc("add", "htb", device.index, guardian.HTB, default=0))
+
+    # -- rates --------------------------------------------------------------------------------
+
+    def attach(self, cookie: int, pid: int, fd: int) -> None:
+        """See `Pacer`. Whether it is so is checked each time the socket is touched."""
+        if self._sockets.where(cookie) != (pid, fd):
+            self.release(cookie)
+            self._sockets.attach(cookie, pid, fd)
+
+    def apply(self, entries: Entries, deadline_ns: int) -> int:
+        """See `Pacer`. One system call for 64 changes; the deadline is one for all."""
+        self.refresh(deadline_ns)
+        rates = np.minimum(entries["reserved"], entries["ceiling"])
+        wanted: list[tuple[int, int]] = []
+        for cookie, asked in zip(entries["cookie"].tolist(), rates.tolist(), strict=True):
+            rate = max(round(asked), MIN_RATE)
+            flow = self._flows.get(cookie) or self._take(cookie)
+            if flow is not None and flow.rate != rate:
+                wanted.append((cookie, rate))
+        failed = self._write(wanted)
+        return len(wanted) - len(failed)
+
+    def refresh(self, deadline_ns: int) -> None:
+        """See `Pacer`."""
+        if self._undo.refresh(deadline_ns):  # we were late, and no class is left
+            self._forget()
+
+    def _forget(self) -> None:
+        for cookie in self._flows:
+            self._undo.strike_socket(cookie)
+        self._flows.clear()
+        self._free = list(range(MOST_CLASSES, 0, -1))
+        if self._ways is not None:
+            self._ways.forget()
+
+    def _take(self, cookie: int) -> _Flow | None:
+        """A class for a flow that has none. None: it cannot be paced."""
+        if self._ways is None or cookie not in self._sockets or not self._free:
+            return None
+        try:
+            with self._sockets.borrow(cookie) as sock:
+                devices = self._ways.of(sock)
+                if not devices:
+                    return None
+                flow = _described(sock, self._free[-1], devices)
+                priority = sock.getsockopt(SOL_SOCKET, SO_PRIORITY) & 0xFFFFFFFF
+                if priority >> 16 == guardian.HTB >> 16:  # left behind, and what it was is lost
+                    priority = 0
+            at = self._sockets.where(cookie)
+            # The guardian must know before there is something to undo.
+            if at is None or not self._undo.list_socket(cookie, *at, (SO_PRIORITY, 4, priority)):
+                return None
+            if flow.udp:  # the class may have served another flow
+                flow.counted = flow.seen = self._counts(flow)
+        except OSError:
+            self._sockets.lost(cookie)
+            return None
+        self._free.pop()
+        self._flows[cookie] = flow
+        return flow
+
+    def _write(self, wanted: Sequence[tuple[int, int]]) -> set[int]:
+        """Set rates (payload bytes/s) of flows that have classes. Returns who is not paced."""
+        if not wanted or self._ways is None:
+            return set()
+        messages: list[HtbClass | Cutter] = []
+        whose: list[int] = []
+        new = []
+        for cookie, rate in wanted:
+            flow = self._flows[cookie]
+            if not flow.rate:
+                new.append(cookie)
+            cut = _cuts(flow.rate) != _cuts(rate) or not flow.rate
+            flow.rate = rate
+            for index in flow.devices:
+                messages += self._messages(flow, index, cut)
+            whose += [cookie] * (len(messages) - len(whose))
+        failed = {whose[k] for k in self._ways.rtnetlink.put(messages)}
+        for cookie in new:
+            if cookie not in failed and not self._direct(cookie):
+                failed.add(cookie)
+        for cookie in failed:
+            self.release(cookie)
+        if failed:  # somebody has changed the devices: look again before the next one
+            self._ways.forget()
+        return failed
+
+    def _messages(self, flow: _Flow, index: int, cut: bool) -> list[HtbClass | Cutter]:
+        assert self._ways is not None
+        wire, handle = flow.wire(), self._handle(flow.minor)
+        packet = round(flow.payload) + flow.headers
+        burst = max(2 * packet, round(wire * BURST_S))
+        messages: list[HtbClass | Cutter] = [HtbClass(index, handle, wire, burst)]
+        if cut:
+            whole = max(PACKET, self._ways.mtu(index) + 100)
+            most = whole if _cuts(flow.rate) else max(whole, SUPER_PACKET)
+            messages.append(Cutter(index, handle, most, WAITING))
+        return messages
+
+    def _direct(self, cookie: int) -> bool:
+        """Direct a flow's packets into its class."""
+        try:
+            with self._sockets.borrow(cookie) as sock:
+                handle = self._handle(self._flows[cookie].minor)
+                guardian.set_option(sock, SO_PRIORITY, 4, handle)
+        except OSError:
+            self._sockets.lost(cookie)
+            return False
+        return True
+
+    def release(self, cookie: int) -> None:
+        """See `Pacer`. The flow stays attached."""
+        self._sockets.watch(cookie, None)
+        if cookie in self._flows:
+            self._undo.free_socket(cookie)
+            self._gone(cookie)
+
+    def _gone(self, cookie: int) -> None:
+        """Its class sends what it still has, and serves the next."""
+        self._undo.strike_socket(cookie)
+        flow = self._flows.pop(cookie, None)
+        if flow is None:
+            return
+        self._free.append(flow.minor)
+        if flow.rate and self._ways is not None:
+            handle = self._handle(flow.minor)
+            free = [HtbClass(index, handle, UNLIMITED, SUPER_PACKET) for index in flow.devices]
+            with suppress(OSError):
+                self._ways.rtnetlink.put(free)
+
+    def _handle(self, minor: int) -> int:
+        assert self._berth is not None
+        return guardian.HTB | self._berth.number << 12 | minor
+
+    def _is_mine(self, handle: int) -> bool:
+        return self._berth is not None and handle >> 12 & 15 == self._berth.number
+
+    # -- what the kernel tells ------------------------------------------------------------------
+
+    def counters(self) -> FlowCounters:
+        """See `Pacer`. Some five system calls per flow."""
+        return self._sockets.counters()
+
+    def _udp_sent(self) -> dict[int, int]:
+        """Payload bytes of UDP flows; also learns how large their packets are."""
+        sent, wanted = {}, []
+        for cookie, flow in self._flows.items():
+            if not flow.udp:
+                continue
+            with suppress(OSError):
+                now = self._counts(flow)
+                sent[cookie] = _payload(now, flow.counted, flow.headers)
+                packets = now[1] - flow.seen[1]
+                if packets < 10:
+                    continue
+                before, flow.payload = (
+                    flow.payload,
+                    max(_payload(now, flow.seen, flow.headers) / packets, 1.0),
+                )
+                flow.seen = now
+                if abs(flow.payload / before - 1) > 0.02 and flow.rate:
+                    wanted.append((cookie, flow.rate))
+        self._write(wanted)
+        return sent
+
+    def _counts(self, flow: _Flow) -> tuple[int, int]:
+        counts = [class_counts(index).get(self._handle(flow.minor)) for index in flow.devices]
+        known = [count for count in counts if count is not None]
+        return sum(count[0] for count in known), sum(count[1] for count in known)
+
+    def event_fd(self) -> int | None:
+        """There is none: poll."""
+        return None
+
+    def events(self) -> list[KernelEvent]:
+        """`closed` and `drained`, as noticed by `counters()` and `apply()`; no addresses."""
+        return self._sockets.events()
+
+    def lend(self, donors: Mapping[int, int]) -> None:
+        """See `Pacer`: flows are told of a change by the daemon alone."""
+
+    def watch(self, cookie: int, acked_target: int) -> None:
+        """See `Pacer`; noticed by `counters()`."""
+        self._sockets.watch(cookie, acked_target)
+
+
+def _cuts(rate: int) -> bool:
+    return rate * WHOLE_S < SUPER_PACKET
+
+
+def _payload(now: tuple[int, int], before: tuple[int, int], headers: int) -> int:
+    return now[0] - before[0] - headers * (now[1] - before[1])
+
+
+def _described(sock: socket, minor: int, devices: tuple[int, ...]) -> _Flow:
+    """Raises OSError."""
+    headers = 14 + (20 if len(packed(sock.getpeername()[0])) == 4 else 40)
+    if sock.getsockopt(SOL_SOCKET, SO_PROTOCOL) != IPPROTO_TCP:
+        return _Flow(minor, devices, headers + 8, 1500 - headers - 8 + 14, udp=True)
+    info = sock.getsockopt(IPPROTO_TCP, TCP_INFO, _SND_MSS + 4)
+    mss = int.from_bytes(info[_SND_MSS:], sys.byteorder)
+    options = 12 if info[5] & _TIMESTAMPS else 0
+    return _Flow(minor, devices, headers + 20 + options, max(mss, 1), udp=False)

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which devices a flow leaves by, and that they are set up for it."""
+
+import logging
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from flowslotd.pacing.base import PacingError
+from flowslotd.pacing.devices import Device, Devices
+from flowslotd.pacing.rtnetlink import Rtnetlink
+
+log = logging.getLogger(__name__)
+
+AGAIN_S = 5.0
+"""A device that refused is asked again: somebody may have cleared it."""
+_SO_NETNS_COOKIE = 71
+
+
+class Ways:
+    """Open from the beginning to `close`."""
+
+    def __init__(self, names: Sequence[str], prepare: Callable[[Devices, Device], None]) -> None:
+        """`names`: of the devices that all flows leave by; none: what each flow's route says.
+        `prepare` sets a device up, or raises PacingError with the reason why not.
+
+        Raises PacingError when a named device cannot be set up.
+        """
+        self._prepare = prepare
+        self.rtnetlink = Rtnetlink()
+        try:
+            self._devices = Devices()
+        except BaseException:
+            self.rtnetlink.close()
+            raise
+        self._named: tuple[int, ...] = ()
+        self._ready: dict[int, Device] = {}
+        self._refused: dict[int, float] = {}  # when
+        try:
+            with socket.socket() as own:
+                self._namespace = _namespace(own)
+            self._named = tuple(self._devices.named(name).index for name in names)
+            for index in self._named:
+                self._set_up(index)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """What was set up stays."""
+        self._devices.close()
+        self.rtnetlink.close()
+
+    def of(self, sock: socket.socket) -> tuple[int, ...]:
+        """Indices of devices, set up; empty: this flow cannot be paced, and the log says why.
+        Raises OSError for a socket that is not connected any more."""
+        if _namespace(sock) != self._namespace:
+            self._refuse(0, "a flow of another network namespace is not paced: run a daemon there")
+            return ()
+        indices = self._named or (self.rtnetlink.way_out(sock),)
+        return indices if all(map(self._usable, indices)) else ()
+
+    def mtu(self, index: int) -> int:
+        """Of a device that is set up."""
+        return self._ready[index].mtu
+
+    def forget(self) -> None:
+        """No device is set up any more."""
+        self._ready.clear()
+
+    def _usable(self, index: int) -> bool:
+        if index in self._ready:
+            return True
+        if time.monotonic() - self._refused.get(index, -AGAIN_S) < AGAIN_S:
+            return False
+        try:
+            self._set_up(index)
+        except PacingError as error:
+            self._refuse(index, f"flows that leave by it are not paced: {error}")
+        return index in self._ready
+
+    def _refuse(self, index: int, why: str) -> None:
+        if index not in self._refused:
+            log.warning("%s", why)
+        self._refused[index] = time.monotonic()
+
+    def _set_up(self, index: int) -> None:
+        try:
+            device = self._devices.device(index)
+            self._prepare(self._devices, device)
+        except OSError as error:
+            raise PacingError(f"device {index} cannot be set up: {error}") from error
+        self._ready[index] = device
+        self._refused.pop(index, None)
+
+
+def _namespace(sock: socket.socket) -> int:
+    """0 where the kernel does not tell (before Linux 5.14)."""
+    try:
+        cookie = sock.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8)
+    except OSError:
+        return 0
+    return int.from_bytes(cookie, sys.byteorder)

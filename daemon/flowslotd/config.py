@@ -17,12 +17,18 @@ from flowslot.topology import Topology, parse_topology
 from flowslot.topology_file import Name
 from flowslot.units import MILLISECOND, Nanos
 
+DeviceName = Annotated[str, Field(pattern=r"^[^/\s:]{1,15}$")]
+
 
 class PacingSettings(Settings):
-    """How flows are paced. `hard`: no top-up beyond the reserved rate."""
+    """How flows are paced. `hard`: no top-up beyond the reserved rate. `devices`, for `edt` and
+    `htb`: those that all flows leave by (the ports of a bond, say); none: what a flow's route says.
+    `sysctls`: whether `edt` and `socket` may set one (net.ipv4.tcp_tso_rtt_log)."""
 
-    backend: Literal["auto", "bpf", "socket", "none"] = "auto"
+    backend: Literal["auto", "bpf", "edt", "htb", "socket", "none"] = "auto"
     hard: bool = False
+    devices: list[DeviceName] = Field(default_factory=list, max_length=64)
+    sysctls: bool = True
 
 
 class StaticSettings(Settings):

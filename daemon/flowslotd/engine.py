@@ -10,7 +10,7 @@ from flowslot.policy.base import HostPolicy
 from flowslot.policy.registry import PolicyOptions, PolicySpec
 from flowslot.policy.reserving import Reserving
 from flowslot.units import Nanos
-from flowslotd.config import Config
+from flowslotd.config import Config, PacingSettings
 from flowslotd.domain import open_domain
 from flowslotd.domain_base import Domain, OnGrants
 from flowslotd.enforcer import Enforcer
@@ -69,7 +69,7 @@ class Engine:
         self.pacer = None
         self.enforcer = None
         if enforcing:  # last: if a domain cannot be built, no pacer stays open
-            self.pacer = pacer or _open(settings.pacing.backend, config.instance)
+            self.pacer = pacer or _open(settings.pacing, config.instance)
             self.enforcer = Enforcer(self.pacer, settings.pacing.hard)
         self.loop = SlotLoop(
             config.grid,
@@ -155,8 +155,9 @@ class Engine:
                     self.pacer.close()
 
 
-def _open(backend: str, instance: str) -> Pacer:
+def _open(pacing: PacingSettings, instance: str) -> Pacer:
     try:
-        return make_pacer(backend, instance)
+        return make_pacer(pacing.backend, instance, devices=pacing.devices, sysctls=pacing.sysctls)
     except (PacingError, OSError) as error:
-        raise FlowslotError(f"pacing.backend {backend}: {error}; see `flowslot doctor`") from None
+        where = f"pacing.backend {pacing.backend}"
+        raise FlowslotError(f"{where}: {error}; see `flowslot doctor`") from None

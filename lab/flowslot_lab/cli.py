@@ -25,7 +25,7 @@ from flowslot.errors import ConfigError
 from flowslot_lab.figure import FORMATS, draw
 from flowslot_lab.net import LabError
 from flowslot_lab.predict import NoPrediction, predict
-from flowslot_lab.runner import POLICIES, Options, RunFailed, measure
+from flowslot_lab.runner import PACED_BY, POLICIES, Options, RunFailed, measure
 from flowslot_lab.state import ROOT, RunState, clean_dead
 from flowslot_scenario import scenario as scenarios
 from flowslot_scenario.output import chosen, show
@@ -62,7 +62,10 @@ def run(
     scenario: Annotated[Path, typer.Argument(help="scenario file (TOML)", metavar="SCENARIO")],
     *,
     policy: Annotated[
-        str, typer.Option(help=f"comma-separated, of: {', '.join(POLICIES)}")
+        str,
+        typer.Option(
+            help=f"comma-separated, of: {', '.join(POLICIES)}; stagger@htb: paced by that back end"
+        ),
     ] = "stagger,static,cubic,reno,bbr",
     repeat: Annotated[int, typer.Option(min=1, help="interleaved repeats (A B C A B C)")] = 1,
     iterations: _Iterations = None,
@@ -203,7 +206,7 @@ def _can_be_made(directory: Path, file: Path | None = None) -> bool:
 
 def _policies(text: str) -> tuple[str, ...]:
     try:
-        return chosen(text, POLICIES)
+        return chosen(text, (*POLICIES, *PACED_BY))
     except ValueError as error:
         _die(f"--policy: {error}", _BAD_INPUT)
 

@@ -25,6 +25,9 @@ could have sent meanwhile is lost beyond its burst. So bursts hold what a link c
 first switch port of its rate, and so on from port to port: a flow that has a path for itself is
 shaped once. Of two equal bursts the second would be used up by the first, and never refilled.
 
+A daemon that paces by queueing disciplines needs a NIC that has none: in a stacked network the
+HTB that stands for the NIC's speed is one device below, so that its back pressure is still TCP's.
+
 Everything is made inside the run's own namespaces: nothing appears in the host's, and
 deleting the namespaces leaves nothing behind.
 """
@@ -43,6 +46,8 @@ from flowslot_scenario.scenario import CORE, SWITCH, Link, Scenario, rack_down, 
 
 SWITCH_CONTROL_IP = "10.77.0.250"
 NIC = "eth0"
+WIRE = "wire0"
+"""In a stacked network: the host's end of the veth, which is shaped; `NIC` is a macvlan above it."""
 UPLINK = "uplink"
 """The device of a rack's switch that leads to the core."""
 _MTU_BYTES = 1514
@@ -153,9 +158,16 @@ class Network:
     """
 
     def __init__(
-        self, scenario: Scenario, state: RunState, timer_slack_us: float = TIMER_SLACK_US
+        self,
+        scenario: Scenario,
+        state: RunState,
+        timer_slack_us: float = TIMER_SLACK_US,
+        *,
+        stacked: bool = False,
     ) -> None:
+        """`stacked`: leave the queueing of `NIC` to others."""
         self._slack_us = timer_slack_us
+        self._wire = WIRE if stacked else NIC
         self.scenario = scenario
         self.state = state
         racks = scenario.racks
@@ -167,7 +179,7 @@ class Network:
         self.ports: dict[str, Port] = {}
         for host in scenario.hosts:
             space = self.switches[host.switch]
-            self.ports[host.up] = Port(self.hosts[host.name], NIC, 0)
+            self.ports[host.up] = Port(self.hosts[host.name], self._wire, 0)
             self.ports[host.down] = Port(space, f"d-{host.name}", 3 if racks else 1)
         for rack in racks:
             self.ports[rack_up(rack)] = Port(self.switches[rack], UPLINK, 1)
@@ -202,7 +214,7 @@ class Network:
         control += [*_bridge("ctl"), f"addr add {SWITCH_CONTROL_IP}/16 dev ctl"]
         for host in self.scenario.hosts:
             space = self.hosts[host.name]
-            lines[self.switches[host.switch]] += _veth(f"d-{host.name}", "data", NIC, space)
+            lines[self.switches[host.switch]] += _veth(f"d-{host.name}", "data", self._wire, space)
             control += _veth(f"c-{host.name}", "ctl", "ctl0", space)
         for k, rack in enumerate(self.scenario.racks):
             space = self.switches[rack]
@@ -213,9 +225,15 @@ class Network:
             run(["ip", "-n", space, "-batch", "-"], "\n".join(batch) + "\n")
 
     def _set_up_host(self, i: int, space: str, segments: int) -> None:
+        above = ""
+        if self._wire != NIC:
+            above = (
+                f"link set {self._wire} gso_max_segs {segments} addrgenmode none up\n"
+                f"link add name {NIC} link {self._wire} type macvlan mode bridge\n"
+            )
         run(
             ["ip", "-n", space, "-batch", "-"],
-            f"link set lo up\n"
+            f"link set lo up\n{above}"
             f"addr add {data_ip(i)}/16 dev {NIC}\n"
             f"addr add {control_ip(i)}/16 dev ctl0\n"
             f"link set {NIC} gso_max_segs {segments} addrgenmode none up\n"
@@ -225,7 +243,7 @@ class Network:
             net = f"10.78.0.0/16 dev {NIC} scope link src {data_ip(i)}"
             rto_min = f"rto_min {self.scenario.rto_min_ms}ms"
             run(["ip", "-n", space, "route", "replace", *net.split(), *rto_min.split()])
-        self._tune(space, [NIC], "tso on gso on gro off")
+        self._tune(space, list({self._wire, NIC}), "tso on gso on gro off")
 
     def _tune(self, space: str, devices: Sequence[str], offloads: str) -> None:
         lines = []

@@ -73,12 +73,15 @@ class ControlPlane:
         use_switch: bool,
         *,
         per_rack: bool = False,
+        backend: str = "auto",
     ) -> None:
-        """`per_rack`: a switch process for every rack instead of one for all links."""
+        """`per_rack`: a switch process for every rack instead of one for all links; `backend`: how
+        daemons pace."""
         self._scenario = scenario
         self._net = net
         self._state = state
         self._policy = policy
+        self._backend = backend
         self._names = SwitchProcesses(scenario, use_switch, per_rack)
         self._flows_on_link = scenario.flows_on_link()
         self.use_switch = use_switch
@@ -137,6 +140,7 @@ class ControlPlane:
             'topology = "topology.toml"',
             f'runtime_dir = "{self._state.folder / host}"',
             f"use_switch = {str(self.use_switch).lower()}",
+            f'[pacing]\nbackend = "{self._backend}"',
         ]
         if self._policy == "static":
             lines.append("[static.flows_on_link]")

@@ -63,9 +63,9 @@ def predict(
     NoPrediction: the simulator is missing, fails, takes longer than LIMIT_S, or answers nonsense.
     """
     simulated = {
-        policy: _SIMULATED.get(policy, FAIR)
+        policy: _SIMULATED.get(policy.partition("@")[0], FAIR)
         for policy in options.policies
-        if policy not in _UNKNOWN
+        if policy.partition("@")[0] not in _UNKNOWN
     }
     if not simulated:
         return {}

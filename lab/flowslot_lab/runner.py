@@ -23,6 +23,9 @@ from flowslot_scenario.scenario import Scenario
 
 DAEMON_POLICIES = ("static", "fair", "stagger", "mlcc", "mlcc-literal")
 POLICIES = (*BASELINES, *DAEMON_POLICIES)
+BACKENDS = ("bpf", "edt", "htb", "socket")
+PACED_BY = tuple(f"{policy}@{name}" for policy in DAEMON_POLICIES for name in BACKENDS)
+"""A policy whose daemons pace with one of them; without a name they choose themselves."""
 ALONE_ITERATIONS = 10
 ALONE_WARMUP = 3
 _NEGOTIATED = ("stagger",)
@@ -55,6 +58,11 @@ class Options:
     use_switch: bool = True
     per_rack: bool = False
 
+    @property
+    def stacked(self) -> bool:
+        """Some daemon paces by queueing disciplines: then all runs have a network for that."""
+        return any(policy.endswith(("@edt", "@htb")) for policy in self.policies)
+
     def measured(self, scenario: Scenario) -> int:
         """Measured iterations per job and repeat."""
         return self.iterations or math.ceil(scenario.iterations / self.repeat)
@@ -75,17 +83,25 @@ class LiveRun:
         use_switch: bool,
         *,
         per_rack: bool = False,
+        stacked: bool = False,
     ) -> None:
-        """`per_rack`: see Options."""
+        """`per_rack`, `stacked`: see Options."""
         self.scenario = scenario
         self.state = state
         self.policy = policy
+        self._kind, _, backend = policy.partition("@")
         self.iterations = iterations
-        self.net = Network(scenario, state)
+        self.net = Network(scenario, state, stacked=stacked)
         self.plane: ControlPlane | None = None
-        if policy in DAEMON_POLICIES:
+        if self._kind in DAEMON_POLICIES:
             self.plane = ControlPlane(
-                scenario, self.net, state, policy, use_switch, per_rack=per_rack
+                scenario,
+                self.net,
+                state,
+                self._kind,
+                use_switch,
+                per_rack=per_rack,
+                backend=backend or "auto",
             )
         self.jobs = JobSet(
             scenario,
@@ -192,12 +208,12 @@ class LiveRun:
         missing = []
         if evidence.bytes_verified != expected:
             missing.append(f"{evidence.bytes_verified} of {expected} received bytes verified")
-        if self.policy in _NEGOTIATED and evidence.granted == 0:
+        if self._kind in _NEGOTIATED and evidence.granted == 0:
             missing.append("no reservation was granted")
-        if self.policy in _PACED and evidence.rate_writes == 0:
+        if self._kind in _PACED and evidence.rate_writes == 0:
             missing.append("no rate was written to the kernel")
         switch = self.plane is not None and self.plane.use_switch
-        if self.policy in _SCHEDULED and switch and evidence.scheduled == 0:
+        if self._kind in _SCHEDULED and switch and evidence.scheduled == 0:
             missing.append("no schedule was accepted by a switch process")
         if not switch and (evidence.control_packets or evidence.grpc_connections):
             missing.append(
@@ -258,12 +274,13 @@ def measure(scenario: Scenario, options: Options, state: RunState, watch: Watch)
                     iterations,
                     options.use_switch,
                     per_rack=options.per_rack,
+                    stacked=options.stacked,
                 )
                 try:
                     with live:
                         runs.append(live.run(repeat, watch))
                 except Stalled as error:
-                    if policy not in _SCHEDULED:
+                    if policy.partition("@")[0] not in _SCHEDULED:
                         raise
                     stalled[policy] = str(error)
         result = Results(scenario, runs, {}, stalled=stalled)
@@ -297,7 +314,9 @@ def alone(result: Results, options: Options, state: RunState, watch: Watch) -> d
         )
         means = []
         for policy in baselines or ["cubic"]:
-            with LiveRun(single, state, policy, ALONE_ITERATIONS, False) as live:
+            with LiveRun(
+                single, state, policy, ALONE_ITERATIONS, False, stacked=options.stacked
+            ) as live:
                 means.append(float(live.run(1, watch).jobs[0].times.mean()))
         times[job.name] = min(means)
     return times

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands that the daemon's package adds to the `flowslot` CLI: `doctor` and `check-config`."""
+"""Commands that the daemon's package adds to the `flowslot` CLI: `doctor`, `preflight` and
+`check-config`."""
 
 import dataclasses
 import json
@@ -16,15 +17,9 @@ from flowslot.errors import ConfigError
 from flowslot.settings import read_toml
 from flowslot.topology import parse_topology
 from flowslotd.config import load, read
+from flowslotd.pacing.base import PacingError
 
 FAILURE, BAD_INPUT = 1, 2
-VERDICTS = {
-    "bpf": "Flows can be paced here by the BPF congestion control.",
-    "socket": "Flows can be paced here by SO_MAX_PACING_RATE only: no top-up, no kernel events.",
-    "none": "Flows cannot be paced here: flowslotd would only observe.",
-}
-
-
 SWITCH_CHECK = """
 import json, pathlib, sys
 from flowslot.errors import ConfigError
@@ -106,23 +101,55 @@ def _check_switch(file: Path) -> dict[str, Any]:
     return settings
 
 
-def doctor(output: OutputOption = Output.TABLE) -> None:
-    """What this kernel supports, and what to do about what it lacks."""
-    from flowslotd.probe import probe, usable_backend  # noqa: PLC0415  (loads the back ends)
+def doctor(
+    config: Annotated[
+        Path | None, typer.Option(help="a daemon's configuration: what it would pace with here")
+    ] = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """What this kernel supports, what to do about what it lacks, and which back end is chosen."""
+    from flowslotd import diagnosis  # noqa: PLC0415  (loads the back ends)
 
-    findings = probe()
-    backend = usable_backend(findings)
+    try:
+        wanted = load(config).settings.pacing.backend if config is not None else "auto"
+    except ConfigError as error:
+        typer.echo(f"flowslot: {error}", err=True)
+        raise typer.Exit(BAD_INPUT) from None
+    found = diagnosis.diagnose(wanted)
     if output is Output.TABLE:
-        width = max(len(finding.name) for finding in findings)
-        for finding in findings:
-            typer.echo(f"{finding.status:8} {finding.name:{width}}  {finding.detail}")
-            if finding.advice:
-                typer.echo(f"{'':8} {'':{width}}  -> {finding.advice}")
-        typer.echo(f"\n{VERDICTS[backend]}")
+        typer.echo(diagnosis.table(found))
     else:
-        rows = [dataclasses.asdict(finding) for finding in findings]
-        _print({"backend": backend, "findings": rows}, output)
-    if backend == "none":
+        _print(diagnosis.as_data(found), output)
+    if found.backend == "none":
+        raise typer.Exit(FAILURE)
+
+
+def preflight(
+    config: Annotated[Path, typer.Argument(help="the daemon's configuration")] = Path(
+        "/etc/flowslot/flowslotd.toml"
+    ),
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Every change that enforcement would make to this host, and what would stay as it is."""
+    from flowslotd import diagnosis  # noqa: PLC0415  (loads the back ends)
+    from flowslotd import preflight as flight  # noqa: PLC0415
+
+    try:
+        loaded = load(config)
+        found = diagnosis.diagnose(loaded.settings.pacing.backend)
+        changes = flight.changes(loaded, found.backend)
+    except ConfigError as error:
+        typer.echo(f"flowslot: {error}", err=True)
+        raise typer.Exit(BAD_INPUT) from None
+    except (PacingError, OSError) as error:
+        typer.echo(f"flowslot: {config}: field `pacing.devices`: {error}", err=True)
+        raise typer.Exit(FAILURE) from None
+    if output is Output.TABLE:
+        typer.echo(flight.table(loaded, found, changes))
+    else:
+        rows = [dataclasses.asdict(change) for change in changes]
+        _print({"backend": found.backend, "why": found.why, "changes": rows}, output)
+    if found.backend == "none" != found.wanted:
         raise typer.Exit(FAILURE)
 
 

@@ -11,15 +11,18 @@ import platform
 import re
 import resource
 import shutil
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from flowslotd.pacing.base import PacingError
+from flowslotd.pacing.base import Pacer, PacingError
 from flowslotd.pacing.bpf_cc import OBJECT, BpfPacer
+from flowslotd.pacing.devices import qdisc_trial
+from flowslotd.pacing.edt import EdtPacer
+from flowslotd.pacing.htb import HtbPacer
 from flowslotd.pacing.libbpf import built, library
+from flowslotd.pacing.select import AUTO
 from flowslotd.pacing.sock_pacing import SocketPacer
 
 Status = Literal["ok", "warn", "missing"]
@@ -50,12 +53,21 @@ def probe() -> list[Finding]:
     return [run() for run in PROBES]
 
 
+def usable_backends(findings: list[Finding]) -> dict[str, Finding]:
+    """For each back end, the finding that says whether it works here."""
+    found = {finding.name: finding for finding in findings}
+    return {
+        "bpf": found["struct_ops"],
+        "edt": found["edt"],
+        "htb": found["htb"],
+        "socket": found["pidfd_getfd"],
+    }
+
+
 def usable_backend(findings: list[Finding]) -> str:
     """What pacing back end `auto` would choose: `bpf`, `socket` or `none`."""
-    status = {finding.name: finding.status for finding in findings}
-    if status.get("struct_ops") == "ok":
-        return "bpf"
-    return "socket" if status.get("pidfd_getfd") == "ok" else "none"
+    works = usable_backends(findings)
+    return next((name for name in AUTO if name in works and works[name].status == "ok"), "none")
 
 
 def kernel() -> Finding:
@@ -160,17 +172,37 @@ def struct_ops() -> Finding:
     return Finding("struct_ops", "ok", "our congestion control loads and registers")
 
 
-def pidfd_getfd() -> Finding:
-    """Reaching the sockets of other processes: the back end without BPF."""
-    pacer = SocketPacer("doctor")
+def _opens(name: str, pacer: Pacer, works: str, status: Status, advice: str) -> Finding:
+    """Whether a back end that changes nothing before it has flows can be opened."""
     try:
         pacer.open()
-    except PacingError as error:
-        advice = "Needs Linux 5.6 and, for other users' processes, CAP_SYS_PTRACE."
-        return Finding("pidfd_getfd", "missing", str(error), advice)
+    except (PacingError, OSError) as error:
+        return Finding(name, status, str(error), advice)
     finally:
         pacer.close()
-    return Finding("pidfd_getfd", "ok", "sockets of other processes can be reached")
+    return Finding(name, "ok", works)
+
+
+def pidfd_getfd() -> Finding:
+    """Reaching the sockets of other processes: the back end without BPF."""
+    advice = "Needs Linux 5.6 and, for other users' processes, CAP_SYS_PTRACE."
+    works = "sockets of other processes can be reached"
+    pacer = SocketPacer("doctor", sysctls=False)
+    return _opens("pidfd_getfd", pacer, works, "missing", advice)
+
+
+def edt() -> Finding:
+    """Pacing by departure times, if somebody chooses it."""
+    works = "departure times can be set at clsact and kept by fq"
+    advice = "Only pacing.backend = edt is not to be had; it needs sch_fq and sch_ingress."
+    return _opens("edt", EdtPacer("doctor", sysctls=False), works, "warn", advice)
+
+
+def htb() -> Finding:
+    """Pacing by HTB, if somebody chooses it."""
+    works = "flows can have classes of HTB"
+    advice = "Only pacing.backend = htb is not to be had; it needs sch_htb and sch_tbf."
+    return _opens("htb", HtbPacer("doctor"), works, "warn", advice)
 
 
 def congestion_controls() -> Finding:
@@ -182,31 +214,13 @@ def congestion_controls() -> Finding:
     return Finding("congestion controls", "warn", " ".join(found), advice)
 
 
-def _queue(kind: str, purpose: str) -> Finding:
-    """Whether the kernel has a queueing discipline, tried in a namespace that vanishes at once."""
-    name = f"sch_{kind}"
-    if _tool("tc") is None or _tool("unshare") is None:
-        return Finding(name, "warn", "cannot be tried", "Install iproute2 and util-linux.")
-    done = subprocess.run(
-        ["unshare", "--net", "tc", "qdisc", "add", "dev", "lo", "root", kind],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode == 0:
-        return Finding(name, "ok", f"works: {purpose}")
-    said = (done.stderr.strip().splitlines() or ["refused"])[0]
-    return Finding(name, "warn", said, f"Load or enable it where you need {purpose}.")
-
-
-def fq() -> Finding:
-    """Fair queueing with pacing by departure time."""
-    return _queue("fq", "pacing by departure time (TCP paces itself without it)")
-
-
-def htb() -> Finding:
-    """Rate-limited classes."""
-    return _queue("htb", "the lab's links")
+def qdiscs() -> Finding:
+    """Queueing disciplines, tried in a namespace that vanishes at once."""
+    lacking = [kind for kind in ("htb", "tbf", "fq", "clsact") if qdisc_trial(kind)]
+    if not lacking:
+        return Finding("qdiscs", "ok", "htb, tbf, fq, clsact")
+    advice = "Load or enable them for the back ends edt (fq, clsact) and htb (htb, tbf)."
+    return Finding("qdiscs", "warn", f"without {', '.join(lacking)}", advice)
 
 
 def _tool(name: str) -> str | None:
@@ -225,7 +239,8 @@ PROBES: tuple[Callable[[], Finding], ...] = (
     build_tools,
     struct_ops,
     pidfd_getfd,
-    congestion_controls,
-    fq,
+    edt,
     htb,
+    qdiscs,
+    congestion_controls,
 )

@@ -117,6 +117,10 @@ def _flow(daemon: Daemon, info: FlowInfo, row: Records | None, paced: PaceEntry 
         note = "not in the topology: observed, never paced"
     elif row is not None and paced is None:
         note = "not paced: " + _why_unpaced(daemon)
+    elif paced is not None and daemon.engine.pacer is not None:
+        refusal = daemon.engine.pacer.refusal(info.cookie)
+        if refusal:
+            paced, note = None, f"not paced: {refusal}"
     return {
         "job": info.job,
         "cookie": info.cookie,

@@ -47,7 +47,7 @@ from flowslot_scenario.scenario import CORE, SWITCH, Link, Scenario, rack_down, 
 SWITCH_CONTROL_IP = "10.77.0.250"
 NIC = "eth0"
 WIRE = "wire0"
-"""In a stacked network: the host's end of the veth, which is shaped; `NIC` is a macvlan above it."""
+"""In a stacked network: the host's end of the veth, which is shaped; `NIC` is a macvlan on it."""
 UPLINK = "uplink"
 """The device of a rack's switch that leads to the core."""
 _MTU_BYTES = 1514

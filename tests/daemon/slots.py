@@ -55,6 +55,9 @@ class MemoryPacer:
         self.released.append(cookie)
         self.entries.pop(cookie, None)
 
+    def refusal(self, cookie):
+        return ""
+
     def counters(self):
         known = sorted(self.acked)
         acked = [self.acked[cookie] for cookie in known]

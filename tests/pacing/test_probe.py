@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flowslotd import probe
+from flowslotd import diagnosis, probe
 from flowslotd.probe import Finding
 
 
@@ -19,7 +19,7 @@ def test_all_probes_run_and_leave_nothing() -> None:
     assert len({f.name for f in findings}) == len(probe.PROBES)
     assert not [name for name in available.read_text().split() if "doctor" in name]
     status = {f.name: f.status for f in findings}
-    assert status["struct_ops"] == status["pidfd_getfd"] == status["sch_htb"] == "ok"
+    assert status["struct_ops"] == status["pidfd_getfd"] == status["htb"] == "ok"
     assert probe.usable_backend(findings) == "bpf"
 
 
@@ -46,11 +46,40 @@ def test_kernel_versions(monkeypatch: pytest.MonkeyPatch, release: str, status: 
     assert probe.kernel().status == status
 
 
-def test_the_back_end_follows_from_the_findings() -> None:
-    def chosen(bpf: probe.Status, sockets: probe.Status) -> str:
-        findings = [Finding("struct_ops", bpf, ""), Finding("pidfd_getfd", sockets, "")]
-        return probe.usable_backend(findings)
+def findings(**status: probe.Status) -> list[Finding]:
+    names = ("struct_ops", "pidfd_getfd", "edt", "htb")
+    return [Finding(name, status.get(name, "missing"), f"{name} says so") for name in names]
 
-    assert chosen("ok", "ok") == "bpf"
-    assert chosen("missing", "ok") == "socket"
-    assert chosen("missing", "missing") == "none"
+
+def test_the_back_end_follows_from_the_findings() -> None:
+    def chosen(**status: probe.Status) -> str:
+        return probe.usable_backend(findings(**status))
+
+    assert chosen(struct_ops="ok", pidfd_getfd="ok") == "bpf"
+    assert chosen(pidfd_getfd="ok", edt="ok", htb="ok") == "socket"
+    assert chosen(edt="ok", htb="ok") == "none"  # that is for somebody to choose
+
+
+@pytest.mark.parametrize(
+    ("wanted", "backend", "words"),
+    [
+        ("auto", "socket", "bpf does not work (struct_ops says so)"),
+        ("htb", "htb", "the configuration says so"),
+        ("edt", "none", "wants edt, which does not work: edt says so"),
+        ("none", "none", "the configuration says so"),
+    ],
+)
+def test_a_diagnosis_says_why(
+    monkeypatch: pytest.MonkeyPatch, wanted: str, backend: str, words: str
+) -> None:
+    monkeypatch.setattr("flowslotd.diagnosis.probe", lambda: findings(pidfd_getfd="ok", htb="ok"))
+    found = diagnosis.diagnose(wanted)
+    assert found.backend == backend
+    assert words in diagnosis.verdict(found)
+    data = diagnosis.as_data(found)
+    assert {one["name"]: one["works"] for one in data["backends"]} == {
+        "bpf": False, "edt": False, "htb": True, "socket": True
+    }  # fmt: skip
+    for one in data["backends"]:
+        assert f"  {one['name']:7} " in diagnosis.table(found)
+        assert one["protocols"] and one["granularity"] and one["resume"] and one["changes"]

@@ -138,6 +138,10 @@ class Pacer(Protocol):
         """Let go of one flow: from now on it is ordinary TCP."""
         ...
 
+    def refusal(self, cookie: int) -> str:
+        """Why a flow is not paced though it was asked for; empty: nothing is known against it."""
+        ...
+
     def counters(self) -> FlowCounters:
         """What the kernel knows of the flows."""
         ...

@@ -233,6 +233,10 @@ class BpfPacer:
 
     # -- what the kernel tells ------------------------------------------------------------------
 
+    def refusal(self, cookie: int) -> str:
+        """See `Pacer`: none."""
+        return ""
+
     def counters(self) -> FlowCounters:
         """See `Pacer`. No system call."""
         if int(self._stat["high"][0]) >= len(self._known):

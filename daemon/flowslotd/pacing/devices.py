@@ -18,6 +18,7 @@ from flowslotd.pacing.base import PacingError
 T = TypeVar("T")
 _CLONE_NEWNET = 0x40000000
 _NEWQDISC = 36
+_IFF_UP, _IFF_LOOPBACK = 1, 8
 _MASTERS = {"bond", "team", "bridge", "openvswitch", "vrf"}
 
 
@@ -40,6 +41,7 @@ class Device:
     queues: int
     mtu: int
     up: bool
+    loopback: bool
     root: Qdisc | None
     leaves: frozenset[str]
     ingress: str
@@ -112,7 +114,8 @@ def _device(route: Any, link: Any) -> Device:
         kind=str((info.get("kind") if info else "") or ""),
         queues=int(link.get("num_tx_queues") or 1),
         mtu=int(link.get("mtu") or 0),
-        up=bool(link["flags"] & 1),
+        up=bool(link["flags"] & _IFF_UP),
+        loopback=bool(link["flags"] & _IFF_LOOPBACK),
         root=root,
         leaves=frozenset(leaves),
         ingress=ingress,

@@ -47,7 +47,7 @@ class EdtPacer(SocketPacer):
         resume="what one burst takes at the old rate",
         changes=(
             "qdisc clsact and a BPF filter at its egress on devices that flows leave by",
-            "root qdisc fq f52: in place of the kernel's default there, unless it is fq already",
+            "root qdisc fq f520: in place of the kernel's default there, unless it is fq already",
             "SO_MAX_PACING_RATE of the flows' sockets",
             "sysctl net.ipv4.tcp_tso_rtt_log = 0, unless pacing.sysctls is off",
         ),
@@ -66,6 +66,7 @@ class EdtPacer(SocketPacer):
         self._stat = np.zeros(SLOTS, STAT)
         self._slots: dict[int, int] = {}
         self._free = list(range(SLOTS - 1, -1, -1))
+        self._why: dict[int, str] = {}  # flows are not paced
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -132,14 +133,12 @@ class EdtPacer(SocketPacer):
             if other == number or Berth.deserted(other):
                 guardian.remove_filter(index, other)
         device = devices.device(index)
-        why = "" if _has_fq(device) else refusal(device, guardian.FQ)
-        if not why and device.ingress == "ingress":
-            why = f"{device.name} has an ingress qdisc, which stays, and clsact takes its place"
+        changes_to(device)
         filters = guardian.filters(index, guardian.EGRESS)
-        if not why and any(one.info >> 16 == PREFERENCE + number for one in filters):
-            why = f"{device.name} has a filter with our preference, {PREFERENCE + number}"
-        if why:
-            raise PacingError(why)
+        if any(one.info >> 16 == PREFERENCE + number for one in filters):
+            raise PacingError(
+                f"{device.name} has a filter with our preference, {PREFERENCE + number}"
+            )
         if not self._undo.list_change(guardian.FILTER, index, number):
             raise PacingError(f"{guardian.CHANGES} devices are the most")
         own = not device.ingress or any(guardian.OWN.encode() in f.attributes for f in filters)
@@ -189,24 +188,33 @@ class EdtPacer(SocketPacer):
 
     def _take(self, cookie: int) -> int | None:
         """A slot for a flow that has none. None: it cannot be paced."""
-        if self._ways is None or self._object is None or not self._free:
+        if self._ways is None or self._object is None or cookie not in self._sockets:
+            return None
+        if not self._free:
+            self._why[cookie] = f"{SLOTS} flows are paced already"
             return None
         try:
             with self._sockets.borrow(cookie) as sock:
-                if not self._ways.of(sock):
-                    return None
-        except KeyError:
+                self._ways.of(sock)
+        except PacingError as error:
+            self._why[cookie] = str(error)
             return None
         except OSError:
             self._sockets.lost(cookie)
             return None
+        self._why.pop(cookie, None)
         slot = self._slots[cookie] = self._free.pop()
         self._ctl[slot] = 0, 0
         self._stat[slot] = 0, 0, 0, 0
         self._object.map("edt_slots").put(_bytes(cookie, 8), _bytes(slot, 4))
         return slot
 
+    def refusal(self, cookie: int) -> str:
+        """See `Pacer`."""
+        return self._why.get(cookie, "")
+
     def _drop(self, cookie: int) -> None:
+        self._why.pop(cookie, None)
         slot = self._slots.pop(cookie, None)
         if slot is not None:
             self._ctl[slot] = 0, 0
@@ -225,6 +233,25 @@ class EdtPacer(SocketPacer):
 
     def _udp_sent(self) -> dict[int, int]:
         return {cookie: int(self._stat["bytes"][slot]) for cookie, slot in self._slots.items()}
+
+
+def changes_to(device: Device) -> list[str]:
+    """What pacing there does to a device, one sentence each. Raises PacingError: it would be
+    refused, and why."""
+    changes = []
+    if device.ingress == "ingress":
+        raise PacingError(
+            f"{device.name} has an ingress qdisc, which stays, and clsact takes its place"
+        )
+    if not _has_fq(device):
+        why = refusal(device, guardian.FQ)
+        if why:
+            raise PacingError(why)
+        default = device.root.kind if device.root is not None else "noqueue"
+        changes.append(f"root qdisc fq f520: in place of the kernel's default ({default})")
+    if not device.ingress:
+        changes.append("qdisc clsact")
+    return [*changes, "a BPF filter at the egress of clsact"]
 
 
 def _has_fq(device: Device) -> bool:

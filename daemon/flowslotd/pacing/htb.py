@@ -79,7 +79,7 @@ class HtbPacer:
         granularity="2 ms of the rate, at least 9 kB",
         resume="what 9 kB take at the old rate",
         changes=(
-            "root qdisc htb f51: in place of the kernel's default on devices that flows leave by",
+            "root qdisc htb f510: in place of the kernel's default on devices that flows leave by",
             "SO_PRIORITY of the flows' sockets",
         ),
     )
@@ -92,6 +92,7 @@ class HtbPacer:
         self._ways: Ways | None = None
         self._flows: dict[int, _Flow] = {}
         self._free: list[int] = []
+        self._why: dict[int, str] = {}  # flows are not paced
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -133,9 +134,7 @@ class HtbPacer:
 
     def _prepare(self, devices: Devices, device: Device) -> None:
         assert self._berth is not None
-        why = refusal(device, guardian.HTB)
-        if why:
-            raise PacingError(why)
+        changes_to(device)
         # What a daemon left that was killed together with its guardian.
         for number in range(BERTHS):
             if number == self._berth.number or Berth.deserted(number):
@@ -182,13 +181,14 @@ class HtbPacer:
 
     def _take(self, cookie: int) -> _Flow | None:
         """A class for a flow that has none. None: it cannot be paced."""
-        if self._ways is None or cookie not in self._sockets or not self._free:
+        if self._ways is None or cookie not in self._sockets:
+            return None
+        if not self._free:
+            self._why[cookie] = f"{MOST_CLASSES} flows have classes already"
             return None
         try:
             with self._sockets.borrow(cookie) as sock:
                 devices = self._ways.of(sock)
-                if not devices:
-                    return None
                 flow = _described(sock, self._free[-1], devices)
                 priority = sock.getsockopt(SOL_SOCKET, SO_PRIORITY) & 0xFFFFFFFF
                 if priority >> 16 == guardian.HTB >> 16:  # left behind, and what it was is lost
@@ -199,9 +199,13 @@ class HtbPacer:
                 return None
             if flow.udp:  # the class may have served another flow
                 flow.counted = flow.seen = self._counts(flow)
+        except PacingError as error:
+            self._why[cookie] = str(error)
+            return None
         except OSError:
             self._sockets.lost(cookie)
             return None
+        self._why.pop(cookie, None)
         self._free.pop()
         self._flows[cookie] = flow
         return flow
@@ -258,6 +262,7 @@ class HtbPacer:
     def release(self, cookie: int) -> None:
         """See `Pacer`. The flow stays attached."""
         self._sockets.watch(cookie, None)
+        self._why.pop(cookie, None)
         if cookie in self._flows:
             self._undo.free_socket(cookie)
             self._gone(cookie)
@@ -265,6 +270,7 @@ class HtbPacer:
     def _gone(self, cookie: int) -> None:
         """Its class sends what it still has, and serves the next."""
         self._undo.strike_socket(cookie)
+        self._why.pop(cookie, None)
         flow = self._flows.pop(cookie, None)
         if flow is None:
             return
@@ -281,6 +287,10 @@ class HtbPacer:
 
     def _is_mine(self, handle: int) -> bool:
         return self._berth is not None and handle >> 12 & 15 == self._berth.number
+
+    def refusal(self, cookie: int) -> str:
+        """See `Pacer`."""
+        return self._why.get(cookie, "")
 
     # -- what the kernel tells ------------------------------------------------------------------
 
@@ -348,3 +358,15 @@ def _described(sock: socket, minor: int, devices: tuple[int, ...]) -> _Flow:
     mss = int.from_bytes(info[_SND_MSS:], sys.byteorder)
     options = 12 if info[5] & _TIMESTAMPS else 0
     return _Flow(minor, devices, headers + 20 + options, max(mss, 1), udp=False)
+
+
+def changes_to(device: Device) -> list[str]:
+    """What pacing there does to a device, one sentence each. Raises PacingError: it would be
+    refused, and why."""
+    why = refusal(device, guardian.HTB)
+    if why:
+        raise PacingError(why)
+    if device.root is not None and device.root.handle == guardian.HTB:
+        return ["classes for flows in the root qdisc htb f510:, which is flowslot's"]
+    default = device.root.kind if device.root is not None else "noqueue"
+    return [f"root qdisc htb f510: in place of the kernel's default ({default})"]

@@ -33,6 +33,10 @@ class NullPacer:
     def release(self, cookie: int) -> None:
         """Nothing."""
 
+    def refusal(self, cookie: int) -> str:
+        """See `Pacer`: none."""
+        return ""
+
     def counters(self) -> FlowCounters:
         """Of no flow."""
         return FlowCounters.none()

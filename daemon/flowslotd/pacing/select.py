@@ -4,7 +4,7 @@
 import logging
 from collections.abc import Callable, Sequence
 
-from flowslotd.pacing.base import Pacer, PacingError
+from flowslotd.pacing.base import Pacer, PacingError, Traits
 from flowslotd.pacing.bpf_cc import BpfPacer
 from flowslotd.pacing.edt import EdtPacer
 from flowslotd.pacing.htb import HtbPacer
@@ -16,6 +16,10 @@ log = logging.getLogger(__name__)
 AUTO = ("bpf", "socket", "none")
 """Tried in this order: by how well they pace TCP, and none that puts anything on a device. That is
 for the host's owner to choose."""
+TRAITS: dict[str, Traits] = {
+    pacer.name: pacer.traits for pacer in (BpfPacer, EdtPacer, HtbPacer, SocketPacer)
+}
+"""What each can do, by name."""
 BACKENDS = ("auto", "bpf", "edt", "htb", "socket", "none")
 
 

@@ -122,6 +122,10 @@ class SocketPacer:
 
     # -- what the kernel tells ------------------------------------------------------------------
 
+    def refusal(self, cookie: int) -> str:
+        """See `Pacer`: none."""
+        return ""
+
     def counters(self) -> FlowCounters:
         """See `Pacer`. Some five system calls per flow."""
         return self._sockets.counters()

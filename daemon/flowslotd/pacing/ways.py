@@ -36,7 +36,7 @@ class Ways:
             raise
         self._named: tuple[int, ...] = ()
         self._ready: dict[int, Device] = {}
-        self._refused: dict[int, float] = {}  # when
+        self._refused: dict[int, tuple[float, str]] = {}  # when, and why
         try:
             with socket.socket() as own:
                 self._namespace = _namespace(own)
@@ -53,13 +53,14 @@ class Ways:
         self.rtnetlink.close()
 
     def of(self, sock: socket.socket) -> tuple[int, ...]:
-        """Indices of devices, set up; empty: this flow cannot be paced, and the log says why.
-        Raises OSError for a socket that is not connected any more."""
+        """Indices of devices, set up. Raises PacingError: this flow cannot be paced, and why; and
+        OSError for a socket that is not connected any more."""
         if _namespace(sock) != self._namespace:
-            self._refuse(0, "a flow of another network namespace is not paced: run a daemon there")
-            return ()
+            raise PacingError("it is in another network namespace: run a daemon there")
         indices = self._named or (self.rtnetlink.way_out(sock),)
-        return indices if all(map(self._usable, indices)) else ()
+        for index in indices:
+            self._be_ready(index)
+        return indices
 
     def mtu(self, index: int) -> int:
         """Of a device that is set up."""
@@ -69,21 +70,20 @@ class Ways:
         """No device is set up any more."""
         self._ready.clear()
 
-    def _usable(self, index: int) -> bool:
+    def _be_ready(self, index: int) -> None:
         if index in self._ready:
-            return True
-        if time.monotonic() - self._refused.get(index, -AGAIN_S) < AGAIN_S:
-            return False
-        try:
-            self._set_up(index)
-        except PacingError as error:
-            self._refuse(index, f"flows that leave by it are not paced: {error}")
-        return index in self._ready
-
-    def _refuse(self, index: int, why: str) -> None:
-        if index not in self._refused:
-            log.warning("%s", why)
-        self._refused[index] = time.monotonic()
+            return
+        when, why = self._refused.get(index, (-AGAIN_S, ""))
+        if time.monotonic() - when >= AGAIN_S:
+            try:
+                self._set_up(index)
+                return
+            except PacingError as error:
+                if str(error) != why:
+                    log.warning("%s: flows that leave by it are not paced", error)
+                why = str(error)
+                self._refused[index] = time.monotonic(), why
+        raise PacingError(why)
 
     def _set_up(self, index: int) -> None:
         try:

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What enforcement would change on this host: `flowslot preflight`. Looks only."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from flowslot.policy import registry
+from flowslotd.config import Config
+from flowslotd.diagnosis import Diagnosis, verdict
+from flowslotd.pacing import edt, guardian, htb
+from flowslotd.pacing.base import PacingError
+from flowslotd.pacing.devices import Device, Devices
+from flowslotd.pacing.select import TRAITS
+from flowslotd.probe import kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """`where`: a device, `sysctl`, `sockets`, `kernel`, `files` or `network`."""
+
+    where: str
+    what: str
+    when: str
+    """It would be made; `never`: what is there stays, and `what` says why."""
+
+
+def changes(config: Config, backend: str) -> list[Change]:
+    """All that a daemon with this configuration would change. Raises PacingError or OSError when
+    the host cannot be looked at."""
+    settings = config.settings
+    found = list(_files_and_network(config))
+    if not settings.model_copy(update={"mode": "enforce"}).enforces(registry.get(settings.policy)):
+        return found
+    if backend in {"edt", "htb"}:
+        found += _devices(config, backend)
+    if backend in {"edt", "socket"}:
+        found += _sysctls(settings.pacing.sysctls)
+    if backend in TRAITS:
+        found += _sockets(backend)
+    return found
+
+
+def _files_and_network(config: Config) -> Iterator[Change]:
+    settings, topology = config.settings, config.topology
+    yield Change("files", f"sockets below {settings.runtime_dir}", "at its start")
+    if settings.use_switch:
+        for switch in topology.switches.values():
+            yield Change(
+                "network", f"a connection to {switch.name}, {switch.address}", "at its start"
+            )
+    host = topology.hosts.get(settings.host)
+    if host is not None and host.daemon and registry.get(settings.policy).planner is not None:
+        yield Change("network", f"UDP port {host.daemon} for other daemons", "at its start")
+
+
+def _devices(config: Config, backend: str) -> Iterator[Change]:
+    named = config.settings.pacing.devices
+    devices = Devices()
+    try:
+        found = [devices.named(name) for name in named] or _likely(config, devices.all())
+    finally:
+        devices.close()
+    changes_to = edt.changes_to if backend == "edt" else htb.changes_to
+    when = "at its start" if named else "when a flow leaves by it"
+    for device in found:
+        try:
+            for what in changes_to(device):
+                yield Change(device.name, what, when)
+        except PacingError as error:
+            yield Change(device.name, f"nothing, and flows there are not paced: {error}", "never")
+
+
+def _likely(config: Config, devices: list[Device]) -> list[Device]:
+    """What flows leave by: this host's NICs in the topology; all, where none has such a name."""
+    host = config.topology.hosts.get(config.settings.host)
+    names = {nic.name for nic in host.nics} if host is not None else set()
+    real = [device for device in devices if device.up and not device.loopback]
+    return [device for device in real if device.name in names] or real
+
+
+def _sysctls(allowed: bool) -> Iterator[Change]:
+    name = "net.ipv4." + Path(guardian.SYSCTL).name
+    try:
+        value = Path(guardian.SYSCTL).read_text().strip()
+    except OSError:
+        yield Change("sysctl", f"{name} is not there: nothing", "never")
+        return
+    if not allowed:
+        yield Change("sysctl", f"{name} stays {value}: pacing.sysctls is off", "never")
+    elif value == "0":
+        yield Change("sysctl", f"{name} is 0 already: nothing", "never")
+    else:
+        yield Change("sysctl", f"{name}: {value} becomes 0", "at its start")
+
+
+def _sockets(backend: str) -> Iterator[Change]:
+    when = "while a flow is paced"
+    if backend == "bpf":
+        yield Change("kernel", "a congestion control of our own is registered", "at its start")
+        yield Change(
+            "sockets",
+            "jobs that register select it (TCP_CONGESTION); it sets their pacing rate and window, "
+            "and a shortest retransmission timeout of 20 ms",
+            "when a job registers",
+        )
+    if backend == "htb":
+        yield Change("sockets", "SO_PRIORITY of the flows' sockets, set from outside", when)
+    if backend in {"edt", "socket"}:
+        yield Change("sockets", "SO_MAX_PACING_RATE of the flows' sockets, from outside", when)
+    if backend != "bpf" or kernel().status != "ok":  # before Linux 6.4
+        yield Change("kernel", "a guardian process, which undoes the rest", "at its start")
+
+
+def table(config: Config, found: Diagnosis, changes: list[Change]) -> str:
+    """For people."""
+    mode = config.settings.mode
+    lines = [verdict(found)]
+    if mode == "observe":
+        lines.append(
+            f"{config.file} says mode = observe: none of this is done before it is enforce."
+        )
+    width = max((len(change.where) for change in changes), default=0)
+    lines.append("")
+    for change in changes:
+        when = "" if change.when == "never" else f" ({change.when})"
+        lines.append(f"{change.where:{width}}  {change.what}{when}")
+    lines += ["", "All of it is undone when the daemon ends, also when it is killed."]
+    return "\n".join(lines)

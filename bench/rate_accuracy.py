@@ -6,11 +6,14 @@ its rate with a small burst, over a shallow FIFO. The receiver samples the kerne
 received bytes every quarter of a millisecond; slots are compared on CLOCK_MONOTONIC, which all
 namespaces share, so delays in queues and transitions between rates count as errors.
 
-    python -m bench.rate_accuracy [--backend bpf|socket] [--pauses 100] [--runs 3] [-o json]
+    python -m bench.rate_accuracy [--backend bpf,htb,socket] [--pauses 100] [--runs 3] [-o json]
+
+Several back ends take turns.
 """
 
 import argparse
 import contextlib
+import ctypes
 import json
 import math
 import os
@@ -34,6 +37,7 @@ SLOT_S = 0.060
 FLOOR = 0.02
 SAMPLE_S = 0.00025
 TCP_INFO_BYTES_RECEIVED = 128
+CLONE_NEWNET = 0x40000000
 Samples = NDArray[np.int64]
 
 
@@ -86,6 +90,19 @@ def network(
     finally:
         for name in names:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+@contextlib.contextmanager
+def inside(name: str) -> Iterator[None]:
+    """This thread in a namespace: back ends look at the devices there."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open("/proc/thread-self/ns/net") as home, open(f"/run/netns/{name}") as away:
+        if libc.setns(away.fileno(), CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"cannot enter {name}")
+        try:
+            yield
+        finally:
+            libc.setns(home.fileno(), CLONE_NEWNET)
 
 
 # -- the two ends -------------------------------------------------------------------------------
@@ -264,7 +281,7 @@ def measure(
     backend: str = "bpf", *, runs: int = 1, pauses: int = 100, seed: int = 1
 ) -> dict[str, float]:
     """All of it, on a network of its own. Percent and milliseconds; means over `runs`."""
-    with network() as names:
+    with network() as names, inside(names[1]):
         pacer = make_pacer(backend, "bench")
         try:
             rows = [measure_accuracy(pacer, names, seed=seed + i) for i in range(runs)]
@@ -277,22 +294,45 @@ def measure(
     }
 
 
+def take_turns(
+    backends: Sequence[str], *, runs: int, pauses: int, seed: int
+) -> dict[str, dict[str, list[float]]]:
+    """`measure` of each in turn; by back end and key, one value per run."""
+    found: dict[str, dict[str, list[float]]] = {name: {} for name in backends}
+    for run in range(runs):
+        for name in backends:
+            each = max(1, pauses // runs)
+            for key, value in measure(name, pauses=each, seed=seed + run).items():
+                found[name].setdefault(key, []).append(value)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--backend", choices=["bpf", "socket"], default="bpf")
+    parser.add_argument("--backend", default="bpf", help="with commas; of bpf, edt, htb, socket")
     parser.add_argument("--runs", type=int, default=3, help="of 50 slots")
-    parser.add_argument("--pauses", type=int, default=100)
+    parser.add_argument("--pauses", type=int, default=100, help="in all runs together")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("-o", "--output", choices=["text", "json"], default="text")
     options = parser.parse_args()
-    result = measure(options.backend, runs=options.runs, pauses=options.pauses, seed=options.seed)
+    backends = options.backend.split(",")
+    found = take_turns(backends, runs=options.runs, pauses=options.pauses, seed=options.seed)
     if options.output == "json":
         # JSON has no infinity: null where a flow never resumed.
-        plain = {key: value if math.isfinite(value) else None for key, value in result.items()}
-        print(json.dumps({"backend": options.backend, **plain}, indent=2))
+        plain = {
+            name: {
+                key: [value if math.isfinite(value) else None for value in values]
+                for key, values in rows.items()
+            }
+            for name, rows in found.items()
+        }
+        print(json.dumps(plain, indent=2))
         return
-    for key, value in result.items():
-        print(f"{key:26} {value:8.2f}")
+    print(f"{'mean (lowest to highest run)':26}" + "".join(f"{name:>26}" for name in backends))
+    for key in next(iter(found.values())):
+        cells = [found[name][key] for name in backends]
+        shown = [f"{np.mean(c):.2f} ({min(c):.2f} to {max(c):.2f})" for c in cells]
+        print(f"{key:26}" + "".join(f"{text:>26}" for text in shown))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from flowslotd.pacing.bpf_cc import BpfPacer
 
 BYTES_RECEIVED = 128  # offset in struct tcp_info
 CLONE_NEWNET = 0x40000000
-HERE, THERE = "10.79.0.1", "10.79.0.2"
+HERE, THERE, THERE_6 = "10.79.0.1", "10.79.0.2", "fd79::2"
 
 
 def cookie_of(sock: socket.socket) -> int:
@@ -46,11 +46,12 @@ def soon(condition: Callable[[], bool], seconds: float = 10) -> bool:
 class Flow:
     """A TCP connection whose sender is kept busy by a thread, until `stop`."""
 
-    def __init__(self, net: "Net", *, busy: bool = True) -> None:
+    def __init__(self, net: "Net", *, busy: bool = True, address: str = THERE) -> None:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with inside(net.there):
-            server = socket.create_server((THERE, 0))
+            server = socket.create_server((address, 0), family=family)
         with server, inside(net.here):
-            self.sock = socket.socket()
+            self.sock = socket.socket(family)
             # From the start: it must never have seen bbr, which turns pacing on for good.
             self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
             self.sock.connect(server.getsockname())
@@ -162,6 +163,8 @@ def net() -> Iterator[Net]:
             run("ip", "-n", made.switch, "link", "add", port, "type", "veth", *peer)
             run("ip", "-n", made.switch, "link", "set", port, "master", "br0", "up")
             run("ip", "-n", space, "address", "add", f"{address}/24", "dev", "eth0")
+            six = f"fd79::{address[-1]}/64"
+            run("ip", "-n", space, "address", "add", six, "dev", "eth0", "nodad")
             run("ip", "-n", space, "link", "set", "eth0", "up")
         yield made
     finally:

@@ -101,11 +101,11 @@ class Bench:
         self._pacers.append(pacer)
         return pacer
 
-    def flow(self, pacer: Pacer, protocol: str = "tcp", *, busy: bool = True) -> Any:
+    def flow(self, pacer: Pacer, protocol: str = "tcp", **more: Any) -> Any:
         if protocol == "udp":
             flow = UdpFlow(self.net.here, self.net.there, self.helpers)
         else:
-            flow = self.helpers.Flow(self.net, busy=busy)
+            flow = self.helpers.Flow(self.net, **more)
             if pacer.congestion_control:
                 flow.enlist(pacer.congestion_control)
         self.flows.append(flow)
@@ -205,6 +205,13 @@ def test_a_slot_carries_what_its_rate_says(on: Bench, protocol: str) -> None:
             return bool(errors[-4] <= 0.10)
 
         assert on.helpers.soon(holds, 30), slots(flow) / rate
+
+
+def test_over_ipv6(on: Bench) -> None:
+    pacer = on.pacer()
+    flow = on.flow(pacer, address=on.helpers.THERE_6)
+    assert set_rate(pacer, {flow: 2 * MB}) == 1
+    assert on.helpers.soon(lambda: abs(flow.rate(0.6) / (2 * MB) - 1) <= 0.05), flow.rate(0.6)
 
 
 def test_large_datagrams_are_paced_too(on: Bench) -> None:

@@ -6,7 +6,9 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from errno import EPERM
 
+from flowslotd.pacing import guardian
 from flowslotd.pacing.base import PacingError
 from flowslotd.pacing.devices import Device, Devices
 from flowslotd.pacing.rtnetlink import Rtnetlink
@@ -16,6 +18,7 @@ log = logging.getLogger(__name__)
 AGAIN_S = 5.0
 """A device that refused is asked again: somebody may have cleared it."""
 _SO_NETNS_COOKIE = 71
+_DELQDISC, _NO_DEVICE = 37, 2**31 - 1
 
 
 class Ways:
@@ -25,9 +28,11 @@ class Ways:
         """`names`: of the devices that all flows leave by; none: what each flow's route says.
         `prepare` sets a device up, or raises PacingError with the reason why not.
 
-        Raises PacingError when a named device cannot be set up.
+        Raises PacingError when a named device cannot be set up, or none can.
         """
         self._prepare = prepare
+        if guardian.ask(_DELQDISC, _NO_DEVICE, 0, guardian.ROOT) == EPERM:
+            raise PacingError("needs CAP_NET_ADMIN: run as root or grant it")
         self.rtnetlink = Rtnetlink()
         try:
             self._devices = Devices()

@@ -2,7 +2,7 @@
 # On a fresh Debian 12 machine, as root:
 #   make demo    sets everything up and runs the main job for real
 #   make test    sets everything up and passes the tests
-.PHONY: help setup install demo test check lint bpf proto bench lab-clean clean
+.PHONY: help setup install demo test test-guest check lint bpf proto bench lab-clean clean
 PY := .venv/bin
 POLICIES := stagger,static,cubic,reno,bbr
 
@@ -24,6 +24,9 @@ demo: setup     ## ps-incast and two-equal for real: tables and figures against 
 
 test: setup     ## all tests, kernel tests included (root)
 	@$(PY)/python -m pytest
+
+test-guest: setup  ## kernel tests of the pacing back ends in Debian's own kernel (emulated, minutes)
+	@scripts/guest.sh
 
 check: setup lint   ## before every commit: linters, types, import rules, tests without root
 	@$(PY)/python -m pytest -m "not root"

@@ -84,8 +84,10 @@ def test_reserved_ignores_loss_and_capped_yields(
         assert 10 * MB <= after["rate"] <= 10.4 * MB  # it may catch up a little
         assert segments * 1448 > 2.4 * MB  # it gets on all the same
         flow.stop()
-    assert lost[True] > 0.3
-    assert lost[False] < 0.1
+    # How soon it sends again what was lost is the kernel's own affair, and differs: 1.0 of what
+    # arrives in Linux 6.18, 0.2 in 6.1. A flow that yields comes to 0.01 in both.
+    assert lost[True] > 0.15
+    assert lost[False] < 0.05
 
 
 def rto_us(flow: Any) -> int:

@@ -40,7 +40,7 @@ def test_paces_a_socket_that_never_used_bbr(pacer: BpfPacer, flows: Callable[...
     flow.enlist(pacer.congestion_control)
     assert stat(pacer, flow)["mode"] == Mode.OPEN
     assert flow.rate() > 50 * MB  # or the rest proves nothing
-    for rate in (10 * MB, 30 * MB, 2 * MB):
+    for rate in (4 * MB, 10 * MB, MB):
         assert pacer.apply(pack([entry(flow, rate)]), later()) == 1
         assert flow.comes_to(rate)
         assert stat(pacer, flow)["mode"] == Mode.RESERVED
@@ -49,7 +49,7 @@ def test_paces_a_socket_that_never_used_bbr(pacer: BpfPacer, flows: Callable[...
 def test_capped_is_a_ceiling(pacer: BpfPacer, flows: Callable[..., Any]) -> None:
     flow = flows()
     flow.enlist(pacer.congestion_control)
-    for rate in (20 * MB, 3 * MB, 20 * MB):
+    for rate in (10 * MB, 2 * MB, 10 * MB):
         pacer.apply(pack([entry(flow, rate, guaranteed=False)]), later())
         assert flow.comes_to(rate)
         assert stat(pacer, flow)["mode"] == Mode.CAPPED
@@ -62,8 +62,8 @@ def test_a_rate_of_zero_holds_the_flow_but_not_for_ever(
     flow.enlist(pacer.congestion_control)
     pacer.apply(pack([entry(flow, 0)]), later())
     assert flow.comes_to(256_000, 0.3)
-    pacer.apply(pack([entry(flow, 20 * MB)]), later())
-    assert flow.comes_to(20 * MB)
+    pacer.apply(pack([entry(flow, 10 * MB)]), later())
+    assert flow.comes_to(10 * MB)
 
 
 def test_reserved_ignores_loss_and_capped_yields(
@@ -123,12 +123,12 @@ def test_top_up_takes_what_is_free(pacer: BpfPacer, flows: Callable[..., Any]) -
     flow = flows()
     flow.enlist(pacer.congestion_control)
     pacer.apply(
-        pack([entry(flow, 5 * MB, ceiling=20 * MB, growth=500_000, queue_us=50_000)]), later()
+        pack([entry(flow, 3 * MB, ceiling=10 * MB, growth=500_000, queue_us=50_000)]), later()
     )
-    assert flow.comes_to(20 * MB)  # and not beyond its ceiling
-    pacer.apply(pack([entry(flow, 5 * MB, ceiling=20 * MB, queue_us=50_000)]), later())
-    assert pacer.apply(pack([entry(flow, 5 * MB)]), later()) == 1
-    assert flow.comes_to(5 * MB)
+    assert flow.comes_to(10 * MB)  # and not beyond its ceiling
+    pacer.apply(pack([entry(flow, 3 * MB, ceiling=10 * MB, queue_us=50_000)]), later())
+    assert pacer.apply(pack([entry(flow, 3 * MB)]), later()) == 1
+    assert flow.comes_to(3 * MB)
 
 
 def test_top_up_is_given_up_when_a_queue_grows(

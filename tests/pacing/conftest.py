@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -43,10 +44,33 @@ def soon(condition: Callable[[], bool], seconds: float = 10) -> bool:
     return True
 
 
+class Meter:
+    """Keeps a sender below `most` bytes/s, so that flows which nobody paces leave some of a
+    processor that is emulated to others."""
+
+    def __init__(self, most: float) -> None:
+        self._most = most
+        self._free_at = time.monotonic()
+
+    def sent(self, size: int) -> None:
+        now = time.monotonic()
+        self._free_at = max(self._free_at, now - 0.01) + size / self._most
+        if self._free_at > now + 0.002:
+            time.sleep(self._free_at - now)
+
+
 class Flow:
     """A TCP connection whose sender is kept busy by a thread, until `stop`."""
 
-    def __init__(self, net: "Net", *, busy: bool = True, address: str = THERE) -> None:
+    def __init__(
+        self,
+        net: "Net",
+        *,
+        busy: bool = True,
+        address: str = THERE,
+        most: float = float("inf"),
+    ) -> None:
+        self._meter = Meter(most)
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with inside(net.there):
             server = socket.create_server((address, 0), family=family)
@@ -94,7 +118,7 @@ class Flow:
         data = bytes(1 << 17)
         while self._running:
             try:
-                self.sock.send(data)
+                self._meter.sent(self.sock.send(data))
             except TimeoutError:
                 continue
             except OSError:
@@ -149,27 +173,38 @@ def inside(space: str) -> Iterator[None]:
             assert libc.setns(home.fileno(), CLONE_NEWNET) == 0
 
 
+def batch(lines: list[str], *arguments: str) -> None:
+    """Many commands of `ip` by one process: under emulation a process takes a tenth of a second."""
+    text = "\n".join(lines) + "\n"
+    subprocess.run(["ip", *arguments, "-batch", "-"], input=text, text=True, check=True)
+
+
 @pytest.fixture
 def net() -> Iterator[Net]:
     spaces = [f"fs-test-{os.getpid()}-{role}" for role in ("here", "switch", "there")]
     made = Net(*spaces)
+    ends = ((made.here, "here", HERE), (made.there, "there", THERE))
     try:
-        for space in spaces:
-            run("ip", "netns", "add", space)
-        run("ip", "-n", made.switch, "link", "add", "br0", "type", "bridge")
-        run("ip", "-n", made.switch, "link", "set", "br0", "up")
-        for space, port, address in ((made.here, "here", HERE), (made.there, "there", THERE)):
-            peer = ["peer", "name", "eth0", "netns", space]
-            run("ip", "-n", made.switch, "link", "add", port, "type", "veth", *peer)
-            run("ip", "-n", made.switch, "link", "set", port, "master", "br0", "up")
-            run("ip", "-n", space, "address", "add", f"{address}/24", "dev", "eth0")
-            six = f"fd79::{address[-1]}/64"
-            run("ip", "-n", space, "address", "add", six, "dev", "eth0", "nodad")
-            run("ip", "-n", space, "link", "set", "eth0", "up")
+        batch([f"netns add {space}" for space in spaces])
+        lines = ["link add br0 type bridge", "link set br0 up"]
+        for space, port, _ in ends:
+            lines.append(f"link add {port} type veth peer name eth0 netns {space}")
+            lines.append(f"link set {port} master br0 up")
+        batch(lines, "-n", made.switch)
+        for space, _, address in ends:
+            lines = [
+                f"address add {address}/24 dev eth0",
+                f"address add fd79::{address[-1]}/64 dev eth0 nodad",
+                "link set eth0 up",
+            ]
+            batch(lines, "-n", space)
         yield made
     finally:
-        for space in spaces:
-            subprocess.run(["ip", "netns", "del", space], check=False, capture_output=True)
+        removed = "".join(f"netns del {space}\n" for space in spaces)
+        subprocess.run(
+            ["ip", "-force", "-batch", "-"],
+            input=removed, text=True, check=False, capture_output=True,
+        )  # fmt: skip
 
 
 @pytest.fixture
@@ -184,8 +219,8 @@ def pacer() -> Iterator[BpfPacer]:
 def flows(net: Net) -> Iterator[Callable[..., Flow]]:
     made: list[Flow] = []
 
-    def make(*, busy: bool = True) -> Flow:
-        made.append(Flow(net, busy=busy))
+    def make(**how: Any) -> Flow:
+        made.append(Flow(net, **how))
         return made[-1]
 
     yield make

@@ -19,6 +19,8 @@ from flowslotd.pacing.sock_pacing import SocketPacer
 pytestmark = pytest.mark.root
 
 MB = 1_000_000
+FREE, MOST = 15 * MB, 25 * MB
+"""Only a flow that nobody paces is faster; none is faster than that."""
 LONG = 3600 * 10**9
 
 
@@ -47,9 +49,9 @@ def attach(pacer: SocketPacer, flow: Any) -> None:
 
 
 def test_paces_and_lets_go(sockets: SocketPacer, flows: Callable[..., Any]) -> None:
-    flow = flows()
+    flow = flows(most=MOST)
     attach(sockets, flow)
-    assert flow.rate() > 50 * MB
+    assert flow.rate() > FREE
     for rate in (10 * MB, 3 * MB):
         assert sockets.apply(pack([entry(flow.cookie, rate)]), later()) == 1
         assert sockets.apply(pack([entry(flow.cookie, rate)]), later()) == 0
@@ -60,7 +62,7 @@ def test_paces_and_lets_go(sockets: SocketPacer, flows: Callable[..., Any]) -> N
         assert counters.acked[0] > 0
     sockets.release(flow.cookie)
     assert limit(flow) == guardian.UNLIMITED
-    assert flow.rate() > 50 * MB
+    assert flow.rate() > FREE
 
 
 def test_closing_frees_all(sockets: SocketPacer, flows: Callable[..., Any]) -> None:
@@ -123,12 +125,12 @@ def test_drained_is_noticed(sockets: SocketPacer, flows: Callable[..., Any]) -> 
 def test_fail_open_when_the_daemon_sleeps(
     sockets: SocketPacer, flows: Callable[..., Any], from_here: Any
 ) -> None:
-    flow = flows()
+    flow = flows(most=MOST)
     attach(sockets, flow)
     sockets.apply(pack([entry(flow.cookie, MB)]), later(10**8))
     assert limit(flow) == MB
     assert from_here.soon(lambda: limit(flow) == guardian.UNLIMITED)
-    assert flow.rate() > 50 * MB
+    assert flow.rate() > FREE
     sockets.refresh(later())  # awake again: it knows that nothing is paced any more
     assert sockets.apply(pack([entry(flow.cookie, MB)]), later()) == 1
     assert limit(flow) == MB
@@ -162,7 +164,7 @@ time.sleep(60)
 def test_fail_open_when_the_daemon_is_killed(
     flows: Callable[..., Any], from_here: Any, disturbed: bool
 ) -> None:
-    flow = flows()
+    flow = flows(most=MOST)
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -179,4 +181,4 @@ def test_fail_open_when_the_daemon_is_killed(
         owner.communicate()
     assert from_here.soon(lambda: limit(flow) == guardian.UNLIMITED)
     assert from_here.soon(lambda: not os.path.exists(f"/proc/{watcher}/fd"))
-    assert flow.rate() > 50 * MB
+    assert flow.rate() > FREE

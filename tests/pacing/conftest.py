@@ -19,6 +19,8 @@ import pytest
 
 from flowslotd.pacing.bpf_cc import BpfPacer
 
+from .conformance import BACKENDS, Bench, bench_of
+
 BYTES_RECEIVED = 128  # offset in struct tcp_info
 CLONE_NEWNET = 0x40000000
 HERE, THERE, THERE_6 = "10.79.0.1", "10.79.0.2", "fd79::2"
@@ -232,3 +234,10 @@ def flows(net: Net) -> Iterator[Callable[..., Flow]]:
 def from_here() -> ModuleType:
     """The helpers of this file: tests are not a package, and cannot import it."""
     return sys.modules[__name__]
+
+
+@pytest.fixture(params=BACKENDS)
+def on(request: pytest.FixtureRequest, net: Net, from_here: ModuleType) -> Iterator[Bench]:
+    """Each back end in turn."""
+    with bench_of(request.param, net, from_here) as bench:
+        yield bench

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the conformance tests of all back ends share: a sender's namespace, flows, snapshots."""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flowslotd.pacing import Pacer, PacingError, guardian, make_pacer, pack
+from flowslotd.pacing.base import PaceEntry
+
+MB = 1_000_000
+LONG = 3600 * 10**9
+SLOT_S = 0.060
+BACKENDS = ("bpf", "edt", "htb", "socket")
+MUST = os.environ.get("FLOWSLOT_BACKENDS", "").split()
+"""Those that must work here: nothing is skipped for want of them."""
+FREE = 15 * MB
+"""Only a flow that nobody paces is faster..."""
+MOST = 25 * MB
+"""... and is this fast, no more: emulated processors have other things to do."""
+
+
+class UdpFlow:
+    """Datagrams, as fast as the socket takes them."""
+
+    def __init__(self, here: str, there: str, helpers: Any) -> None:
+        with helpers.inside(there):
+            self.peer = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            self.peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+            self.peer.bind((helpers.THERE, 0))
+        with helpers.inside(here):
+            self.sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            self.sock.connect(self.peer.getsockname())
+        self.peer.settimeout(0.1)
+        self.sock.settimeout(0.1)
+        self.cookie = helpers.cookie_of(self.sock)
+        self.size = 1400
+        self._meter = helpers.Meter(MOST)
+        self._received = 0
+        self._running = True
+        self._threads = [threading.Thread(target=self._drain), threading.Thread(target=self._fill)]
+        for thread in self._threads:
+            thread.start()
+
+    def received(self) -> int:
+        return self._received
+
+    def rate(self, seconds: float = 0.3) -> float:
+        before, start = self._received, time.monotonic()
+        time.sleep(seconds)
+        return (self._received - before) / (time.monotonic() - start)
+
+    def stop(self) -> None:
+        self._running = False
+        for thread in self._threads:
+            thread.join(5)
+        self.sock.close()
+        self.peer.close()
+
+    def _fill(self) -> None:
+        data = bytes(65_000)
+        while self._running:
+            with contextlib.suppress(OSError):
+                self._meter.sent(self.sock.send(data[: self.size]))
+
+    def _drain(self) -> None:
+        into = bytearray(65_536)
+        while self._running:
+            with contextlib.suppress(OSError):
+                self._received += self.peer.recv_into(into)
+
+
+class Bench:
+    """A sender's namespace with this test's thread in it, and pacers and flows there."""
+
+    def __init__(self, backend: str, net: Any, helpers: Any) -> None:
+        self.backend, self.net, self.helpers = backend, net, helpers
+        self._pacers: list[Pacer] = []
+        self.flows: list[Any] = []
+
+    def pacer(self, **options: Any) -> Pacer:
+        try:
+            pacer = make_pacer(self.backend, f"conf{len(self._pacers)}", **options)
+        except PacingError as error:
+            if self.backend in MUST:
+                raise
+            pytest.skip(f"{self.backend}: {error}")
+        self._pacers.append(pacer)
+        return pacer
+
+    def flow(self, pacer: Pacer, protocol: str = "tcp", **more: Any) -> Any:
+        if protocol == "udp":
+            flow = UdpFlow(self.net.here, self.net.there, self.helpers)
+        else:
+            flow = self.helpers.Flow(self.net, most=MOST, **more)
+            if pacer.congestion_control:
+                flow.enlist(pacer.congestion_control)
+        self.flows.append(flow)
+        pacer.attach(flow.cookie, os.getpid(), flow.sock.fileno())
+        return flow
+
+    def host(self) -> dict[str, Any]:
+        """All that a back end may change here, flows' sockets aside."""
+        return snapshot()
+
+    def close(self) -> None:
+        for pacer in self._pacers:
+            pacer.close()
+        for flow in self.flows:
+            flow.stop()
+
+
+def tc(*arguments: str) -> Any:
+    """What `tc -j` prints; as it is where it knows no JSON (for classes of TBF)."""
+    run = subprocess.run(["tc", "-j", *arguments], capture_output=True, text=True, check=True)
+    with contextlib.suppress(ValueError):
+        return json.loads(run.stdout)
+    return run.stdout
+
+
+def snapshot() -> dict[str, Any]:
+    """Of the namespace that this thread is in."""
+    said: dict[str, Any] = {"qdiscs": tc("qdisc", "show")}
+    for qdisc in said["qdiscs"]:
+        qdisc["options"].pop("direct_packets_stat", None)  # HTB counts there
+    side = "filter", "show", "dev", "eth0"
+    return said | {
+        "classes": tc("class", "show", "dev", "eth0"),
+        "egress": tc(*side, "egress"),
+        "ingress": tc(*side, "ingress"),
+        "tcp_tso_rtt_log": Path(guardian.SYSCTL).read_text(),
+    }
+
+
+def options(flow: Any) -> dict[str, bytes]:
+    """Of a flow's socket, all that a back end may set."""
+    numbers = {"priority": (12, 4), "max_pacing_rate": (47, 8), "mark": (36, 4), "sndbuf": (7, 4)}
+    return {
+        name: flow.sock.getsockopt(socket.SOL_SOCKET, *how)
+        for name, how in numbers.items()
+        if not (name == "sndbuf" and flow.sock.type == socket.SOCK_STREAM)  # TCP tunes it
+    }
+
+
+def set_rate(pacer: Pacer, rates: dict[Any, float], lasts: int = LONG) -> int:
+    entries = [
+        PaceEntry(flow.cookie, rate, rate, guaranteed=True, growth=0)
+        for flow, rate in rates.items()
+    ]
+    return pacer.apply(pack(entries), time.monotonic_ns() + lasts)
+
+
+def slots(flow: Any, count: int = 20) -> np.ndarray:
+    """Bytes/s that arrived in each of so many slots."""
+    at, seen = [time.monotonic()], [flow.received()]
+    for k in range(1, count + 1):
+        time.sleep(max(0.0, at[0] + k * SLOT_S - time.monotonic()))
+        seen.append(flow.received())
+        at.append(time.monotonic())
+    return np.diff(seen) / np.diff(at)
+
+
+@contextlib.contextmanager
+def bench_of(backend: str, net: Any, helpers: Any) -> Iterator[Bench]:
+    """The test's thread is in the sender's namespace meanwhile."""
+    with helpers.inside(net.here):
+        bench = Bench(backend, net, helpers)
+        try:
+            yield bench
+        finally:
+            bench.close()

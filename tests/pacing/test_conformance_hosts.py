@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every way of pacing promises on hosts that are not as expected."""
+
+import socket
+import subprocess
+from typing import Any
+
+import pytest
+
+from flowslotd.pacing import PacingError, guardian, make_pacer
+
+from .conformance import FREE, MB, Bench, bench_of, set_rate
+
+pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
+
+
+ON_DEVICES = ("edt", "htb")
+
+
+FOREIGN = ("htb default 1", "tbf rate 800mbit burst 100k limit 1m", "pfifo")
+
+
+@pytest.mark.parametrize("foreign", FOREIGN)
+def test_a_foreign_qdisc_is_not_touched(
+    on: Bench, foreign: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    kind = foreign.split(maxsplit=1)[0]
+    root = f"qdisc add dev eth0 root handle 7: {foreign}".split()
+    subprocess.run(["tc", "-n", on.net.here, *root], check=True)
+    before = on.host()
+    pacer = on.pacer()
+    flow = on.flow(pacer)
+    paced = set_rate(pacer, {flow: MB})
+    if on.backend in ON_DEVICES:
+        assert paced == 0
+        assert f"eth0 has a root qdisc of its own, {kind} 7:, which stays" in caplog.text
+        assert on.host()["qdiscs"] == before["qdiscs"]
+        assert flow.rate() > FREE
+        with pytest.raises(PacingError, match=f"eth0 .*{kind} 7:"):
+            make_pacer(on.backend, "named", devices=["eth0"])
+    else:
+        assert flow.comes_to(MB)
+    pacer.close()
+    assert on.host() == before
+
+
+@pytest.mark.parametrize("kind", ["bridge", "bond"])
+def test_a_master_is_refused_by_name(on: Bench, kind: str) -> None:
+    if on.backend not in ON_DEVICES:
+        pytest.skip(f"{on.backend} is not set up on devices")
+    made = subprocess.run(
+        ["ip", "link", "add", "top0", "type", kind], check=False, capture_output=True
+    )
+    if made.returncode:
+        pytest.skip(f"this kernel has no {kind}")
+    on.pacer().close()  # or a reason to skip
+    before = on.host()
+    with pytest.raises(PacingError, match=f"top0 is a {kind}"):
+        make_pacer(on.backend, "named", devices=["top0"])
+    with pytest.raises(PacingError, match="there is no network device nowhere0"):
+        make_pacer(on.backend, "named", devices=["eth0", "nowhere0"])
+    assert on.host() == before
+
+
+def test_the_ports_of_a_bond_are_paced_when_they_are_named(on: Bench) -> None:
+    if on.backend not in ON_DEVICES:
+        pytest.skip(f"{on.backend} is not set up on devices")
+    for line in (
+        "link add bond0 type bond mode balance-xor",
+        "link set eth0 down",
+        "link set eth0 master bond0",
+        "address flush dev eth0",
+        f"address add {on.helpers.HERE}/24 dev bond0",
+        "link set bond0 up",
+    ):
+        done = subprocess.run(["ip", *line.split()], check=False, capture_output=True, text=True)
+        if "bond0 type bond" in line and done.returncode:
+            pytest.skip("this kernel has no bond")
+        assert not done.returncode, (line, done.stderr)
+    before = on.host()
+    pacer = on.pacer(devices=["eth0"])
+    flow = on.flow(pacer)
+    assert set_rate(pacer, {flow: MB}) == 1
+    assert flow.comes_to(MB)
+    pacer.close()
+    assert on.host() == before
+
+
+def test_a_device_with_several_queues(on: Bench) -> None:
+    if on.backend not in ON_DEVICES:
+        pytest.skip(f"{on.backend} is not set up on devices")
+    for line in ("link add many0 numtxqueues 4 type ifb", "link set many0 up"):
+        subprocess.run(["ip", *line.split()], check=True)
+    before = on.host()
+    assert [one["kind"] for one in before["qdiscs"] if one.get("root")].count("mq") == 1
+    pacer = on.pacer(devices=["many0"])
+    assert on.host() != before
+    pacer.close()
+    assert on.host() == before
+
+
+@pytest.mark.parametrize("backend", ["edt"])
+def test_what_others_have_at_clsact_stays(backend: str, net: Any, from_here: Any) -> None:
+    with bench_of(backend, net, from_here) as on:
+        for line in ("qdisc add dev eth0 clsact", "qdisc add dev eth0 root handle 7: fq"):
+            done = subprocess.run(["tc", *line.split()], check=False, capture_output=True)
+            if done.returncode:
+                on.pacer()  # says why it is skipped
+        rule = "filter add dev eth0 egress pref 10 protocol ip u32 match u32 0 0 action ok"
+        subprocess.run(["tc", *rule.split()], check=False, capture_output=True)
+        before = on.host()
+        pacer = on.pacer()
+        flow = on.flow(pacer)
+        set_rate(pacer, {flow: MB})
+        assert on.host()["qdiscs"] == before["qdiscs"]  # fq was there
+        pacer.close()
+        assert on.host() == before
+
+
+def test_a_device_that_vanishes(on: Bench) -> None:
+    pacer = on.pacer()
+    flow = on.flow(pacer)
+    set_rate(pacer, {flow: MB})
+    subprocess.run(["ip", "-n", on.net.here, "link", "del", "eth0"], check=True)
+    for rate in (2 * MB, 3 * MB):
+        set_rate(pacer, {flow: rate})
+        pacer.counters()
+    pacer.release(flow.cookie)
+    pacer.close()
+
+
+@pytest.mark.parametrize("backend", ON_DEVICES)
+def test_an_administrator_takes_the_device_back(
+    backend: str, net: Any, from_here: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with bench_of(backend, net, from_here) as on:
+        pacer = on.pacer()
+        flow = on.flow(pacer)
+        set_rate(pacer, {flow: MB})
+        assert flow.comes_to(MB)
+        pfifo = "qdisc replace dev eth0 root handle 7: pfifo"
+        subprocess.run(["tc", "-n", net.here, *pfifo.split()], check=True)
+        theirs = [one for one in on.host()["qdiscs"] if one["kind"] == "pfifo"]
+        for rate in (2 * MB, 3 * MB):
+            set_rate(pacer, {flow: rate})
+        assert [one for one in on.host()["qdiscs"] if one["kind"] == "pfifo"] == theirs
+        pacer.close()
+        assert [one for one in on.host()["qdiscs"] if one["kind"] == "pfifo"] == theirs
+        assert flow.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY) == 0
+        assert on.helpers.soon(lambda: flow.rate() > FREE)
+
+
+def test_nothing_of_ours_is_a_number_of_somebody_elses() -> None:
+    """Handles that administrators and other programs use are small, or given by the kernel from
+    8000: on."""
+    for handle in (guardian.HTB, guardian.FQ):
+        assert 0xF000 < handle >> 16 < 0xFFFF

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every way of pacing promises: rates."""
+
+import time
+
+import numpy as np
+import pytest
+
+from .conformance import MB, Bench, set_rate, slots
+
+pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
+
+
+@pytest.mark.parametrize("protocol", ["tcp", "udp"])
+def test_a_slot_carries_what_its_rate_says(on: Bench, protocol: str) -> None:
+    pacer = on.pacer()
+    if protocol not in pacer.traits.protocols:
+        pytest.skip(f"{on.backend} does not pace {protocol}")
+    flow = on.flow(pacer, protocol)
+    for rate in (5 * MB, MB, 3 * MB):
+        assert set_rate(pacer, {flow: rate}) == 1
+        assert set_rate(pacer, {flow: rate}) == 0  # nothing to change
+
+        def holds(rate: float = rate) -> bool:
+            # A busy machine stops everything for a slot's time now and then.
+            errors = np.sort(np.abs(slots(flow) / rate - 1))
+            return bool(errors[-4] <= 0.10)
+
+        assert on.helpers.soon(holds, 30), slots(flow) / rate
+
+
+def test_over_ipv6(on: Bench) -> None:
+    pacer = on.pacer()
+    flow = on.flow(pacer, address=on.helpers.THERE_6)
+    assert set_rate(pacer, {flow: 2 * MB}) == 1
+    assert on.helpers.soon(lambda: abs(flow.rate(0.6) / (2 * MB) - 1) <= 0.05), flow.rate(0.6)
+
+
+def test_large_datagrams_are_paced_too(on: Bench) -> None:
+    pacer = on.pacer()
+    if "udp" not in pacer.traits.protocols:
+        pytest.skip(f"{on.backend} does not pace udp")
+    flow = on.flow(pacer, "udp")
+    flow.size = 30_000
+    set_rate(pacer, {flow: 4 * MB})
+
+    def holds() -> bool:
+        pacer.counters()  # what a packet carries is learnt
+        return abs(flow.rate(1.0) / (4 * MB) - 1) <= 0.05
+
+    assert on.helpers.soon(holds, 30), flow.rate(1.0)
+
+
+def test_steps_and_resuming_from_a_floor(on: Bench) -> None:
+    pacer = on.pacer()
+    flow = on.flow(pacer)
+    waits = []
+    for _ in range(6):
+        set_rate(pacer, {flow: 0.3 * MB})
+        assert on.helpers.soon(lambda: flow.rate(0.2) < 0.6 * MB)
+        before, start = flow.received(), time.monotonic()
+        set_rate(pacer, {flow: 5 * MB})
+        assert on.helpers.soon(lambda before=before: flow.received() > before + 100_000)
+        waits.append(time.monotonic() - start)
+    # 20 ms at the new rate; a burst of 64 kB at the old one would last 200 ms.
+    assert min(waits) < 0.12, waits
+
+
+def test_many_flows_each_at_its_rate(on: Bench) -> None:
+    pacer = on.pacer()
+    flows = [on.flow(pacer) for _ in range(24)]
+    wanted = {flow: (0.3 + 0.02 * k) * MB for k, flow in enumerate(flows)}
+    assert set_rate(pacer, wanted) == len(flows)
+
+    def holds() -> bool:
+        before, start = [flow.received() for flow in flows], time.monotonic()
+        time.sleep(1.0)
+        took = time.monotonic() - start
+        got = [
+            (flow.received() - then) / took / wanted[flow]
+            for flow, then in zip(flows, before, strict=True)
+        ]
+        return max(abs(one - 1) for one in got) <= 0.10
+
+    assert on.helpers.soon(holds, 40)
+    cookies = sorted(flow.cookie for flow in flows)
+    assert on.helpers.soon(lambda: pacer.counters().cookie.tolist() == cookies)
+
+
+@pytest.mark.parametrize("protocol", ["tcp", "udp"])
+def test_counters_tell_what_was_delivered(on: Bench, protocol: str) -> None:
+    pacer = on.pacer()
+    if protocol not in pacer.traits.protocols:
+        pytest.skip(f"{on.backend} does not pace {protocol}")
+    flow = on.flow(pacer, protocol)
+    set_rate(pacer, {flow: 2 * MB})
+    time.sleep(0.3)
+    first = int(pacer.counters().acked[0]), flow.received()
+    time.sleep(0.6)
+    last = int(pacer.counters().acked[0]), flow.received()
+    assert last[0] - first[0] == pytest.approx(last[1] - first[1], rel=0.2)
+    assert last[0] > first[0]

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every way of pacing promises: to fail open, and to leave a host as it was."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from .conformance import (
+    FREE,
+    LONG,
+    MB,
+    MOST,
+    Bench,
+    bench_of,
+    options,
+    set_rate,
+)
+
+pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
+
+
+def test_fail_open_when_the_daemon_sleeps(on: Bench) -> None:
+    pacer = on.pacer()
+    flow = on.flow(pacer)
+    set_rate(pacer, {flow: MB}, lasts=LONG)
+    assert flow.comes_to(MB)
+    set_rate(pacer, {flow: MB}, lasts=10**8)
+    pacer.refresh(time.monotonic_ns() + 10**8)
+    assert on.helpers.soon(lambda: flow.rate() > FREE)
+    # Awake again: it knows that nothing is paced any more, or that its entry is there still.
+    pacer.refresh(time.monotonic_ns() + LONG)
+    set_rate(pacer, {flow: 2 * MB})
+    assert flow.comes_to(2 * MB)
+
+
+OWNER = """
+import sys, time
+from flowslotd.pacing import PaceEntry, make_pacer, pack
+pacer = make_pacer(sys.argv[1], "victim")
+print(pacer.congestion_control, flush=True)
+cookie, pid, fd = map(int, sys.stdin.readline().split())
+pacer.attach(cookie, pid, fd)
+entry = PaceEntry(cookie, 1e6, 1e6, True, 0)
+applied = pacer.apply(pack([entry]), time.monotonic_ns() + 2 * 10**9)
+guard = getattr(getattr(pacer, "_undo", None), "guard", None)
+print(applied, guard.pid if guard else 0, flush=True)
+while True:
+    pacer.refresh(time.monotonic_ns() + 2 * 10**9)
+    time.sleep(0.2)
+"""
+
+
+@contextlib.contextmanager
+def owned_by_another(on: Bench) -> Iterator[tuple[Any, int]]:
+    """A flow, and the guardian of the process that paces it; that is killed afterwards."""
+    command = [sys.executable, "-c", OWNER, on.backend]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as owner:
+        assert owner.stdin is not None and owner.stdout is not None
+        try:
+            name = owner.stdout.readline()
+            if not name:
+                pacer = on.pacer()  # says why, or that it works after all
+                pytest.fail(f"{pacer.name} works here, but not in a process of its own")
+            flow = on.helpers.Flow(on.net, most=MOST)
+            on.flows.append(flow)
+            if name.strip():
+                flow.enlist(name.strip())
+            print(flow.cookie, os.getpid(), flow.sock.fileno(), file=owner.stdin, flush=True)
+            applied, watcher = map(int, owner.stdout.readline().split())
+            assert applied == 1
+            assert flow.comes_to(MB)
+            yield flow, watcher
+        finally:
+            owner.kill()
+            owner.communicate()
+
+
+def test_fail_open_and_restore_when_the_daemon_is_killed(on: Bench) -> None:
+    before, plain = on.host(), on.helpers.Flow(on.net, busy=False)
+    on.flows.append(plain)
+    with owned_by_another(on) as (flow, _):
+        if on.backend != "bpf":
+            assert on.host() != before or options(flow) != options(plain)
+    assert on.helpers.soon(lambda: flow.rate() > FREE)
+    assert on.helpers.soon(lambda: on.host() == before), on.host()
+    assert on.helpers.soon(lambda: options(flow) == options(plain))
+
+
+@pytest.mark.parametrize("backend", ["edt", "htb"])
+def test_what_was_left_behind_is_removed_by_the_next(
+    backend: str, net: Any, from_here: Any
+) -> None:
+    with bench_of(backend, net, from_here) as on:
+        before = on.host()
+        with owned_by_another(on) as (flow, watcher):
+            os.kill(watcher, signal.SIGKILL)
+        assert on.host() != before  # nobody was there to do it
+        if backend == "htb":  # paced by nobody's daemon: what the next one is for
+            assert flow.rate() < 2 * MB
+        pacer = on.pacer()
+        pacer.attach(flow.cookie, os.getpid(), flow.sock.fileno())
+        set_rate(pacer, {flow: 2 * MB})
+        assert flow.comes_to(2 * MB)
+        pacer.close()
+        # What the sysctl was has died with the two.
+        assert on.host() | {"tcp_tso_rtt_log": 0} == before | {"tcp_tso_rtt_log": 0}
+
+
+def test_closing_restores_everything(on: Bench) -> None:
+    before = on.host()
+    pacer = on.pacer()
+    flows = [on.flow(pacer) for _ in range(3)]
+    if "udp" in pacer.traits.protocols:
+        flows.append(on.flow(pacer, "udp"))
+    as_they_were = [options(flow) for flow in flows]
+    set_rate(pacer, dict.fromkeys(flows, MB))
+    assert flows[0].comes_to(MB)
+    pacer.release(flows[0].cookie)
+    assert options(flows[0]) == as_they_were[0]
+    assert on.helpers.soon(lambda: flows[0].rate() > FREE)
+    pacer.close()
+    assert on.host() == before
+    assert [options(flow) for flow in flows] == as_they_were
+    assert on.helpers.soon(lambda: flows[1].rate() > FREE)
+
+
+def test_a_released_flow_is_paced_again_when_asked(on: Bench) -> None:
+    pacer = on.pacer()
+    flow = on.flow(pacer)
+    for rate in (MB, 2 * MB):
+        assert set_rate(pacer, {flow: rate}) == 1
+        assert flow.comes_to(rate)
+        pacer.release(flow.cookie)
+        assert on.helpers.soon(lambda: flow.rate() > FREE)
+
+
+def test_two_daemons_at_once(on: Bench) -> None:
+    before = on.host()
+    first, second = on.pacer(), on.pacer()
+    one, other = on.flow(first), on.flow(second)
+    assert set_rate(first, {one: MB}) == set_rate(second, {other: 2 * MB}) == 1
+    assert set_rate(first, {other: MB}) == 0  # not its flow
+    assert one.comes_to(MB) and other.comes_to(2 * MB)
+    first.close()
+    assert on.helpers.soon(lambda: one.rate() > FREE)
+    one.stop()
+    assert other.comes_to(2 * MB)
+    second.close()
+    assert on.host() == before

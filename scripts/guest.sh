@@ -12,7 +12,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 KERNEL=${GUEST_KERNEL:-linux-image-amd64} # not the cloud flavour, which lacks 9p
-TESTS=tests/pacing
+TESTS=(tests/pacing/test_conformance_*.py tests/pacing/test_{bpf_life,sock_pacing}.py)
 LIMIT=${GUEST_LIMIT:-420} # s, for booting and the command
 VIRTME=1.42               # exactly: how it boots is not the same in all versions
 packages=(
@@ -28,7 +28,7 @@ fail() {
 
 # This kernel has what every back end needs: nothing is skipped for want of it.
 [ $# -gt 0 ] || set -- env FLOWSLOT_BACKENDS="bpf edt htb socket" \
-  .venv/bin/python -m pytest --durations=10 "$TESTS"
+  .venv/bin/python -m pytest --durations=10 "${TESTS[@]}"
 [ "$(id -u)" = 0 ] || fail "needs root, as what it runs does: run it as root or with sudo"
 [ "$(dpkg --print-architecture)" = amd64 ] || fail "boots x86-64 kernels only, and this machine is not one"
 [ -x .venv/bin/python ] || fail ".venv is missing: run \`make setup\` first"

@@ -89,8 +89,9 @@ class Enforcer:
 
     def refresh(self, deadline: Nanos) -> None:
         """All entries stay in force until `deadline`."""
-        if self._entries["cookie"].any():
-            self._pacer.refresh(deadline)
+        held = self._entries["cookie"] != 0
+        if held.any() and not self._pacer.refresh(deadline):
+            self.rate_writes += self._pacer.apply(self._entries[held], deadline)
 
     def forget(self, flow: int) -> None:
         """The kernel has only now met this flow: what was written before did not reach it."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What enforcement would change on this host: `flowslot preflight`. Looks only."""
+"""What enforcement would change on this host: `flowslot preflight`."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +13,13 @@ from flowslotd.pacing.base import PacingError
 from flowslotd.pacing.devices import Device, Devices
 from flowslotd.pacing.select import TRAITS
 from flowslotd.probe import kernel
+
+LEFT = (
+    "modules of the kernel that were loaded for it (sch_*, cls_bpf)",
+    "of connections that were paced: that TCP paces them; with bpf, their shortest timeout",
+    "the sockets' files, when it is killed",
+    "the sysctl, when daemon and guardian process are both killed",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +65,7 @@ def _devices(config: Config, backend: str) -> Iterator[Change]:
     named = config.settings.pacing.devices
     devices = Devices()
     try:
-        found = [devices.named(name) for name in named] or _likely(config, devices.all())
+        found = [devices.named(name) for name in named] or _likely(config, devices)
     finally:
         devices.close()
     changes_to = edt.changes_to if backend == "edt" else htb.changes_to
@@ -71,12 +78,14 @@ def _devices(config: Config, backend: str) -> Iterator[Change]:
             yield Change(device.name, f"nothing, and flows there are not paced: {error}", "never")
 
 
-def _likely(config: Config, devices: list[Device]) -> list[Device]:
-    """What flows leave by: this host's NICs in the topology; all, where none has such a name."""
+def _likely(config: Config, devices: Devices) -> list[Device]:
+    """What flows leave by: whatever has the addresses of this host's NICs in the topology; where
+    nothing has, anything that is up."""
     host = config.topology.hosts.get(config.settings.host)
-    names = {nic.name for nic in host.nics} if host is not None else set()
-    real = [device for device in devices if device.up and not device.loopback]
-    return [device for device in real if device.name in names] or real
+    addresses = {address for nic in host.nics for address in nic.addresses} if host else set()
+    return devices.with_addresses(addresses) or [
+        device for device in devices.all() if device.up and not device.loopback
+    ]
 
 
 def _sysctls(allowed: bool) -> Iterator[Change]:
@@ -125,5 +134,9 @@ def table(config: Config, found: Diagnosis, changes: list[Change]) -> str:
     for change in changes:
         when = "" if change.when == "never" else f" ({change.when})"
         lines.append(f"{change.where:{width}}  {change.what}{when}")
-    lines += ["", "All of it is undone when the daemon ends, also when it is killed."]
+    lines += [
+        "",
+        "All of it is undone when the daemon ends, killed or not, but for:",
+    ]
+    lines += [f"- {what}" for what in LEFT]
     return "\n".join(lines)

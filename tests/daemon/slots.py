@@ -32,6 +32,7 @@ class MemoryPacer:
     acked: dict = field(default_factory=dict)
     deadline: int = 0
     lent: int = 0
+    in_force: bool = True
 
     def open(self):
         pass
@@ -50,6 +51,8 @@ class MemoryPacer:
 
     def refresh(self, deadline_ns):
         self.deadline = deadline_ns
+        in_force, self.in_force = self.in_force, True
+        return in_force
 
     def release(self, cookie):
         self.released.append(cookie)

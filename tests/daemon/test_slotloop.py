@@ -44,6 +44,25 @@ def test_from_a_record_to_the_kernel_and_back(topology, make_job):
     assert [done.flow for done in setup.desk.dones] == [7]
 
 
+def test_what_was_undone_meanwhile_is_written_again(topology, make_job):
+    setup = Setup(topology)
+    job = make_job()
+    setup.jobs.append(job)
+    start(job.flow(0, cookie=7))
+    setup.slot(0)
+    now = Nanos(slot_start(0) + 6 * MILLISECOND)
+    setup.loop.on_grants(now, [Granted(7, 12e6, 20e6)])
+    setup.slot(1)
+    written = len(setup.pacer.writes)
+    setup.slot(2)
+    assert len(setup.pacer.writes) == written  # nothing has changed
+    setup.pacer.in_force = False
+    setup.slot(3)
+    assert setup.pacer.writes[written:] == [[7]]
+    setup.slot(4)
+    assert len(setup.pacer.writes) == written + 1
+
+
 def test_top_up_of_a_waiting_flow_fills_what_another_job_leaves(topology, make_job):
     setup = Setup(topology)
     job = make_job()

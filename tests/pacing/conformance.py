@@ -29,6 +29,9 @@ FREE = 15 * MB
 MOST = 25 * MB
 """... and is this fast, no more: emulated processors have other things to do."""
 
+OWN = {12: 4, 47: 600 * MB}
+"""SO_PRIORITY and SO_MAX_PACING_RATE as the application has set them: what is to come back."""
+
 
 class UdpFlow:
     """Datagrams, as fast as the socket takes them."""
@@ -102,10 +105,12 @@ class Bench:
         if protocol == "udp":
             flow = UdpFlow(self.net.here, self.net.there, self.helpers)
         else:
-            flow = self.helpers.Flow(self.net, most=MOST, **more)
+            flow = self.helpers.Flow(self.net, **({"most": MOST} | more))
             if pacer.congestion_control:
                 flow.enlist(pacer.congestion_control)
         self.flows.append(flow)
+        for option, value in OWN.items():
+            flow.sock.setsockopt(socket.SOL_SOCKET, option, value)
         pacer.attach(flow.cookie, os.getpid(), flow.sock.fileno())
         return flow
 

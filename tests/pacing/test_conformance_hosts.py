@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every way of pacing promises on hosts that are not as expected."""
 
+import contextlib
+import json
+import os
 import socket
 import subprocess
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flowslotd.pacing import PacingError, guardian, make_pacer
+from flowslotd.pacing import PaceEntry, PacingError, guardian, make_pacer, pack
 
-from .conformance import FREE, MB, Bench, bench_of, set_rate
+from .conformance import FREE, LONG, MB, OWN, Bench, bench_of, set_rate
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
 
@@ -107,11 +112,13 @@ def test_what_others_have_at_clsact_stays(backend: str, net: Any, from_here: Any
             if done.returncode:
                 on.pacer()  # says why it is skipped
         rule = "filter add dev eth0 egress pref 10 protocol ip u32 match u32 0 0 action ok"
-        subprocess.run(["tc", *rule.split()], check=False, capture_output=True)
+        subprocess.run(["tc", *rule.split()], check=True)
         before = on.host()
         pacer = on.pacer()
         flow = on.flow(pacer)
         set_rate(pacer, {flow: MB})
+        assert before["egress"]
+        assert flow.comes_to(MB)
         assert on.host()["qdiscs"] == before["qdiscs"]  # fq was there
         pacer.close()
         assert on.host() == before
@@ -146,7 +153,7 @@ def test_an_administrator_takes_the_device_back(
         assert [one for one in on.host()["qdiscs"] if one["kind"] == "pfifo"] == theirs
         pacer.close()
         assert [one for one in on.host()["qdiscs"] if one["kind"] == "pfifo"] == theirs
-        assert flow.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY) == 0
+        assert flow.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY) == OWN[12]
         assert on.helpers.soon(lambda: flow.rate() > FREE)
 
 
@@ -155,3 +162,95 @@ def test_nothing_of_ours_is_a_number_of_somebody_elses() -> None:
     8000: on."""
     for handle in (guardian.HTB, guardian.FQ):
         assert 0xF000 < handle >> 16 < 0xFFFF
+
+
+def test_sockets_that_nobody_can_pace(on: Bench) -> None:
+    """A job may name any socket of its own."""
+    pacer = on.pacer()
+    flow = on.flow(pacer)
+    with contextlib.ExitStack() as stack:
+        pair = [stack.enter_context(one) for one in socket.socketpair()]
+        plain = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        unconnected = stack.enter_context(socket.socket())
+        elsewhere = stack.enter_context(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW))
+        odd = [pair[0], plain, unconnected, elsewhere]
+        cookies = [on.helpers.cookie_of(sock) for sock in odd]
+        for sock, cookie in zip(odd, cookies, strict=True):
+            pacer.attach(cookie, os.getpid(), sock.fileno())
+        entries = [PaceEntry(c, MB, MB, True, 0) for c in (*cookies, flow.cookie)]
+        pacer.apply(pack(entries), time.monotonic_ns() + LONG)
+        assert flow.cookie in pacer.counters().cookie.tolist()
+        if on.backend in ON_DEVICES:
+            assert all(pacer.refusal(cookie) for cookie in cookies)
+        for cookie in cookies:
+            pacer.release(cookie)
+        assert flow.comes_to(MB)
+
+
+def test_a_socket_that_is_bound_to_a_device(on: Bench) -> None:
+    """Its packets leave there, whatever the route says."""
+    if on.backend not in ON_DEVICES:
+        pytest.skip(f"{on.backend} is not set up on devices")
+    pacer = on.pacer()
+    for line in ("link add other0 type veth peer name other1", "link set other0 up"):
+        subprocess.run(["ip", *line.split()], check=True)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"other0")
+        subprocess.run(["ip", *["address", "add", "10.80.0.1/24", "dev", "other0"]], check=True)
+        subprocess.run(["ip", *["link", "set", "other1", "up"]], check=True)
+        sock.connect(("10.80.0.2", 9))
+        cookie = on.helpers.cookie_of(sock)
+        pacer.attach(cookie, os.getpid(), sock.fileno())
+        pacer.apply(pack([PaceEntry(cookie, MB, MB, True, 0)]), time.monotonic_ns() + LONG)
+        changed = {one["dev"] for one in on.host()["qdiscs"] if one["handle"] != "0:"}
+        assert changed == {"other0"}
+
+
+def test_a_default_that_would_not_come_back(
+    on: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel puts today's default qdisc where ours was, and that may not be what was there."""
+    if on.backend not in ON_DEVICES:
+        pytest.skip(f"{on.backend} is not set up on devices")
+    on.pacer().close()  # or a reason to skip
+    for line in ("link add old0 type ifb", "link set old0 up"):
+        subprocess.run(["ip", *line.split()], check=True)
+    before = on.host()
+    (was,) = [one["kind"] for one in before["qdiscs"] if one["dev"] == "old0"]
+    today = tmp_path / "default_qdisc"  # this namespace has no such file
+    today.write_text("something\n")
+    monkeypatch.setattr("flowslotd.pacing.devices.DEFAULT_QDISC", today)
+    with pytest.raises(PacingError, match=f"old0 has {was}, which would come back as something"):
+        make_pacer(on.backend, "named", devices=["old0"])
+    assert on.host() == before
+    today.write_text(was + "\n")
+    make_pacer(on.backend, "named", devices=["old0"]).close()
+    assert on.host() == before
+
+
+def test_a_device_without_a_queue_length_has_none_afterwards(on: Bench) -> None:
+    if on.backend not in ON_DEVICES:
+        pytest.skip(f"{on.backend} is not set up on devices")
+    subprocess.run(["ip", *["link", "set", "eth0", "txqueuelen", "0"]], check=True)
+    pacer = on.pacer(devices=["eth0"])
+    pacer.refresh(time.monotonic_ns() + LONG)
+    pacer.close()
+    shown = subprocess.run(["ip", "-j", "link", "show", "eth0"], capture_output=True, check=True)
+    assert json.loads(shown.stdout)[0].get("txqlen", 0) == 0
+
+
+def test_a_named_device_that_is_made_anew(on: Bench) -> None:
+    if on.backend not in ON_DEVICES:
+        pytest.skip(f"{on.backend} is not set up on devices")
+    make = "link add eth9 type veth peer name eth8"
+    subprocess.run(["ip", *make.split()], check=True)
+    pacer = on.pacer(devices=["eth9"])
+    flow = on.flow(pacer)
+    assert set_rate(pacer, {flow: MB}) == 1
+    subprocess.run(["ip", *["link", "del", "eth9"]], check=True)
+    subprocess.run(["ip", *make.split()], check=True)
+    for rate in (2 * MB, 3 * MB):
+        set_rate(pacer, {flow: rate})
+    if on.backend == "htb":  # which notices; a filter is not missed by anybody
+        roots = [one for one in on.host()["qdiscs"] if one["dev"] == "eth9"]
+        assert [one["handle"] for one in roots if one.get("root")] == ["f510:"]

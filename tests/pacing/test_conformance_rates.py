@@ -100,3 +100,14 @@ def test_counters_tell_what_was_delivered(on: Bench, protocol: str) -> None:
     last = int(pacer.counters().acked[0]), flow.received()
     assert last[0] - first[0] == pytest.approx(last[1] - first[1], rel=0.2)
     assert last[0] > first[0]
+
+
+def test_a_fast_flow(on: Bench) -> None:
+    """Super-packets pass whole at such rates."""
+    pacer = on.pacer()
+    flow = on.flow(pacer, most=float("inf"))
+    if flow.rate(0.5) < 400 * MB:
+        pytest.skip("this machine is too slow for it")
+    for rate in (100 * MB, MB, 80 * MB):  # what waits at the step must not be stuck
+        assert set_rate(pacer, {flow: rate}) == 1
+        assert on.helpers.soon(lambda rate=rate: abs(flow.rate(0.5) / rate - 1) <= 0.05), rate

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from flowslotd import config, diagnosis, preflight
-from flowslotd.pacing import PaceEntry, PacingError, make_pacer, pack
+from flowslotd.pacing import PaceEntry, PacingError, guardian, make_pacer, pack
 
 pytestmark = pytest.mark.root
 
@@ -80,9 +80,11 @@ def test_sysctls_are_named(loaded: Callable[..., config.Config]) -> None:
         changes = preflight.changes(loaded(pacing), "socket")
         return [change.what for change in changes if change.where == "sysctl"]
 
-    assert sysctls('backend = "socket"') == ["net.ipv4.tcp_tso_rtt_log: 9 becomes 0"]
+    now = Path(guardian.SYSCTL).read_text().strip()
+    assert now != "0"
+    assert sysctls('backend = "socket"') == [f"net.ipv4.tcp_tso_rtt_log: {now} becomes 0"]
     (stays,) = sysctls('backend = "socket"\nsysctls = false')
-    assert stays == "net.ipv4.tcp_tso_rtt_log stays 9: pacing.sysctls is off"
+    assert stays == f"net.ipv4.tcp_tso_rtt_log stays {now}: pacing.sysctls is off"
 
 
 def test_observing_is_said_and_still_lists(loaded: Callable[..., config.Config]) -> None:

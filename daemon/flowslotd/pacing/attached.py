@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from errno import ENOPROTOOPT, EOPNOTSUPP
+from errno import EBADF, ENOPROTOOPT, EOPNOTSUPP, ESRCH, ESTALE
 from socket import IPPROTO_TCP, TCP_INFO, socket
 
 import numpy as np
@@ -18,6 +18,7 @@ from flowslotd.pacing.base import FlowCounters, KernelEvent, PacingError
 
 _INFO = struct.Struct("=120xQ")  # tcpi_bytes_acked
 _NO_TCP = ENOPROTOOPT, EOPNOTSUPP
+_CLOSED = EBADF, ESRCH, ESTALE
 
 
 @dataclass(slots=True)
@@ -76,11 +77,16 @@ class AttachedSockets:
         with guardian.borrow(at.pid, at.fd, cookie) as sock:
             yield sock
 
-    def lost(self, cookie: int) -> None:
-        """It could not be had: it is closed."""
+    def lost(self, cookie: int, error: OSError) -> str:
+        """It could not be had: it is closed, or somebody else's by now. Any other error is this
+        moment's (too many open files, say): then it stays, with what is to be undone, and the
+        sentence says so."""
+        if error.errno not in _CLOSED:
+            return f"its socket cannot be had: {error}"
         if self._sockets.pop(cookie, None) is not None:
             self._gone(cookie)
             self._happened.append(KernelEvent("closed", cookie))
+        return ""
 
     def counters(self) -> FlowCounters:
         """See `Pacer`. Some five system calls per flow."""
@@ -94,8 +100,8 @@ class AttachedSockets:
             try:
                 with self.borrow(cookie) as sock:
                     acked = _acknowledged(sock)
-            except OSError:
-                self.lost(cookie)
+            except OSError as error:
+                self.lost(cookie, error)
                 continue
             if acked is None:
                 acked = udp.get(cookie)

@@ -130,8 +130,9 @@ class Pacer(Protocol):
         """
         ...
 
-    def refresh(self, deadline_ns: int) -> None:
-        """Extend all entries that are set."""
+    def refresh(self, deadline_ns: int) -> bool:
+        """Extend all entries that are set. False: not all are in force, because they were undone
+        meanwhile, or could not be set before: they are to be applied again."""
         ...
 
     def release(self, cookie: int) -> None:

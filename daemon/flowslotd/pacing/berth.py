@@ -2,6 +2,8 @@
 """Locks that end with their holder and leave no file: abstract unix sockets, whose names are each
 network namespace's own, as its devices are."""
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from errno import EADDRINUSE
 from socket import AF_UNIX, SOCK_DGRAM, socket
 
@@ -44,10 +46,15 @@ class Berth:
         """Give it back."""
         self._held.close()
 
-    @staticmethod
-    def deserted(number: int) -> bool:
-        """Nobody has it: what bears it was left behind."""
-        held = lock(f"berth-{number}")
-        if held is not None:
-            held.close()
-        return held is not None
+    @contextmanager
+    def deserted(self) -> Iterator[list[int]]:
+        """Numbers that nobody else has, and nobody can take meanwhile: what bears them was left
+        behind by a daemon that was killed together with its guardian."""
+        with ExitStack() as stack:
+            numbers = [self.number]
+            for number in range(BERTHS):
+                held = lock(f"berth-{number}")
+                if held is not None:
+                    stack.enter_context(held)
+                    numbers.append(number)
+            yield numbers

@@ -162,7 +162,7 @@ class BpfPacer:
         self._live[slots] = True
         return changed
 
-    def refresh(self, deadline_ns: int) -> None:
+    def refresh(self, deadline_ns: int) -> bool:
         """See `Pacer`. Also tells flows of one path the smallest RTT that any of them has seen:
         one that began behind a standing queue takes that queue for the path's length."""
         live = np.flatnonzero(self._live)
@@ -172,6 +172,7 @@ class BpfPacer:
         )
         if ours < len(live):
             self._live[live[~self._owned(live)]] = False
+        return True
 
     def release(self, cookie: int) -> None:
         """See `Pacer`."""

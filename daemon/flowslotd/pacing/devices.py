@@ -6,15 +6,19 @@ daemon's do not go together.
 """
 
 import ctypes
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from errno import ENOENT
+from errno import ENODEV, ENOENT
+from pathlib import Path
 from typing import Any, TypeVar
 
 from flowslotd.pacing import guardian
 from flowslotd.pacing.base import PacingError
+from flowslotd.pacing.undo import UndoTable
 
+DEFAULT_QDISC = Path("/proc/sys/net/core/default_qdisc")
 T = TypeVar("T")
 _CLONE_NEWNET = 0x40000000
 _NEWQDISC = 36
@@ -40,6 +44,8 @@ class Device:
     kind: str
     queues: int
     mtu: int
+    queue_length: int
+    """txqueuelen, packets."""
     up: bool
     loopback: bool
     root: Qdisc | None
@@ -87,7 +93,21 @@ class Devices:
 
     def device(self, index: int) -> Device:
         """Raises OSError."""
-        return self.do(lambda route: _device(route, route.get_links(index)[0]))
+        found = self.do(lambda route: [_device(route, link) for link in route.get_links(index)])
+        if not found:
+            raise OSError(ENODEV, "it is gone")
+        return found[0]
+
+    def with_addresses(self, addresses: Collection[str]) -> list[Device]:
+        """Those that have one of these. Raises OSError."""
+        have = self.do(
+            lambda route: {
+                one["index"]
+                for one in route.get_addr()
+                if {one.get("IFA_LOCAL"), one.get("IFA_ADDRESS")} & set(addresses)
+            }
+        )
+        return [device for device in self.all() if device.index in have]
 
     def named(self, name: str) -> Device:
         """Raises PacingError."""
@@ -114,6 +134,7 @@ def _device(route: Any, link: Any) -> Device:
         kind=str((info.get("kind") if info else "") or ""),
         queues=int(link.get("num_tx_queues") or 1),
         mtu=int(link.get("mtu") or 0),
+        queue_length=int(link.get("txqlen") or 0),
         up=bool(link["flags"] & _IFF_UP),
         loopback=bool(link["flags"] & _IFF_LOOPBACK),
         root=root,
@@ -131,10 +152,29 @@ def refusal(device: Device, ours: int) -> str:
             "pacing.devices"
         )
     root = device.root
-    if root is None or root.handle in {0, ours}:
+    if root is None or root.handle == ours:
         return ""
-    handle = f"{root.handle >> 16:x}:"
-    return f"{device.name} has a root qdisc of its own, {root.kind} {handle}, which stays"
+    if root.handle:
+        handle = f"{root.handle >> 16:x}:"
+        return f"{device.name} has a root qdisc of its own, {root.kind} {handle}, which stays"
+    try:
+        default = DEFAULT_QDISC.read_text().strip()
+    except OSError:  # only the first network namespace tells
+        return ""
+    others = sorted(({root.kind} | device.leaves) - {"mq", "noqueue", default})
+    if others:  # the kernel would put its default there when ours goes
+        return (
+            f"{device.name} has {others[0]}, which would come back as {default}: "
+            "net.core.default_qdisc has changed since"
+        )
+    return ""
+
+
+def keep_queue_length(undo: UndoTable, device: Device) -> bool:
+    """Before a root qdisc is added. False: the table is full."""
+    return device.queue_length > 0 or undo.list_change(
+        guardian.QUEUE_LENGTH, device.index, device.queue_length
+    )
 
 
 def qdisc_trial(*kinds: str) -> str:
@@ -148,7 +188,9 @@ def _try_qdiscs(kinds: tuple[str, ...]) -> str:
     if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNET):
         return ""  # CAP_SYS_ADMIN is not what pacing needs
     for kind in kinds:
-        code = guardian.ask(_NEWQDISC, 1, 0, guardian.ROOT, create=kind)
+        name = kind.encode() + b"\0"
+        attribute = struct.pack("=HH", 4 + len(name), 1) + name + bytes(-len(name) % 4)
+        code = guardian.ask(_NEWQDISC, 1, 0, guardian.ROOT, create=attribute)
         if code == ENOENT:
             return f"this kernel has no sch_{kind}: modprobe it, or use a kernel with it"
     return ""

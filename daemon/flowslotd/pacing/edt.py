@@ -11,6 +11,7 @@ import mmap
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from socket import IPPROTO_TCP, SO_PROTOCOL, SOL_SOCKET, socket
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,16 @@ from numpy.typing import NDArray
 
 from flowslotd.pacing import guardian
 from flowslotd.pacing.base import Entries, PacingError, Traits
-from flowslotd.pacing.berth import BERTHS, Berth
-from flowslotd.pacing.devices import Device, Devices, qdisc_trial, refusal
+from flowslotd.pacing.berth import Berth
+from flowslotd.pacing.devices import (
+    Device,
+    Devices,
+    keep_queue_length,
+    qdisc_trial,
+    refusal,
+)
 from flowslotd.pacing.libbpf import Object, built
+from flowslotd.pacing.rtnetlink import add_fq
 from flowslotd.pacing.sock_pacing import MIN_RATE, SocketPacer
 from flowslotd.pacing.ways import Ways
 
@@ -44,7 +52,7 @@ class EdtPacer(SocketPacer):
         how="departure times by a BPF program at clsact's egress, kept by fq",
         protocols=("tcp", "udp"),
         granularity="1 ms of the rate, at least two packets (UDP: a packet or super-packet)",
-        resume="what one burst takes at the old rate",
+        resume="what one burst takes at the old rate (UDP: what its send buffer holds)",
         changes=(
             "qdisc clsact and a BPF filter at its egress on devices that flows leave by",
             "root qdisc fq f520: in place of the kernel's default there, unless it is fq already",
@@ -66,7 +74,7 @@ class EdtPacer(SocketPacer):
         self._stat = np.zeros(SLOTS, STAT)
         self._slots: dict[int, int] = {}
         self._free = list(range(SLOTS - 1, -1, -1))
-        self._why: dict[int, str] = {}  # flows are not paced
+        self._udp: set[int] = set()
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -128,9 +136,8 @@ class EdtPacer(SocketPacer):
     def _prepare(self, devices: Devices, device: Device) -> None:
         assert self._berth is not None and self._object is not None
         index, number = device.index, self._berth.number
-        # What a daemon left that was killed together with its guardian.
-        for other in range(BERTHS):
-            if other == number or Berth.deserted(other):
+        with self._berth.deserted() as numbers:
+            for other in numbers:
                 guardian.remove_filter(index, other)
         device = devices.device(index)
         changes_to(device)
@@ -139,11 +146,16 @@ class EdtPacer(SocketPacer):
             raise PacingError(
                 f"{device.name} has a filter with our preference, {PREFERENCE + number}"
             )
-        if not self._undo.list_change(guardian.FILTER, index, number):
-            raise PacingError(f"{guardian.CHANGES} devices are the most")
+        if not (
+            self._undo.list_change(guardian.FILTER, index, number)
+            and keep_queue_length(self._undo, device)
+        ):
+            raise PacingError(f"{guardian.CHANGES} changes of devices are the most")
         own = not device.ingress or any(guardian.OWN.encode() in f.attributes for f in filters)
         name = f"{guardian.FILTER_NAME}{number:x}{guardian.OWN if own else ''}"
         program = self._object.program("flowslot_edt")
+        if not _has_fq(device):
+            add_fq(index)
         if not device.ingress:
             devices.do(lambda r: r.tc("add", "clsact", index))
         devices.do(
@@ -159,14 +171,12 @@ class EdtPacer(SocketPacer):
                 direct_action=True,
             )
         )
-        if not _has_fq(device):
-            devices.do(lambda r: r.tc("add", "fq", index, guardian.FQ))
 
     # -- rates --------------------------------------------------------------------------------
 
     def apply(self, entries: Entries, deadline_ns: int) -> int:
         """See `Pacer`. No system call for UDP, some five for a changed TCP flow."""
-        self.refresh(deadline_ns)
+        self._extend(deadline_ns)
         written = 0
         rates = np.minimum(entries["reserved"], entries["ceiling"])
         for cookie, asked in zip(entries["cookie"].tolist(), rates.tolist(), strict=True):
@@ -176,15 +186,25 @@ class EdtPacer(SocketPacer):
                 slot = self._take(cookie)
             if slot is None or self._ctl["rate"][slot] == rate:
                 continue
-            if self._pace(cookie, round(rate * ABOVE)):
+            if self._pace(cookie, round(rate * ABOVE)) or cookie in self._udp:
                 self._ctl[slot] = rate, deadline_ns
                 written += 1
         return written
 
-    def refresh(self, deadline_ns: int) -> None:
+    def refresh(self, deadline_ns: int) -> bool:
         """See `Pacer`."""
-        super().refresh(deadline_ns)
+        in_force = super().refresh(deadline_ns)
+        return in_force and not (self._ways is not None and self._ways.due())
+
+    def _extend(self, deadline_ns: int) -> None:
+        super()._extend(deadline_ns)
         self._ctl["deadline_ns"][list(self._slots.values())] = deadline_ns
+
+    def _is_tcp(self, cookie: int, sock: socket) -> bool:
+        """The program paces others too, and their own rate is left alone."""
+        if sock.getsockopt(SOL_SOCKET, SO_PROTOCOL) != IPPROTO_TCP:
+            self._udp.add(cookie)
+        return cookie not in self._udp
 
     def _take(self, cookie: int) -> int | None:
         """A slot for a flow that has none. None: it cannot be paced."""
@@ -199,8 +219,8 @@ class EdtPacer(SocketPacer):
         except PacingError as error:
             self._why[cookie] = str(error)
             return None
-        except OSError:
-            self._sockets.lost(cookie)
+        except OSError as error:
+            self._put_off(cookie, self._sockets.lost(cookie, error))
             return None
         self._why.pop(cookie, None)
         slot = self._slots[cookie] = self._free.pop()
@@ -209,12 +229,8 @@ class EdtPacer(SocketPacer):
         self._object.map("edt_slots").put(_bytes(cookie, 8), _bytes(slot, 4))
         return slot
 
-    def refusal(self, cookie: int) -> str:
-        """See `Pacer`."""
-        return self._why.get(cookie, "")
-
     def _drop(self, cookie: int) -> None:
-        self._why.pop(cookie, None)
+        self._udp.discard(cookie)
         slot = self._slots.pop(cookie, None)
         if slot is not None:
             self._ctl[slot] = 0, 0

@@ -33,9 +33,10 @@ ROW = struct.Struct("=QiiiIQ")  # cookie (0: empty), pid, fd, socket option, its
 UNLIMITED = 2**64 - 1
 LOOK_MS = 500
 """A deadline that is brought forward is noticed this late."""
-CLASSES, FILTER, TSO_RTT_LOG = 1, 2, 3
+CLASSES, FILTER, TSO_RTT_LOG, QUEUE_LENGTH = 1, 2, 3, 4
 """Changes. CLASSES: those of HTB with this number (`value`). FILTER: that of EDT with this number.
-TSO_RTT_LOG: a sysctl, whose value was `value`."""
+TSO_RTT_LOG: a sysctl, whose value was `value`. QUEUE_LENGTH: of a device (txqueuelen), likewise;
+the kernel turns 0 into 1000 when a root qdisc is added."""
 
 HTB, FQ = 0xF5100000, 0xF5200000
 """Handles of qdiscs that are ours."""
@@ -47,6 +48,7 @@ clsact is ours."""
 OWN = "_clsact"
 SYSCTL = "/proc/sys/net/ipv4/tcp_tso_rtt_log"
 
+_SETLINK, _IFLA_TXQLEN = 19, 13
 _DELQDISC, _DELTCLASS, _GETTCLASS, _DELTFILTER, _GETTFILTER = 37, 41, 42, 45, 46
 _NLM_REQUEST, _NLM_ACK, _NLM_DUMP, _NLM_CREATE = 1, 4, 0x300, 0x400
 _NLMSG_ERROR, _NLMSG_DONE = 2, 3
@@ -136,15 +138,12 @@ def _tcmsg(device: int, handle: int, parent: int, info: int) -> bytes:
 
 
 def ask(
-    kind: int, device: int, handle: int, parent: int, info: int = 0, *, create: str = ""
+    kind: int, device: int, handle: int, parent: int, info: int = 0, *, create: bytes = b""
 ) -> int:
-    """One request about traffic control, without options; `create`: a qdisc of this kind. Returns
-    the kernel's errno."""
-    flags, body = _NLM_ACK, _tcmsg(device, handle, parent, info)
-    if create:
-        flags |= _NLM_CREATE
-        name = create.encode() + b"\0"
-        body += struct.pack("=HH", 4 + len(name), 1) + name + bytes(-len(name) % 4)  # TCA_KIND
+    """One request about traffic control; `create`: attributes of a new qdisc. Returns the kernel's
+    errno."""
+    flags, body = _NLM_ACK | (_NLM_CREATE if create else 0), _tcmsg(device, handle, parent, info)
+    body += create
     with _asked(kind, flags, body) as rtnetlink:
         answer = rtnetlink.recv(4096)
     return -int(struct.unpack_from("=i", answer, 16)[0])
@@ -203,6 +202,14 @@ def remove_filter(device: int, number: int) -> None:
         ask(_DELQDISC, device, CLSACT, CLSACT_ROOT)
 
 
+def set_queue_length(device: int, value: int) -> None:
+    """Packets. Raises OSError."""
+    body = struct.pack("=BxHiII", 0, 0, device, 0, 0)
+    body += struct.pack("=HHI", 8, _IFLA_TXQLEN, value)
+    with _asked(_SETLINK, _NLM_ACK, body) as rtnetlink:
+        rtnetlink.recv(4096)
+
+
 def write_sysctl(value: int) -> None:
     """Raises OSError."""
     with open(SYSCTL, "w") as file:
@@ -218,6 +225,8 @@ def undo_change(change: int, device: int, value: int) -> None:
             remove_filter(device, value)
         elif change == TSO_RTT_LOG:
             write_sysctl(value)
+        elif change == QUEUE_LENGTH:
+            set_queue_length(device, value)
 
 
 # -- all of it --------------------------------------------------------------------------------

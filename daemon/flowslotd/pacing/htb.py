@@ -9,7 +9,7 @@ all of it when the daemon dies.
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from socket import IPPROTO_TCP, SO_PRIORITY, SO_PROTOCOL, SOL_SOCKET, TCP_INFO, socket
@@ -19,11 +19,17 @@ import numpy as np
 from flowslotd.pacing import guardian
 from flowslotd.pacing.attached import AttachedSockets
 from flowslotd.pacing.base import Entries, FlowCounters, KernelEvent, PacingError, Traits
-from flowslotd.pacing.berth import BERTHS, Berth
-from flowslotd.pacing.devices import Device, Devices, qdisc_trial, refusal
+from flowslotd.pacing.berth import Berth
+from flowslotd.pacing.devices import (
+    Device,
+    Devices,
+    keep_queue_length,
+    qdisc_trial,
+    refusal,
+)
 from flowslotd.pacing.rtnetlink import Cutter, HtbClass, class_counts, packed
 from flowslotd.pacing.sock_pacing import MIN_RATE
-from flowslotd.pacing.undo import UndoTable
+from flowslotd.pacing.undo import SOCKETS, UndoTable
 from flowslotd.pacing.ways import Ways
 
 MOST_CLASSES = 4095
@@ -44,6 +50,9 @@ UNLIMITED = 125 * 10**9
 DRAIN_S = 0.1
 """What still waits when all is to be removed gets this long."""
 _SND_MSS, _TIMESTAMPS = 16, 1  # in struct tcp_info: offset; bit in tcpi_options
+
+_Counts = dict[int, dict[int, tuple[int, int, int]]]
+"""By device and handle: see `class_counts`."""
 
 
 @dataclass(slots=True)
@@ -91,8 +100,9 @@ class HtbPacer:
         self._berth: Berth | None = None
         self._ways: Ways | None = None
         self._flows: dict[int, _Flow] = {}
-        self._free: list[int] = []
+        self._free = _minors()
         self._why: dict[int, str] = {}  # flows are not paced
+        self._in_force = True
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -104,7 +114,7 @@ class HtbPacer:
             raise PacingError(lacking)
         self._berth = Berth()
         self._undo.open(keep=(self._berth.fileno(),))
-        self._free = list(range(MOST_CLASSES, 0, -1))
+        self._free = _minors()
         self._ways = Ways(self._names, self._prepare)
 
     def close(self) -> None:
@@ -135,12 +145,14 @@ class HtbPacer:
     def _prepare(self, devices: Devices, device: Device) -> None:
         assert self._berth is not None
         changes_to(device)
-        # What a daemon left that was killed together with its guardian.
-        for number in range(BERTHS):
-            if number == self._berth.number or Berth.deserted(number):
+        with self._berth.deserted() as numbers:
+            for number in numbers:
                 guardian.remove_classes(device.index, number)
-        if not self._undo.list_change(guardian.CLASSES, device.index, self._berth.number):
-            raise PacingError(f"{guardian.CHANGES} devices are the most")
+        if not (
+            self._undo.list_change(guardian.CLASSES, device.index, self._berth.number)
+            and keep_queue_length(self._undo, device)
+        ):
+            raise PacingError(f"{guardian.CHANGES} changes of devices are the most")
         root = devices.device(device.index).root
         if root is None or root.handle != guardian.HTB:
             devices.do(lambda r: r.tc("add", "htb", device.index, guardian.HTB, default=0))
@@ -155,7 +167,7 @@ class HtbPacer:
 
     def apply(self, entries: Entries, deadline_ns: int) -> int:
         """See `Pacer`. One system call for 64 changes; the deadline is one for all."""
-        self.refresh(deadline_ns)
+        self._extend(deadline_ns)
         rates = np.minimum(entries["reserved"], entries["ceiling"])
         wanted: list[tuple[int, int]] = []
         for cookie, asked in zip(entries["cookie"].tolist(), rates.tolist(), strict=True):
@@ -166,49 +178,60 @@ class HtbPacer:
         failed = self._write(wanted)
         return len(wanted) - len(failed)
 
-    def refresh(self, deadline_ns: int) -> None:
+    def refresh(self, deadline_ns: int) -> bool:
         """See `Pacer`."""
-        if self._undo.refresh(deadline_ns):  # we were late, and no class is left
-            self._forget()
+        self._extend(deadline_ns)
+        in_force, self._in_force = self._in_force, True
+        return in_force and not (self._ways is not None and self._ways.due())
 
-    def _forget(self) -> None:
-        for cookie in self._flows:
-            self._undo.strike_socket(cookie)
-        self._flows.clear()
-        self._free = list(range(MOST_CLASSES, 0, -1))
-        if self._ways is not None:
-            self._ways.forget()
+    def _extend(self, deadline_ns: int) -> None:
+        if self._undo.refresh(deadline_ns):  # we were late, and no class is left
+            self._in_force = False
+            for cookie in self._flows:  # the guardian may have been half-way when we came back
+                self._undo.free_socket(cookie)
+            self._flows.clear()
+            self._free = _minors()
+            if self._ways is not None:
+                self._ways.forget()
 
     def _take(self, cookie: int) -> _Flow | None:
         """A class for a flow that has none. None: it cannot be paced."""
         if self._ways is None or cookie not in self._sockets:
             return None
-        if not self._free:
+        if not any(self._free):
             self._why[cookie] = f"{MOST_CLASSES} flows have classes already"
             return None
         try:
             with self._sockets.borrow(cookie) as sock:
                 devices = self._ways.of(sock)
-                flow = _described(sock, self._free[-1], devices)
                 priority = sock.getsockopt(SOL_SOCKET, SO_PRIORITY) & 0xFFFFFFFF
                 if priority >> 16 == guardian.HTB >> 16:  # left behind, and what it was is lost
                     priority = 0
+                free = self._free[priority & 15] or next(filter(None, self._free))
+                flow = _described(sock, free[-1], devices)
             at = self._sockets.where(cookie)
             # The guardian must know before there is something to undo.
             if at is None or not self._undo.list_socket(cookie, *at, (SO_PRIORITY, 4, priority)):
+                self._why[cookie] = f"{SOCKETS} flows are paced already"
                 return None
             if flow.udp:  # the class may have served another flow
-                flow.counted = flow.seen = self._counts(flow)
+                flow.counted = flow.seen = self._counts(flow, _class_counts(flow.devices))
         except PacingError as error:
             self._why[cookie] = str(error)
             return None
-        except OSError:
-            self._sockets.lost(cookie)
+        except OSError as error:
+            self._put_off(cookie, self._sockets.lost(cookie, error))
             return None
         self._why.pop(cookie, None)
-        self._free.pop()
+        free.pop()
         self._flows[cookie] = flow
         return flow
+
+    def _put_off(self, cookie: int, why: str) -> None:
+        """Not now; `why` is empty when not at all."""
+        if why:
+            self._why[cookie] = why
+            self._in_force = False
 
     def _write(self, wanted: Sequence[tuple[int, int]]) -> set[int]:
         """Set rates (payload bytes/s) of flows that have classes. Returns who is not paced."""
@@ -226,7 +249,10 @@ class HtbPacer:
             for index in flow.devices:
                 messages += self._messages(flow, index, cut)
             whose += [cookie] * (len(messages) - len(whose))
-        failed = {whose[k] for k in self._ways.rtnetlink.put(messages)}
+        try:
+            failed = {whose[k] for k in self._ways.rtnetlink.put(messages)}
+        except OSError:  # no answer: who knows what was done
+            failed = set(whose)
         for cookie in new:
             if cookie not in failed and not self._direct(cookie):
                 failed.add(cookie)
@@ -234,6 +260,7 @@ class HtbPacer:
             self.release(cookie)
         if failed:  # somebody has changed the devices: look again before the next one
             self._ways.forget()
+            self._in_force = False
         return failed
 
     def _messages(self, flow: _Flow, index: int, cut: bool) -> list[HtbClass | Cutter]:
@@ -254,32 +281,29 @@ class HtbPacer:
             with self._sockets.borrow(cookie) as sock:
                 handle = self._handle(self._flows[cookie].minor)
                 guardian.set_option(sock, SO_PRIORITY, 4, handle)
-        except OSError:
-            self._sockets.lost(cookie)
+        except OSError as error:
+            self._sockets.lost(cookie, error)
             return False
         return True
 
     def release(self, cookie: int) -> None:
         """See `Pacer`. The flow stays attached."""
         self._sockets.watch(cookie, None)
-        self._why.pop(cookie, None)
-        if cookie in self._flows:
-            self._undo.free_socket(cookie)
-            self._gone(cookie)
+        self._gone(cookie)
 
     def _gone(self, cookie: int) -> None:
         """Its class sends what it still has, and serves the next."""
-        self._undo.strike_socket(cookie)
         self._why.pop(cookie, None)
         flow = self._flows.pop(cookie, None)
-        if flow is None:
-            return
-        self._free.append(flow.minor)
-        if flow.rate and self._ways is not None:
-            handle = self._handle(flow.minor)
-            free = [HtbClass(index, handle, UNLIMITED, SUPER_PACKET) for index in flow.devices]
-            with suppress(OSError):
-                self._ways.rtnetlink.put(free)
+        if flow is not None:
+            self._free[flow.minor & 15].append(flow.minor)
+            if flow.rate and self._ways is not None:
+                handle = self._handle(flow.minor)
+                free = [HtbClass(index, handle, UNLIMITED, SUPER_PACKET) for index in flow.devices]
+                with suppress(OSError):
+                    self._ways.rtnetlink.put(free)
+        # After the class is open: what the socket sends from now on passes by it.
+        self._undo.free_socket(cookie)
 
     def _handle(self, minor: int) -> int:
         assert self._berth is not None
@@ -300,29 +324,28 @@ class HtbPacer:
 
     def _udp_sent(self) -> dict[int, int]:
         """Payload bytes of UDP flows; also learns how large their packets are."""
+        flows = {cookie: flow for cookie, flow in self._flows.items() if flow.udp}
+        try:
+            counts = _class_counts({index for flow in flows.values() for index in flow.devices})
+        except OSError:
+            return {}
         sent, wanted = {}, []
-        for cookie, flow in self._flows.items():
-            if not flow.udp:
+        for cookie, flow in flows.items():
+            now = self._counts(flow, counts)
+            sent[cookie] = _payload(now, flow.counted, flow.headers)
+            packets = now[1] - flow.seen[1]
+            if packets < 10:
                 continue
-            with suppress(OSError):
-                now = self._counts(flow)
-                sent[cookie] = _payload(now, flow.counted, flow.headers)
-                packets = now[1] - flow.seen[1]
-                if packets < 10:
-                    continue
-                before, flow.payload = (
-                    flow.payload,
-                    max(_payload(now, flow.seen, flow.headers) / packets, 1.0),
-                )
-                flow.seen = now
-                if abs(flow.payload / before - 1) > 0.02 and flow.rate:
-                    wanted.append((cookie, flow.rate))
+            payload = max(_payload(now, flow.seen, flow.headers) / packets, 1.0)
+            before, flow.payload, flow.seen = flow.payload, payload, now
+            if abs(payload / before - 1) > 0.02 and flow.rate:
+                wanted.append((cookie, flow.rate))
         self._write(wanted)
         return sent
 
-    def _counts(self, flow: _Flow) -> tuple[int, int]:
-        counts = [class_counts(index).get(self._handle(flow.minor)) for index in flow.devices]
-        known = [count for count in counts if count is not None]
+    def _counts(self, flow: _Flow, counts: _Counts) -> tuple[int, int]:
+        handle = self._handle(flow.minor)
+        known = [c for index in flow.devices if (c := counts[index].get(handle)) is not None]
         return sum(count[0] for count in known), sum(count[1] for count in known)
 
     def event_fd(self) -> int | None:
@@ -341,6 +364,16 @@ class HtbPacer:
         self._sockets.watch(cookie, acked_target)
 
 
+def _minors() -> list[list[int]]:
+    """Free ones by their last four bits, which devices below may take for a priority: a flow's are
+    those of the priority that its socket had, as long as there are such."""
+    return [[n for n in range(MOST_CLASSES, 0, -1) if n & 15 == low] for low in range(16)]
+
+
+def _class_counts(devices: Iterable[int]) -> _Counts:
+    return {index: class_counts(index) for index in devices}
+
+
 def _cuts(rate: int) -> bool:
     return rate * WHOLE_S < SUPER_PACKET
 
@@ -350,8 +383,12 @@ def _payload(now: tuple[int, int], before: tuple[int, int], headers: int) -> int
 
 
 def _described(sock: socket, minor: int, devices: tuple[int, ...]) -> _Flow:
-    """Raises OSError."""
-    headers = 14 + (20 if len(packed(sock.getpeername()[0])) == 4 else 40)
+    """Raises OSError, and PacingError for a socket without a peer."""
+    try:
+        peer = packed(sock.getpeername()[0])
+    except OSError as error:
+        raise PacingError("it is not connected") from error
+    headers = 14 + (20 if len(peer) == 4 else 40)
     if sock.getsockopt(SOL_SOCKET, SO_PROTOCOL) != IPPROTO_TCP:
         return _Flow(minor, devices, headers + 8, 1500 - headers - 8 + 14, udp=True)
     info = sock.getsockopt(IPPROTO_TCP, TCP_INFO, _SND_MSS + 4)

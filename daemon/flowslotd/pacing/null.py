@@ -27,8 +27,9 @@ class NullPacer:
         """Nothing is written."""
         return 0
 
-    def refresh(self, deadline_ns: int) -> None:
+    def refresh(self, deadline_ns: int) -> bool:
         """Nothing."""
+        return True
 
     def release(self, cookie: int) -> None:
         """Nothing."""

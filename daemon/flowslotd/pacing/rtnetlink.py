@@ -3,9 +3,11 @@
 but it takes a millisecond or two for a message, and many flows change their rates in each slot."""
 
 import ipaddress
+import os
 import socket
 import struct
 from collections.abc import Sequence
+from errno import EEXIST
 from typing import NamedTuple
 
 from flowslotd.pacing import guardian
@@ -21,6 +23,10 @@ _HTB_OPT = struct.Struct("=12s12sIIIII")  # struct tc_htb_opt
 _TBF_OPT = struct.Struct("=12s12sIII")  # struct tc_tbf_qopt
 _STATS = struct.Struct("=QI16xI")  # of struct tc_stats: bytes, packets, qlen
 _KIND, _OPTIONS, _TCA_STATS = 1, 2, 3
+_RTA_DST, _RTA_SRC, _RTA_OIF, _RTA_MARK = 1, 2, 4, 16
+_RTA_IP_PROTO, _RTA_SPORT, _RTA_DPORT = 27, 28, 29
+_SO_BINDTOIFINDEX = 62
+_FQ_LIMIT, _FQ_FLOW_LIMIT, _FQ_RATE_ENABLE = 1, 2, 5
 _ETHERNET = 1
 _TICK_NS = 64
 _MOST_U32 = 2**32 - 1
@@ -105,12 +111,22 @@ class Rtnetlink:
         return _HEAD.pack(16 + len(body), kind, _REQUEST | _ACK | flags, self._seq, 0) + body
 
     def way_out(self, sock: socket.socket) -> int:
-        """Index of the device that a connected socket's packets leave by. Raises OSError."""
-        local, peer = (packed(address[0]) for address in (sock.getsockname(), sock.getpeername()))
+        """Index of the device that a connected TCP or UDP socket's packets leave by. Raises
+        OSError."""
+        (here, sport, *_), (there, dport, *_) = sock.getsockname(), sock.getpeername()
+        local, peer = packed(here), packed(there)
         family = socket.AF_INET if len(peer) == 4 else socket.AF_INET6
         bits = 8 * len(peer)
         body = _RTMSG.pack(family, bits, bits, 0, 0, 0, 0, 0, 0)
-        body += _attribute(1, peer) + _attribute(2, local)  # RTA_DST, RTA_SRC
+        body += _attribute(_RTA_DST, peer) + _attribute(_RTA_SRC, local)
+        protocol = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PROTOCOL)
+        body += _attribute(_RTA_IP_PROTO, bytes([protocol]))
+        body += _attribute(_RTA_SPORT, struct.pack("!H", sport))
+        body += _attribute(_RTA_DPORT, struct.pack("!H", dport))
+        for kind, option in ((_RTA_OIF, _SO_BINDTOIFINDEX), (_RTA_MARK, socket.SO_MARK)):
+            value = sock.getsockopt(socket.SOL_SOCKET, option)
+            if value:
+                body += _attribute(kind, struct.pack("=i", value))
         self._seq += 1
         self._socket.send(_HEAD.pack(16 + len(body), _GETROUTE, _REQUEST, self._seq, 0) + body)
         while True:
@@ -121,10 +137,27 @@ class Rtnetlink:
         if kind != 24:  # RTM_NEWROUTE
             code = -struct.unpack_from("=i", answer, 16)[0]
             raise OSError(code, "no route")
-        oif = _attributes(answer[16 + _RTMSG.size :]).get(4)  # RTA_OIF
+        oif = _attributes(answer[16 + _RTMSG.size :]).get(_RTA_OIF)
         if oif is None:
             raise OSError(101, "the route has no device")  # ENETUNREACH
         return int(struct.unpack("=i", oif)[0])
+
+
+def add_fq(device: int) -> None:
+    """As a device's root, for departure times only. Its own pacing is off: it would mark every
+    socket that sends through it, and they would not pace themselves any more when it is gone.
+    Flows may queue more than its 100 packets: a socket bounds what it has there itself.
+
+    Raises OSError.
+    """
+    options = b"".join(
+        _attribute(kind, struct.pack("=I", value))
+        for kind, value in ((_FQ_LIMIT, 1 << 20), (_FQ_FLOW_LIMIT, 1 << 16), (_FQ_RATE_ENABLE, 0))
+    )
+    more = _attribute(_KIND, b"fq\0") + _attribute(_OPTIONS, options)
+    code = guardian.ask(_NEWQDISC, device, guardian.FQ, guardian.ROOT, create=more)
+    if code and code != EEXIST:
+        raise OSError(code, os.strerror(code))
 
 
 def class_counts(device: int) -> dict[int, tuple[int, int, int]]:

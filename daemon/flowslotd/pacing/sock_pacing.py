@@ -8,7 +8,9 @@ dies, so a guardian process undoes it (guardian.py).
 """
 
 import struct
+import sys
 from collections.abc import Mapping
+from socket import IPPROTO_TCP, SO_PROTOCOL, SOL_SOCKET, socket
 
 import numpy as np
 
@@ -16,7 +18,7 @@ from flowslotd.pacing import guardian
 from flowslotd.pacing.attached import AttachedSockets
 from flowslotd.pacing.base import Entries, FlowCounters, KernelEvent, Traits
 from flowslotd.pacing.bursts import SmallBursts
-from flowslotd.pacing.undo import UndoTable
+from flowslotd.pacing.undo import SOCKETS, UndoTable
 
 MIN_RATE = 256_000
 """As in bpf/consts.h: a held flow must notice a raised rate soon."""
@@ -45,6 +47,9 @@ class SocketPacer:
         self._sockets = AttachedSockets(self._gone, self._udp_sent)
         self._undo = UndoTable()
         self._rates: dict[int, int] = {}  # of those that are paced
+        self._own: dict[int, int] = {}  # what the application had set itself
+        self._why: dict[int, str] = {}  # flows are not paced
+        self._in_force = True
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -77,7 +82,7 @@ class SocketPacer:
 
     def apply(self, entries: Entries, deadline_ns: int) -> int:
         """See `Pacer`. Some five system calls per changed flow; the deadline is one for all."""
-        self.refresh(deadline_ns)
+        self._extend(deadline_ns)
         written = 0
         rates = np.minimum(entries["reserved"], entries["ceiling"])
         for cookie, wanted in zip(entries["cookie"].tolist(), rates.tolist(), strict=True):
@@ -86,9 +91,15 @@ class SocketPacer:
                 written += self._pace(cookie, rate)
         return written
 
-    def refresh(self, deadline_ns: int) -> None:
+    def refresh(self, deadline_ns: int) -> bool:
         """See `Pacer`."""
+        self._extend(deadline_ns)
+        in_force, self._in_force = self._in_force, True
+        return in_force
+
+    def _extend(self, deadline_ns: int) -> None:
         if self._undo.refresh(deadline_ns):
+            self._in_force = False
             self._undone()
 
     def _undone(self) -> None:
@@ -99,32 +110,61 @@ class SocketPacer:
     def release(self, cookie: int) -> None:
         """See `Pacer`. The flow stays attached."""
         self._sockets.watch(cookie, None)
-        if self._rates.pop(cookie, None) is not None:
-            self._undo.free_socket(cookie)
+        self._why.pop(cookie, None)
+        self._rates.pop(cookie, None)
+        self._own.pop(cookie, None)
+        self._undo.free_socket(cookie)
 
     def _pace(self, cookie: int, rate: int) -> bool:
-        # The guardian must know before there is something to undo.
         at = self._sockets.where(cookie)
-        if at is None or not self._undo.list_socket(cookie, *at):
+        if at is None:
             return False
         try:
             with self._sockets.borrow(cookie) as sock:
-                guardian.set_option(sock, guardian.SO_MAX_PACING_RATE, _LONG, rate)
-        except OSError:
-            self._sockets.lost(cookie)
+                if not self._is_tcp(cookie, sock):
+                    return False
+                if cookie not in self._own:
+                    option = sock.getsockopt(SOL_SOCKET, guardian.SO_MAX_PACING_RATE, _LONG)
+                    self._own[cookie] = int.from_bytes(option, sys.byteorder)
+                own = self._own[cookie]
+                # The guardian must know before there is something to undo.
+                if not self._undo.list_socket(
+                    cookie, *at, (guardian.SO_MAX_PACING_RATE, _LONG, own)
+                ):
+                    self._why[cookie] = f"{SOCKETS} flows are paced already"
+                    return False
+                guardian.set_option(sock, guardian.SO_MAX_PACING_RATE, _LONG, min(rate, own))
+        except OSError as error:
+            self._put_off(cookie, self._sockets.lost(cookie, error))
             return False
+        self._why.pop(cookie, None)
         self._rates[cookie] = rate
         return True
 
+    def _put_off(self, cookie: int, why: str) -> None:
+        """Not now; `why` is empty when not at all."""
+        if why:
+            self._why[cookie] = why
+            self._in_force = False
+
+    def _is_tcp(self, cookie: int, sock: socket) -> bool:
+        """The kernel lowers the rate of a UDP socket for good: TCP's is reckoned anew."""
+        if sock.getsockopt(SOL_SOCKET, SO_PROTOCOL) == IPPROTO_TCP:
+            return True
+        self._why[cookie] = "its socket is not TCP"
+        return False
+
     def _gone(self, cookie: int) -> None:
         self._rates.pop(cookie, None)
+        self._own.pop(cookie, None)
+        self._why.pop(cookie, None)
         self._undo.strike_socket(cookie)
 
     # -- what the kernel tells ------------------------------------------------------------------
 
     def refusal(self, cookie: int) -> str:
-        """See `Pacer`: none."""
-        return ""
+        """See `Pacer`."""
+        return self._why.get(cookie, "")
 
     def counters(self) -> FlowCounters:
         """See `Pacer`. Some five system calls per flow."""

@@ -5,6 +5,7 @@ table that a guardian process (guardian.py) reads."""
 import mmap
 import os
 import struct
+from contextlib import suppress
 
 from flowslotd.pacing import guardian
 from flowslotd.pacing.guard import Guard
@@ -59,8 +60,11 @@ class UndoTable:
         if self._table is None:
             return False
         if self.guard is not None and not self.guard.alive():
-            self.guard.close()
-            self.guard = Guard(table=self._memory, keep=self._keep)
+            guard, self.guard = self.guard, None
+            guard.close()
+        if self.guard is None:
+            with suppress(OSError):  # no process to be had: again at the next call
+                self.guard = Guard(table=self._memory, keep=self._keep)
         struct.pack_into("=Q", self._table, 0, deadline_ns)
         freed = int(guardian.HEADER.unpack_from(self._table)[1])
         was_late, self._freed = freed != self._freed, freed
@@ -82,7 +86,7 @@ class UndoTable:
         return True
 
     def free_socket(self, cookie: int) -> None:
-        """Give a listed socket its option back now. One that is not to be had needs none."""
+        """Give a socket its option back now, if it is listed. One that is closed needs none."""
         row = self._rows.get(cookie)
         if row is not None and self._table is not None:
             offset = _ROWS + row * guardian.ROW.size

@@ -17,7 +17,9 @@ log = logging.getLogger(__name__)
 
 AGAIN_S = 5.0
 """A device that refused is asked again: somebody may have cleared it."""
-_SO_NETNS_COOKIE = 71
+_SO_NETNS_COOKIE, _SO_DOMAIN, _SO_PROTOCOL = 71, 39, 38
+_FAMILIES = socket.AF_INET, socket.AF_INET6
+_PROTOCOLS = socket.IPPROTO_TCP, socket.IPPROTO_UDP
 _DELQDISC, _NO_DEVICE = 37, 2**31 - 1
 
 
@@ -39,14 +41,16 @@ class Ways:
         except BaseException:
             self.rtnetlink.close()
             raise
+        self._names = tuple(names)
         self._named: tuple[int, ...] = ()
         self._ready: dict[int, Device] = {}
         self._refused: dict[int, tuple[float, str]] = {}  # when, and why
+        self._waits = False  # a flow without a route
+        self._tried = time.monotonic()
         try:
             with socket.socket() as own:
                 self._namespace = _namespace(own)
-            self._named = tuple(self._devices.named(name).index for name in names)
-            for index in self._named:
+            for index in self._resolved():
                 self._set_up(index)
         except BaseException:
             self.close()
@@ -59,21 +63,47 @@ class Ways:
 
     def of(self, sock: socket.socket) -> tuple[int, ...]:
         """Indices of devices, set up. Raises PacingError: this flow cannot be paced, and why; and
-        OSError for a socket that is not connected any more."""
+        OSError when the socket cannot be asked."""
+        domain, protocol = (
+            sock.getsockopt(socket.SOL_SOCKET, k) for k in (_SO_DOMAIN, _SO_PROTOCOL)
+        )
+        if domain not in _FAMILIES or protocol not in _PROTOCOLS:
+            raise PacingError("its socket is neither TCP nor UDP over IP")
         if _namespace(sock) != self._namespace:
             raise PacingError("it is in another network namespace: run a daemon there")
-        indices = self._named or (self.rtnetlink.way_out(sock),)
+        indices = self._resolved()
+        if not indices:
+            try:
+                indices = (self.rtnetlink.way_out(sock),)
+            except OSError as error:
+                self._waits = True
+                raise PacingError(f"it is not known where its packets leave: {error}") from error
         for index in indices:
             self._be_ready(index)
         return indices
+
+    def due(self) -> bool:
+        """It is time to try again with flows that could not be paced; true once each time."""
+        now = time.monotonic()
+        if not (self._refused or self._waits) or now - self._tried < AGAIN_S:
+            return False
+        self._tried, self._waits = now, False
+        return True
+
+    def _resolved(self) -> tuple[int, ...]:
+        """The named devices, which may have been made anew. Raises PacingError."""
+        if self._names and not self._named:
+            self._named = tuple(self._devices.named(name).index for name in self._names)
+        return self._named
 
     def mtu(self, index: int) -> int:
         """Of a device that is set up."""
         return self._ready[index].mtu
 
     def forget(self) -> None:
-        """No device is set up any more."""
+        """No device is set up any more, and named ones may be others by now."""
         self._ready.clear()
+        self._named = ()
 
     def _be_ready(self, index: int) -> None:
         if index in self._ready:

@@ -122,6 +122,10 @@ def test_what_others_have_at_clsact_stays(backend: str, net: Any, from_here: Any
         assert on.host()["qdiscs"] == before["qdiscs"]  # fq was there
         pacer.close()
         assert on.host() == before
+        first = "filter add dev eth0 egress pref 1 protocol ip u32 match u32 0 0 action ok"
+        subprocess.run(["tc", *first.split()], check=True)
+        with pytest.raises(PacingError, match="eth0 has a filter at its egress with preference 1"):
+            make_pacer(on.backend, "named", devices=["eth0"])
 
 
 def test_a_device_that_vanishes(on: Bench) -> None:

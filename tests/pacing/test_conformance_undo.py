@@ -5,6 +5,7 @@ import contextlib
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -133,7 +134,9 @@ def test_closing_restores_everything(on: Bench) -> None:
     assert on.host() == before
     assert [options(flow) for flow in flows] == as_they_were
     for flow in flows[1:]:
-        assert on.helpers.soon(lambda flow=flow: flow.rate() > FREE), flow
+        # An emulated processor makes no more than some thousand datagrams in a second.
+        free = 3 * MB if flow.sock.type == socket.SOCK_DGRAM else FREE
+        assert on.helpers.soon(lambda flow=flow, free=free: flow.rate() > free), flow
 
 
 def test_a_released_flow_is_paced_again_when_asked(on: Bench) -> None:

@@ -42,7 +42,9 @@ def later(ns: int = LONG) -> int:
 
 
 def limit(flow: Any) -> int:
-    return int.from_bytes(flow.sock.getsockopt(socket.SOL_SOCKET, 47, 8), sys.byteorder)
+    """In kB/s, but for UNLIMITED: the last byte is a mark."""
+    rate = int.from_bytes(flow.sock.getsockopt(socket.SOL_SOCKET, 47, 8), sys.byteorder)
+    return rate if rate == guardian.UNLIMITED else round(rate, -3)
 
 
 def attach(pacer: SocketPacer, flow: Any) -> None:

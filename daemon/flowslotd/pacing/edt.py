@@ -39,8 +39,8 @@ STAT = np.dtype([("next_ns", "u8"), ("last_ns", "u8"), ("rate", "u8"), ("bytes",
 """As in bpf/edt.h."""
 ABOVE = 1.25
 """The sockets' own pacing, as a multiple of the rate."""
-PREFERENCE = 33
-"""Of our filter, plus the daemon's number: before those without one, after the first few."""
+PREFERENCE = 1
+"""Of our filter, plus the daemon's number: what comes before may have the last word."""
 _ETH_P_ALL = 3
 
 
@@ -142,9 +142,12 @@ class EdtPacer(SocketPacer):
         device = devices.device(index)
         changes_to(device)
         filters = guardian.filters(index, guardian.EGRESS)
-        if any(one.info >> 16 == PREFERENCE + number for one in filters):
+        ours = {f.info for f in filters if guardian.FILTER_NAME.encode() in f.attributes}
+        first = min((f.info >> 16 for f in filters if f.info not in ours), default=2**16)
+        if first <= PREFERENCE + number:
             raise PacingError(
-                f"{device.name} has a filter with our preference, {PREFERENCE + number}"
+                f"{device.name} has a filter at its egress with preference {first}, which stays, "
+                "and may decide before ours"
             )
         if not (
             self._undo.list_change(guardian.FILTER, index, number)

@@ -22,6 +22,9 @@ from flowslotd.pacing.undo import SOCKETS, UndoTable
 
 MIN_RATE = 256_000
 """As in bpf/consts.h: a held flow must notice a raised rate soon."""
+MARK = 0xF5
+"""The last byte of rates that are ours: one that a killed daemon has left behind, together with its
+guardian, is not taken for the application's own."""
 _LONG = struct.calcsize("@L")
 
 
@@ -125,7 +128,8 @@ class SocketPacer:
                     return False
                 if cookie not in self._own:
                     option = sock.getsockopt(SOL_SOCKET, guardian.SO_MAX_PACING_RATE, _LONG)
-                    self._own[cookie] = int.from_bytes(option, sys.byteorder)
+                    own = int.from_bytes(option, sys.byteorder)
+                    self._own[cookie] = guardian.UNLIMITED if own & 0xFF == MARK else own
                 own = self._own[cookie]
                 # The guardian must know before there is something to undo.
                 if not self._undo.list_socket(
@@ -133,7 +137,9 @@ class SocketPacer:
                 ):
                     self._why[cookie] = f"{SOCKETS} flows are paced already"
                     return False
-                guardian.set_option(sock, guardian.SO_MAX_PACING_RATE, _LONG, min(rate, own))
+                guardian.set_option(
+                    sock, guardian.SO_MAX_PACING_RATE, _LONG, min(_marked(rate), own)
+                )
         except OSError as error:
             self._put_off(cookie, self._sockets.lost(cookie, error))
             return False
@@ -187,3 +193,7 @@ class SocketPacer:
     def watch(self, cookie: int, acked_target: int) -> None:
         """See `Pacer`; noticed by `counters()`."""
         self._sockets.watch(cookie, acked_target)
+
+
+def _marked(rate: int) -> int:
+    return rate & ~0xFF | MARK

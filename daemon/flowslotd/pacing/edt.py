@@ -157,23 +157,29 @@ class EdtPacer(SocketPacer):
         own = not device.ingress or any(guardian.OWN.encode() in f.attributes for f in filters)
         name = f"{guardian.FILTER_NAME}{number:x}{guardian.OWN if own else ''}"
         program = self._object.program("flowslot_edt")
-        if not _has_fq(device):
-            add_fq(index)
-        if not device.ingress:
-            devices.do(lambda r: r.tc("add", "clsact", index))
-        devices.do(
-            lambda r: r.tc(
-                "add-filter",
-                "bpf",
-                index,
-                fd=program,
-                name=name,
-                parent=guardian.EGRESS,
-                prio=PREFERENCE + number,
-                protocol=_ETH_P_ALL,
-                direct_action=True,
+        try:
+            if not _has_fq(device):
+                add_fq(index)
+            if not device.ingress:
+                devices.do(lambda r: r.tc("add", "clsact", index))
+            devices.do(
+                lambda r: r.tc(
+                    "add-filter",
+                    "bpf",
+                    index,
+                    fd=program,
+                    name=name,
+                    parent=guardian.EGRESS,
+                    prio=PREFERENCE + number,
+                    protocol=_ETH_P_ALL,
+                    direct_action=True,
+                )
             )
-        )
+        except OSError:  # nothing by halves
+            guardian.remove_filter(index, number)
+            if not device.ingress:
+                guardian.remove_clsact(index)
+            raise
 
     # -- rates --------------------------------------------------------------------------------
 

@@ -197,8 +197,13 @@ def remove_filter(device: int, number: int) -> None:
     left = filters(device, EGRESS)
     if not any(FILTER_NAME.encode() in one.attributes for one in left):
         ask(_DELQDISC, device, FQ, ROOT)
-    own = any(OWN.encode() in one.attributes for one in ours)
-    if own and not left and not filters(device, INGRESS):
+    if any(OWN.encode() in one.attributes for one in ours):
+        remove_clsact(device)
+
+
+def remove_clsact(device: int) -> None:
+    """Unless somebody uses it. Raises OSError."""
+    if not filters(device, EGRESS) and not filters(device, INGRESS):
         ask(_DELQDISC, device, CLSACT, CLSACT_ROOT)
 
 

@@ -47,6 +47,8 @@ WAITING = 1 << 24
 """Bytes that may wait below a class: sockets bound what they have in queues themselves."""
 UNLIMITED = 125 * 10**9
 """Bytes/s."""
+ENOUGH = 4
+"""Packets between two looks that tell how large a flow's are."""
 DRAIN_S = 0.1
 """What still waits when all is to be removed gets this long."""
 _SND_MSS, _TIMESTAMPS = 16, 1  # in struct tcp_info: offset; bit in tcpi_options
@@ -66,10 +68,10 @@ class _Flow:
     udp: bool
     rate: int = 0
     """Payload bytes/s; 0: not paced yet."""
-    counted: tuple[int, int] = (0, 0)
-    """Bytes and packets of its class before it; of UDP flows."""
     seen: tuple[int, int] = (0, 0)
-    """The same, when `payload` was learnt."""
+    """Bytes and packets (modulo 2^32) that its class had sent at the last look; of UDP flows."""
+    sent: int = 0
+    """Payload bytes, as of that look."""
 
     def wire(self) -> int:
         """Bytes/s with headers."""
@@ -215,7 +217,7 @@ class HtbPacer:
                 self._why[cookie] = f"{SOCKETS} flows are paced already"
                 return None
             if flow.udp:  # the class may have served another flow
-                flow.counted = flow.seen = self._counts(flow, _class_counts(flow.devices))
+                flow.seen = self._counts(flow, _class_counts(flow.devices))
         except PacingError as error:
             self._why[cookie] = str(error)
             return None
@@ -331,15 +333,15 @@ class HtbPacer:
             return {}
         sent, wanted = {}, []
         for cookie, flow in flows.items():
-            now = self._counts(flow, counts)
-            sent[cookie] = _payload(now, flow.counted, flow.headers)
-            packets = now[1] - flow.seen[1]
-            if packets < 10:
-                continue
-            payload = max(_payload(now, flow.seen, flow.headers) / packets, 1.0)
-            before, flow.payload, flow.seen = flow.payload, payload, now
-            if abs(payload / before - 1) > 0.02 and flow.rate:
-                wanted.append((cookie, flow.rate))
+            now, before = self._counts(flow, counts), flow.seen
+            packets = (now[1] - before[1]) % 2**32
+            payload = now[0] - before[0] - packets * flow.headers
+            flow.seen, flow.sent = now, flow.sent + payload
+            sent[cookie] = flow.sent
+            if packets >= ENOUGH and flow.rate:
+                was, flow.payload = flow.payload, max(payload / packets, 1.0)
+                if abs(flow.payload / was - 1) > 0.02:
+                    wanted.append((cookie, flow.rate))
         self._write(wanted)
         return sent
 
@@ -376,10 +378,6 @@ def _class_counts(devices: Iterable[int]) -> _Counts:
 
 def _cuts(rate: int) -> bool:
     return rate * WHOLE_S < SUPER_PACKET
-
-
-def _payload(now: tuple[int, int], before: tuple[int, int], headers: int) -> int:
-    return now[0] - before[0] - headers * (now[1] - before[1])
 
 
 def _described(sock: socket, minor: int, devices: tuple[int, ...]) -> _Flow:

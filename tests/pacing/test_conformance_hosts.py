@@ -258,3 +258,17 @@ def test_a_named_device_that_is_made_anew(on: Bench) -> None:
     if on.backend == "htb":  # which notices; a filter is not missed by anybody
         roots = [one for one in on.host()["qdiscs"] if one["dev"] == "eth9"]
         assert [one["handle"] for one in roots if one.get("root")] == ["f510:"]
+
+
+@pytest.mark.parametrize("backend", ["htb"])
+def test_flows_survive_that_their_qdisc_was_removed(backend: str, net: Any, from_here: Any) -> None:
+    with bench_of(backend, net, from_here) as on:
+        pacer = on.pacer()
+        one, other = on.flow(pacer), on.flow(pacer)
+        set_rate(pacer, {one: MB, other: 2 * MB})
+        subprocess.run(["tc", *["qdisc", "del", "dev", "eth0", "root"]], check=True)
+        assert set_rate(pacer, {one: 3 * MB}) == 0
+        assert not pacer.refresh(time.monotonic_ns() + LONG)  # so the enforcer applies all again
+        assert set_rate(pacer, {one: 3 * MB, other: 2 * MB}) == 2
+        assert one.comes_to(3 * MB) and other.comes_to(2 * MB)
+        assert pacer.refresh(time.monotonic_ns() + LONG)

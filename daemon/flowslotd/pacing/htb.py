@@ -61,6 +61,8 @@ _Counts = dict[int, dict[int, tuple[int, int, int]]]
 class _Flow:
     minor: int
     devices: tuple[int, ...]
+    mtu: int
+    """The largest of the devices'."""
     headers: int
     """Bytes of each packet."""
     payload: float
@@ -210,7 +212,8 @@ class HtbPacer:
                 if priority >> 16 == guardian.HTB >> 16:  # left behind, and what it was is lost
                     priority = 0
                 free = self._free[priority & 15] or next(filter(None, self._free))
-                flow = _described(sock, free[-1], devices)
+                mtu = max(map(self._ways.mtu, devices))
+                flow = _described(sock, free[-1], devices, mtu)
             at = self._sockets.where(cookie)
             # The guardian must know before there is something to undo.
             if at is None or not self._undo.list_socket(cookie, *at, (SO_PRIORITY, 4, priority)):
@@ -255,24 +258,29 @@ class HtbPacer:
             failed = {whose[k] for k in self._ways.rtnetlink.put(messages)}
         except OSError:  # no answer: who knows what was done
             failed = set(whose)
+        if failed:
+            self._begin_anew({index for cookie in failed for index in self._flows[cookie].devices})
         for cookie in new:
-            if cookie not in failed and not self._direct(cookie):
-                failed.add(cookie)
-        for cookie in failed:
+            if cookie in self._flows and not self._direct(cookie):
+                self.release(cookie)
+                self._in_force = False
+        return {cookie for cookie, _ in wanted if cookie not in self._flows}
+
+    def _begin_anew(self, devices: set[int]) -> None:
+        """Somebody has changed these: all flows there are let go until they are applied again."""
+        assert self._ways is not None
+        for cookie in [c for c, flow in self._flows.items() if devices & set(flow.devices)]:
             self.release(cookie)
-        if failed:  # somebody has changed the devices: look again before the next one
-            self._ways.forget()
-            self._in_force = False
-        return failed
+        self._ways.forget()
+        self._in_force = False
 
     def _messages(self, flow: _Flow, index: int, cut: bool) -> list[HtbClass | Cutter]:
-        assert self._ways is not None
         wire, handle = flow.wire(), self._handle(flow.minor)
         packet = round(flow.payload) + flow.headers
         burst = max(2 * packet, round(wire * BURST_S))
         messages: list[HtbClass | Cutter] = [HtbClass(index, handle, wire, burst)]
         if cut:
-            whole = max(PACKET, self._ways.mtu(index) + 100)
+            whole = max(PACKET, flow.mtu + 100)
             most = whole if _cuts(flow.rate) else max(whole, SUPER_PACKET)
             messages.append(Cutter(index, handle, most, WAITING))
         return messages
@@ -380,7 +388,7 @@ def _cuts(rate: int) -> bool:
     return rate * WHOLE_S < SUPER_PACKET
 
 
-def _described(sock: socket, minor: int, devices: tuple[int, ...]) -> _Flow:
+def _described(sock: socket, minor: int, devices: tuple[int, ...], mtu: int) -> _Flow:
     """Raises OSError, and PacingError for a socket without a peer."""
     try:
         peer = packed(sock.getpeername()[0])
@@ -388,11 +396,11 @@ def _described(sock: socket, minor: int, devices: tuple[int, ...]) -> _Flow:
         raise PacingError("it is not connected") from error
     headers = 14 + (20 if len(peer) == 4 else 40)
     if sock.getsockopt(SOL_SOCKET, SO_PROTOCOL) != IPPROTO_TCP:
-        return _Flow(minor, devices, headers + 8, 1500 - headers - 8 + 14, udp=True)
+        return _Flow(minor, devices, mtu, headers + 8, 1500 - headers - 8 + 14, udp=True)
     info = sock.getsockopt(IPPROTO_TCP, TCP_INFO, _SND_MSS + 4)
     mss = int.from_bytes(info[_SND_MSS:], sys.byteorder)
     options = 12 if info[5] & _TIMESTAMPS else 0
-    return _Flow(minor, devices, headers + 20 + options, max(mss, 1), udp=False)
+    return _Flow(minor, devices, mtu, headers + 20 + options, max(mss, 1), udp=False)
 
 
 def changes_to(device: Device) -> list[str]:

@@ -181,3 +181,19 @@ def test_a_moment_without_descriptors_ends_nothing(on: Bench) -> None:
     set_rate(pacer, {flow: 3 * MB})
     pacer.close()
     assert options(flow) == before
+
+
+@pytest.mark.parametrize("backend", ["edt", "htb", "socket"])
+def test_closing_restores_everything_without_a_guardian_too(
+    backend: str, net: Any, from_here: Any
+) -> None:
+    with bench_of(backend, net, from_here) as on:
+        before = on.host()
+        pacer: Any = on.pacer()
+        flow = on.flow(pacer)
+        own = options(flow)
+        set_rate(pacer, {flow: MB})
+        os.kill(pacer._undo.guard.pid, signal.SIGKILL)
+        pacer.close()
+        assert on.host() == before
+        assert options(flow) == own

@@ -48,6 +48,7 @@ class UndoTable:
             self.guard.close()
             self.guard = None
         if self._table is not None:
+            guardian.free_all(self._table)  # it may have been killed
             self._table.close()
             self._table = None
         if self._memory >= 0:

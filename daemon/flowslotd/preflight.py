@@ -72,7 +72,7 @@ def _devices(config: Config, backend: str) -> Iterator[Change]:
     when = "at its start" if named else "when a flow leaves by it"
     for device in found:
         try:
-            for what in changes_to(device):
+            for what in changes_to(device, number=0):
                 yield Change(device.name, what, when)
         except PacingError as error:
             yield Change(device.name, f"nothing, and flows there are not paced: {error}", "never")

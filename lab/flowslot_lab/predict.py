@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import BaseModel, Field, ValidationError
 
 from flowslot_lab.procs import start, stop, venv_program
-from flowslot_lab.runner import Options
+from flowslot_lab.runner import Options, kind
 from flowslot_lab.state import RunState
 from flowslot_scenario.results import FAIR, Prediction
 from flowslot_scenario.scenario import Scenario
@@ -63,9 +63,9 @@ def predict(
     NoPrediction: the simulator is missing, fails, takes longer than LIMIT_S, or answers nonsense.
     """
     simulated = {
-        policy: _SIMULATED.get(policy.partition("@")[0], FAIR)
+        policy: _SIMULATED.get(kind(policy), FAIR)
         for policy in options.policies
-        if policy.partition("@")[0] not in _UNKNOWN
+        if kind(policy) not in _UNKNOWN
     }
     if not simulated:
         return {}

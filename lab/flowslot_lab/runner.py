@@ -245,6 +245,11 @@ class LiveRun:
         }
 
 
+def kind(policy: str) -> str:
+    """Without the back end's name."""
+    return policy.partition("@")[0]
+
+
 def expected_bytes(scenario: Scenario, iterations: int) -> int:
     """Payload bytes that all receivers of a scenario must verify in so many iterations."""
     per_iteration = 0
@@ -280,7 +285,7 @@ def measure(scenario: Scenario, options: Options, state: RunState, watch: Watch)
                     with live:
                         runs.append(live.run(repeat, watch))
                 except Stalled as error:
-                    if policy.partition("@")[0] not in _SCHEDULED:
+                    if kind(policy) not in _SCHEDULED:
                         raise
                     stalled[policy] = str(error)
         result = Results(scenario, runs, {}, stalled=stalled)

@@ -44,14 +44,19 @@ def test_from_a_record_to_the_kernel_and_back(topology, make_job):
     assert [done.flow for done in setup.desk.dones] == [7]
 
 
-def test_what_was_undone_meanwhile_is_written_again(topology, make_job):
+def granted(topology, make_job, rate):
+    """One flow, of cookie 7, to which so much was granted in slot 0 (the most: 20 MB/s)."""
     setup = Setup(topology)
     job = make_job()
     setup.jobs.append(job)
     start(job.flow(0, cookie=7))
     setup.slot(0)
-    now = Nanos(slot_start(0) + 6 * MILLISECOND)
-    setup.loop.on_grants(now, [Granted(7, 12e6, 20e6)])
+    setup.loop.on_grants(Nanos(slot_start(0) + 6 * MILLISECOND), [Granted(7, rate, 20e6)])
+    return setup
+
+
+def test_what_was_undone_meanwhile_is_written_again(topology, make_job):
+    setup = granted(topology, make_job, 12e6)
     setup.slot(1)
     written = len(setup.pacer.writes)
     setup.slot(2)
@@ -64,19 +69,13 @@ def test_what_was_undone_meanwhile_is_written_again(topology, make_job):
 
 
 def test_top_up_of_a_waiting_flow_fills_what_another_job_leaves(topology, make_job):
-    setup = Setup(topology)
-    job = make_job()
-    setup.jobs.append(job)
-    start(job.flow(0, cookie=7))
-    setup.slot(0)
-    now = Nanos(slot_start(0) + 6 * MILLISECOND)
-    setup.loop.on_grants(now, [Granted(7, 1e6, 20e6)])
+    setup = granted(topology, make_job, 1e6)
     entry = setup.pacer.entries[7]
     # Growing for 4 ms before the RTT tells, it fills at most 30 % of the buffer.
     overshoot = entry.growth * 4**2 / 2 / 1000  # bytes
     holds = topology.links[3].goodput * entry.queue_us / 1e6
     assert overshoot == pytest.approx(0.3 * holds, rel=1e-3)
-    setup.loop.on_grants(now, [Granted(7, 20e6, 20e6)])
+    setup.loop.on_grants(Nanos(slot_start(0) + 7 * MILLISECOND), [Granted(7, 20e6, 20e6)])
     assert setup.pacer.entries[7].growth == 0.0  # nothing above the ceiling
 
 

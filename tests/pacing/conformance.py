@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the conformance tests of all back ends share: a sender's namespace, flows, snapshots."""
+"""What the tests of back ends share: entries, a sender's namespace, flows, snapshots."""
 
 import contextlib
 import json
@@ -17,11 +17,16 @@ import pytest
 
 from flowslotd.pacing import Pacer, PacingError, guardian, make_pacer, pack
 from flowslotd.pacing.base import PaceEntry
+from flowslotd.pacing.select import TRAITS
 
 MB = 1_000_000
 LONG = 3600 * 10**9
 SLOT_S = 0.060
 BACKENDS = ("bpf", "edt", "htb", "socket")
+ON_DEVICES = pytest.mark.parametrize("on", ["edt", "htb"], indirect=True)
+"""Of tests for those that are set up on devices."""
+PACED = [(name, protocol) for name in BACKENDS for protocol in TRAITS[name].protocols]
+EACH_PROTOCOL = pytest.mark.parametrize(("on", "protocol"), PACED, indirect=["on"])
 MUST = os.environ.get("FLOWSLOT_BACKENDS", "").split()
 """Those that must work here: nothing is skipped for want of them."""
 FREE = 15 * MB
@@ -48,6 +53,7 @@ class UdpFlow:
         self.sock.settimeout(0.1)
         self.cookie = helpers.cookie_of(self.sock)
         self.size = 1400
+        self._soon = helpers.soon
         self._meter = helpers.Meter(MOST)
         self._received = 0
         self._running = True
@@ -62,6 +68,9 @@ class UdpFlow:
         before, start = self._received, time.monotonic()
         time.sleep(seconds)
         return (self._received - before) / (time.monotonic() - start)
+
+    def exceeds(self, rate: float) -> bool:
+        return bool(self._soon(lambda: self.rate() > rate))
 
     def stop(self) -> None:
         self._running = False
@@ -157,12 +166,17 @@ def options(flow: Any) -> dict[str, bytes]:
     }
 
 
+def entry(flow: Any, rate: float, *, guaranteed: bool = True, **more: Any) -> PaceEntry:
+    given = {"ceiling": rate, "growth": 0.0, **more}
+    return PaceEntry(flow.cookie, rate, guaranteed=guaranteed, **given)
+
+
+def later(ns: int = LONG) -> int:
+    return time.monotonic_ns() + ns
+
+
 def set_rate(pacer: Pacer, rates: dict[Any, float], lasts: int = LONG) -> int:
-    entries = [
-        PaceEntry(flow.cookie, rate, rate, guaranteed=True, growth=0)
-        for flow, rate in rates.items()
-    ]
-    return pacer.apply(pack(entries), time.monotonic_ns() + lasts)
+    return pacer.apply(pack([entry(flow, rate) for flow, rate in rates.items()]), later(lasts))
 
 
 def slots(flow: Any, count: int = 20) -> np.ndarray:

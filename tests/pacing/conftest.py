@@ -109,6 +109,10 @@ class Flow:
         """Whether it settles at `rate`. A busy machine gets several attempts."""
         return soon(lambda: abs(self.rate() / rate - 1) <= tolerance)
 
+    def exceeds(self, rate: float) -> bool:
+        """Whether it is faster than `rate`, likewise."""
+        return soon(lambda: self.rate() > rate)
+
     def stop(self) -> None:
         self._running = False
         self.sock.close()
@@ -238,6 +242,6 @@ def from_here() -> ModuleType:
 
 @pytest.fixture(params=BACKENDS)
 def on(request: pytest.FixtureRequest, net: Net, from_here: ModuleType) -> Iterator[Bench]:
-    """Each back end in turn."""
+    """Each back end in turn; some only: `parametrize("on", [...], indirect=True)`."""
     with bench_of(request.param, net, from_here) as bench:
         yield bench

@@ -5,29 +5,18 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flowslotd.pacing.base import PaceEntry, PacingError, pack
+from flowslotd.pacing.base import PacingError, pack
 from flowslotd.pacing.bpf_cc import BpfPacer, unique_name
 
+from .conformance import MB, entry, later
+
 pytestmark = pytest.mark.root
-
-MB = 1_000_000
-LONG = 3600 * 10**9
-
-
-def entry(flow: Any, rate: float, *, guaranteed: bool = True, **more: Any) -> PaceEntry:
-    given = {"ceiling": rate, "growth": 0.0, **more}
-    return PaceEntry(flow.cookie, rate, guaranteed=guaranteed, **given)
-
-
-def later(ns: int = LONG) -> int:
-    return time.monotonic_ns() + ns
 
 
 def test_two_daemons_on_one_kernel(pacer: BpfPacer, flows: Callable[..., Any]) -> None:
@@ -48,7 +37,7 @@ def test_two_daemons_on_one_kernel(pacer: BpfPacer, flows: Callable[..., Any]) -
         assert mine.comes_to(3 * MB)
     finally:
         other.close()
-    assert its.rate() > 50 * MB
+    assert its.exceeds(50 * MB)
 
 
 def test_leaving_restores_the_socket(pacer: BpfPacer, flows: Callable[..., Any]) -> None:
@@ -57,7 +46,7 @@ def test_leaving_restores_the_socket(pacer: BpfPacer, flows: Callable[..., Any])
     pacer.apply(pack([entry(flow, MB)]), later())
     assert flow.comes_to(MB)
     flow.enlist("reno")
-    assert flow.rate() > 50 * MB
+    assert flow.exceeds(50 * MB)
     assert pacer.counters().cookie.size == 0
 
 
@@ -115,7 +104,7 @@ def test_fail_open_when_the_daemon_is_killed(
         os.kill(child.pid, signal.SIGKILL)
         child.communicate()
     assert from_here.soon(lambda: name not in from_here.names())
-    assert from_here.soon(lambda: flow.rate() > 50 * MB)  # past the deadline
+    assert flow.exceeds(50 * MB)  # past the deadline
     flow.stop()
     assert from_here.soon(lambda: not programs & loaded())
 
@@ -139,7 +128,7 @@ def test_closing_leaves_nothing(flows: Callable[..., Any], from_here: Any) -> No
     assert flow.comes_to(MB)
     pacer.close()
     assert pacer.congestion_control not in from_here.names()
-    assert flow.rate() > 50 * MB
+    assert flow.exceeds(50 * MB)
     flow.stop()
     assert len(os.listdir("/proc/self/fd")) == before
     pacer.close()  # harmless

@@ -6,20 +6,19 @@ import json
 import os
 import socket
 import subprocess
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from flowslotd.pacing import PaceEntry, PacingError, guardian, make_pacer, pack
 
-from .conformance import FREE, LONG, MB, OWN, Bench, bench_of, set_rate
+from .conformance import FREE, MB, ON_DEVICES, OWN, Bench, later, set_rate
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
 
 
-ON_DEVICES = ("edt", "htb")
+def changes_devices(on: Bench) -> bool:
+    return on.backend in ("edt", "htb")
 
 
 FOREIGN = ("htb default 1", "tbf rate 800mbit burst 100k limit 1m", "pfifo")
@@ -36,11 +35,11 @@ def test_a_foreign_qdisc_is_not_touched(
     pacer = on.pacer()
     flow = on.flow(pacer)
     paced = set_rate(pacer, {flow: MB})
-    if on.backend in ON_DEVICES:
+    if changes_devices(on):
         assert paced == 0
         assert f"eth0 has a root qdisc of its own, {kind} 7:, which stays" in caplog.text
         assert on.host()["qdiscs"] == before["qdiscs"]
-        assert flow.rate() > FREE
+        assert flow.exceeds(FREE)
         with pytest.raises(PacingError, match=f"eth0 .*{kind} 7:"):
             make_pacer(on.backend, "named", devices=["eth0"])
     else:
@@ -50,9 +49,8 @@ def test_a_foreign_qdisc_is_not_touched(
 
 
 @pytest.mark.parametrize("kind", ["bridge", "bond"])
+@ON_DEVICES
 def test_a_master_is_refused_by_name(on: Bench, kind: str) -> None:
-    if on.backend not in ON_DEVICES:
-        pytest.skip(f"{on.backend} is not set up on devices")
     made = subprocess.run(
         ["ip", "link", "add", "top0", "type", kind], check=False, capture_output=True
     )
@@ -67,9 +65,8 @@ def test_a_master_is_refused_by_name(on: Bench, kind: str) -> None:
     assert on.host() == before
 
 
+@ON_DEVICES
 def test_the_ports_of_a_bond_are_paced_when_they_are_named(on: Bench) -> None:
-    if on.backend not in ON_DEVICES:
-        pytest.skip(f"{on.backend} is not set up on devices")
     for line in (
         "link add bond0 type bond mode balance-xor",
         "link set eth0 down",
@@ -91,9 +88,8 @@ def test_the_ports_of_a_bond_are_paced_when_they_are_named(on: Bench) -> None:
     assert on.host() == before
 
 
+@ON_DEVICES
 def test_a_device_with_several_queues(on: Bench) -> None:
-    if on.backend not in ON_DEVICES:
-        pytest.skip(f"{on.backend} is not set up on devices")
     for line in ("link add many0 numtxqueues 4 type ifb", "link set many0 up"):
         subprocess.run(["ip", *line.split()], check=True)
     before = on.host()
@@ -104,28 +100,27 @@ def test_a_device_with_several_queues(on: Bench) -> None:
     assert on.host() == before
 
 
-@pytest.mark.parametrize("backend", ["edt"])
-def test_what_others_have_at_clsact_stays(backend: str, net: Any, from_here: Any) -> None:
-    with bench_of(backend, net, from_here) as on:
-        for line in ("qdisc add dev eth0 clsact", "qdisc add dev eth0 root handle 7: fq"):
-            done = subprocess.run(["tc", *line.split()], check=False, capture_output=True)
-            if done.returncode:
-                on.pacer()  # says why it is skipped
-        rule = "filter add dev eth0 egress pref 10 protocol ip u32 match u32 0 0 action ok"
-        subprocess.run(["tc", *rule.split()], check=True)
-        before = on.host()
-        pacer = on.pacer()
-        flow = on.flow(pacer)
-        set_rate(pacer, {flow: MB})
-        assert before["egress"]
-        assert flow.comes_to(MB)
-        assert on.host()["qdiscs"] == before["qdiscs"]  # fq was there
-        pacer.close()
-        assert on.host() == before
-        first = "filter add dev eth0 egress pref 1 protocol ip u32 match u32 0 0 action ok"
-        subprocess.run(["tc", *first.split()], check=True)
-        with pytest.raises(PacingError, match="eth0 has a filter at its egress with preference 1"):
-            make_pacer(on.backend, "named", devices=["eth0"])
+@pytest.mark.parametrize("on", ["edt"], indirect=True)
+def test_what_others_have_at_clsact_stays(on: Bench) -> None:
+    for line in ("qdisc add dev eth0 clsact", "qdisc add dev eth0 root handle 7: fq"):
+        done = subprocess.run(["tc", *line.split()], check=False, capture_output=True)
+        if done.returncode:
+            on.pacer()  # says why it is skipped
+    rule = "filter add dev eth0 egress pref 10 protocol ip u32 match u32 0 0 action ok"
+    subprocess.run(["tc", *rule.split()], check=True)
+    before = on.host()
+    pacer = on.pacer()
+    flow = on.flow(pacer)
+    set_rate(pacer, {flow: MB})
+    assert before["egress"]
+    assert flow.comes_to(MB)
+    assert on.host()["qdiscs"] == before["qdiscs"]  # fq was there
+    pacer.close()
+    assert on.host() == before
+    first = "filter add dev eth0 egress pref 1 protocol ip u32 match u32 0 0 action ok"
+    subprocess.run(["tc", *first.split()], check=True)
+    with pytest.raises(PacingError, match="eth0 has a filter at its egress with preference 1"):
+        make_pacer(on.backend, "named", devices=["eth0"])
 
 
 def test_a_device_that_vanishes(on: Bench) -> None:
@@ -140,25 +135,22 @@ def test_a_device_that_vanishes(on: Bench) -> None:
     pacer.close()
 
 
-@pytest.mark.parametrize("backend", ON_DEVICES)
-def test_an_administrator_takes_the_device_back(
-    backend: str, net: Any, from_here: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    with bench_of(backend, net, from_here) as on:
-        pacer = on.pacer()
-        flow = on.flow(pacer)
-        set_rate(pacer, {flow: MB})
-        assert flow.comes_to(MB)
-        pfifo = "qdisc replace dev eth0 root handle 7: pfifo"
-        subprocess.run(["tc", "-n", net.here, *pfifo.split()], check=True)
-        theirs = [one for one in on.host()["qdiscs"] if one["kind"] == "pfifo"]
-        for rate in (2 * MB, 3 * MB):
-            set_rate(pacer, {flow: rate})
-        assert [one for one in on.host()["qdiscs"] if one["kind"] == "pfifo"] == theirs
-        pacer.close()
-        assert [one for one in on.host()["qdiscs"] if one["kind"] == "pfifo"] == theirs
-        assert flow.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY) == OWN[12]
-        assert on.helpers.soon(lambda: flow.rate() > FREE)
+@ON_DEVICES
+def test_an_administrator_takes_the_device_back(on: Bench) -> None:
+    pacer = on.pacer()
+    flow = on.flow(pacer)
+    set_rate(pacer, {flow: MB})
+    assert flow.comes_to(MB)
+    pfifo = "qdisc replace dev eth0 root handle 7: pfifo"
+    subprocess.run(["tc", "-n", on.net.here, *pfifo.split()], check=True)
+    theirs = [one for one in on.host()["qdiscs"] if one["kind"] == "pfifo"]
+    for rate in (2 * MB, 3 * MB):
+        set_rate(pacer, {flow: rate})
+    assert [one for one in on.host()["qdiscs"] if one["kind"] == "pfifo"] == theirs
+    pacer.close()
+    assert [one for one in on.host()["qdiscs"] if one["kind"] == "pfifo"] == theirs
+    assert flow.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY) == OWN[12]
+    assert flow.exceeds(FREE)
 
 
 def test_nothing_of_ours_is_a_number_of_somebody_elses() -> None:
@@ -182,19 +174,18 @@ def test_sockets_that_nobody_can_pace(on: Bench) -> None:
         for sock, cookie in zip(odd, cookies, strict=True):
             pacer.attach(cookie, os.getpid(), sock.fileno())
         entries = [PaceEntry(c, MB, MB, True, 0) for c in (*cookies, flow.cookie)]
-        pacer.apply(pack(entries), time.monotonic_ns() + LONG)
+        pacer.apply(pack(entries), later())
         assert flow.cookie in pacer.counters().cookie.tolist()
-        if on.backend in ON_DEVICES:
+        if changes_devices(on):
             assert all(pacer.refusal(cookie) for cookie in cookies)
         for cookie in cookies:
             pacer.release(cookie)
         assert flow.comes_to(MB)
 
 
+@ON_DEVICES
 def test_a_socket_that_is_bound_to_a_device(on: Bench) -> None:
     """Its packets leave there, whatever the route says."""
-    if on.backend not in ON_DEVICES:
-        pytest.skip(f"{on.backend} is not set up on devices")
     pacer = on.pacer()
     for line in ("link add other0 type veth peer name other1", "link set other0 up"):
         subprocess.run(["ip", *line.split()], check=True)
@@ -205,17 +196,16 @@ def test_a_socket_that_is_bound_to_a_device(on: Bench) -> None:
         sock.connect(("10.80.0.2", 9))
         cookie = on.helpers.cookie_of(sock)
         pacer.attach(cookie, os.getpid(), sock.fileno())
-        pacer.apply(pack([PaceEntry(cookie, MB, MB, True, 0)]), time.monotonic_ns() + LONG)
+        pacer.apply(pack([PaceEntry(cookie, MB, MB, True, 0)]), later())
         changed = {one["dev"] for one in on.host()["qdiscs"] if one["handle"] != "0:"}
         assert changed == {"other0"}
 
 
+@ON_DEVICES
 def test_a_default_that_would_not_come_back(
     on: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel puts today's default qdisc where ours was, and that may not be what was there."""
-    if on.backend not in ON_DEVICES:
-        pytest.skip(f"{on.backend} is not set up on devices")
     on.pacer().close()  # or a reason to skip
     for line in ("link add old0 type ifb", "link set old0 up"):
         subprocess.run(["ip", *line.split()], check=True)
@@ -232,20 +222,18 @@ def test_a_default_that_would_not_come_back(
     assert on.host() == before
 
 
+@ON_DEVICES
 def test_a_device_without_a_queue_length_has_none_afterwards(on: Bench) -> None:
-    if on.backend not in ON_DEVICES:
-        pytest.skip(f"{on.backend} is not set up on devices")
     subprocess.run(["ip", *["link", "set", "eth0", "txqueuelen", "0"]], check=True)
     pacer = on.pacer(devices=["eth0"])
-    pacer.refresh(time.monotonic_ns() + LONG)
+    pacer.refresh(later())
     pacer.close()
     shown = subprocess.run(["ip", "-j", "link", "show", "eth0"], capture_output=True, check=True)
     assert json.loads(shown.stdout)[0].get("txqlen", 0) == 0
 
 
+@ON_DEVICES
 def test_a_named_device_that_is_made_anew(on: Bench) -> None:
-    if on.backend not in ON_DEVICES:
-        pytest.skip(f"{on.backend} is not set up on devices")
     make = "link add eth9 type veth peer name eth8"
     subprocess.run(["ip", *make.split()], check=True)
     pacer = on.pacer(devices=["eth9"])
@@ -260,15 +248,14 @@ def test_a_named_device_that_is_made_anew(on: Bench) -> None:
         assert [one["handle"] for one in roots if one.get("root")] == ["f510:"]
 
 
-@pytest.mark.parametrize("backend", ["htb"])
-def test_flows_survive_that_their_qdisc_was_removed(backend: str, net: Any, from_here: Any) -> None:
-    with bench_of(backend, net, from_here) as on:
-        pacer = on.pacer()
-        one, other = on.flow(pacer), on.flow(pacer)
-        set_rate(pacer, {one: MB, other: 2 * MB})
-        subprocess.run(["tc", *["qdisc", "del", "dev", "eth0", "root"]], check=True)
-        assert set_rate(pacer, {one: 3 * MB}) == 0
-        assert not pacer.refresh(time.monotonic_ns() + LONG)  # so the enforcer applies all again
-        assert set_rate(pacer, {one: 3 * MB, other: 2 * MB}) == 2
-        assert one.comes_to(3 * MB) and other.comes_to(2 * MB)
-        assert pacer.refresh(time.monotonic_ns() + LONG)
+@pytest.mark.parametrize("on", ["htb"], indirect=True)
+def test_flows_survive_that_their_qdisc_was_removed(on: Bench) -> None:
+    pacer = on.pacer()
+    one, other = on.flow(pacer), on.flow(pacer)
+    set_rate(pacer, {one: MB, other: 2 * MB})
+    subprocess.run(["tc", *["qdisc", "del", "dev", "eth0", "root"]], check=True)
+    assert set_rate(pacer, {one: 3 * MB}) == 0
+    assert not pacer.refresh(later())  # so the enforcer applies all again
+    assert set_rate(pacer, {one: 3 * MB, other: 2 * MB}) == 2
+    assert one.comes_to(3 * MB) and other.comes_to(2 * MB)
+    assert pacer.refresh(later())

@@ -6,16 +6,14 @@ import time
 import numpy as np
 import pytest
 
-from .conformance import MB, Bench, set_rate, slots
+from .conformance import EACH_PROTOCOL, MB, PACED, Bench, set_rate, slots
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
 
 
-@pytest.mark.parametrize("protocol", ["tcp", "udp"])
+@EACH_PROTOCOL
 def test_a_slot_carries_what_its_rate_says(on: Bench, protocol: str) -> None:
     pacer = on.pacer()
-    if protocol not in pacer.traits.protocols:
-        pytest.skip(f"{on.backend} does not pace {protocol}")
     flow = on.flow(pacer, protocol)
     for rate in (5 * MB, MB, 3 * MB):
         assert set_rate(pacer, {flow: rate}) == 1
@@ -36,10 +34,11 @@ def test_over_ipv6(on: Bench) -> None:
     assert on.helpers.soon(lambda: abs(flow.rate(0.6) / (2 * MB) - 1) <= 0.05), flow.rate(0.6)
 
 
+@pytest.mark.parametrize(
+    "on", [name for name, protocol in PACED if protocol == "udp"], indirect=True
+)
 def test_large_datagrams_are_paced_too(on: Bench) -> None:
     pacer = on.pacer()
-    if "udp" not in pacer.traits.protocols:
-        pytest.skip(f"{on.backend} does not pace udp")
     flow = on.flow(pacer, "udp")
     flow.size = 30_000
     set_rate(pacer, {flow: 4 * MB})
@@ -87,11 +86,9 @@ def test_many_flows_each_at_its_rate(on: Bench) -> None:
     assert on.helpers.soon(lambda: pacer.counters().cookie.tolist() == cookies)
 
 
-@pytest.mark.parametrize("protocol", ["tcp", "udp"])
+@EACH_PROTOCOL
 def test_counters_tell_what_was_delivered(on: Bench, protocol: str) -> None:
     pacer = on.pacer()
-    if protocol not in pacer.traits.protocols:
-        pytest.skip(f"{on.backend} does not pace {protocol}")
     flow = on.flow(pacer, protocol)
     set_rate(pacer, {flow: 2 * MB})
     time.sleep(0.3)

@@ -8,22 +8,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from .conformance import (
-    FREE,
-    LONG,
-    MB,
-    MOST,
-    Bench,
-    bench_of,
-    options,
-    set_rate,
-)
+from .conformance import FREE, LONG, MB, MOST, ON_DEVICES, Bench, later, options, set_rate
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
 
@@ -34,13 +24,13 @@ def test_fail_open_when_the_daemon_sleeps(on: Bench) -> None:
     set_rate(pacer, {flow: MB}, lasts=LONG)
     assert flow.comes_to(MB)
     set_rate(pacer, {flow: MB}, lasts=10**8)
-    pacer.refresh(time.monotonic_ns() + 10**8)
-    assert on.helpers.soon(lambda: flow.rate() > FREE)
+    pacer.refresh(later(10**8))
+    assert flow.exceeds(FREE)
     # Awake again: its entry is in force still, or it is told to apply it again.
-    if not pacer.refresh(time.monotonic_ns() + LONG):
+    if not pacer.refresh(later()):
         assert set_rate(pacer, {flow: MB}) == 1
     assert flow.comes_to(MB)
-    assert pacer.refresh(time.monotonic_ns() + LONG)
+    assert pacer.refresh(later())
 
 
 OWNER = """
@@ -93,29 +83,26 @@ def test_fail_open_and_restore_when_the_daemon_is_killed(on: Bench) -> None:
     with owned_by_another(on) as (flow, _):
         if on.backend != "bpf":
             assert on.host() != before or options(flow) != options(plain)
-    assert on.helpers.soon(lambda: flow.rate() > FREE)
+    assert flow.exceeds(FREE)
     assert on.helpers.soon(lambda: on.host() == before), on.host()
     assert on.helpers.soon(lambda: options(flow) == options(plain))
 
 
-@pytest.mark.parametrize("backend", ["edt", "htb"])
-def test_what_was_left_behind_is_removed_by_the_next(
-    backend: str, net: Any, from_here: Any
-) -> None:
-    with bench_of(backend, net, from_here) as on:
-        before = on.host()
-        with owned_by_another(on) as (flow, watcher):
-            os.kill(watcher, signal.SIGKILL)
-        assert on.host() != before  # nobody was there to do it
-        if backend == "htb":  # paced by nobody's daemon: what the next one is for
-            assert flow.rate() < 2 * MB
-        pacer = on.pacer()
-        pacer.attach(flow.cookie, os.getpid(), flow.sock.fileno())
-        set_rate(pacer, {flow: 2 * MB})
-        assert flow.comes_to(2 * MB)
-        pacer.close()
-        # What the sysctl was has died with the two.
-        assert on.host() | {"tcp_tso_rtt_log": 0} == before | {"tcp_tso_rtt_log": 0}
+@ON_DEVICES
+def test_what_was_left_behind_is_removed_by_the_next(on: Bench) -> None:
+    before = on.host()
+    with owned_by_another(on) as (flow, watcher):
+        os.kill(watcher, signal.SIGKILL)
+    assert on.host() != before  # nobody was there to do it
+    if on.backend == "htb":  # paced by nobody's daemon: what the next one is for
+        assert flow.rate() < 2 * MB
+    pacer = on.pacer()
+    pacer.attach(flow.cookie, os.getpid(), flow.sock.fileno())
+    set_rate(pacer, {flow: 2 * MB})
+    assert flow.comes_to(2 * MB)
+    pacer.close()
+    # What the sysctl was has died with the two.
+    assert on.host() | {"tcp_tso_rtt_log": 0} == before | {"tcp_tso_rtt_log": 0}
 
 
 def test_closing_restores_everything(on: Bench) -> None:
@@ -129,14 +116,14 @@ def test_closing_restores_everything(on: Bench) -> None:
     assert flows[0].comes_to(MB)
     pacer.release(flows[0].cookie)
     assert options(flows[0]) == as_they_were[0]
-    assert on.helpers.soon(lambda: flows[0].rate() > FREE)
+    assert flows[0].exceeds(FREE)
     pacer.close()
     assert on.host() == before
     assert [options(flow) for flow in flows] == as_they_were
     for flow in flows[1:]:
         # An emulated processor makes no more than some thousand datagrams in a second.
         free = 3 * MB if flow.sock.type == socket.SOCK_DGRAM else FREE
-        assert on.helpers.soon(lambda flow=flow, free=free: flow.rate() > free), flow
+        assert flow.exceeds(free), flow
 
 
 def test_a_released_flow_is_paced_again_when_asked(on: Bench) -> None:
@@ -146,7 +133,7 @@ def test_a_released_flow_is_paced_again_when_asked(on: Bench) -> None:
         assert set_rate(pacer, {flow: rate}) == 1
         assert flow.comes_to(rate)
         pacer.release(flow.cookie)
-        assert on.helpers.soon(lambda: flow.rate() > FREE)
+        assert flow.exceeds(FREE)
 
 
 def test_two_daemons_at_once(on: Bench) -> None:
@@ -157,7 +144,7 @@ def test_two_daemons_at_once(on: Bench) -> None:
     assert set_rate(first, {other: MB}) == 0  # not its flow
     assert one.comes_to(MB) and other.comes_to(2 * MB)
     first.close()
-    assert on.helpers.soon(lambda: one.rate() > FREE)
+    assert one.exceeds(FREE)
     one.stop()
     assert other.comes_to(2 * MB)
     second.close()
@@ -174,7 +161,7 @@ def test_a_moment_without_descriptors_ends_nothing(on: Bench) -> None:
     try:
         pacer.counters()
         set_rate(pacer, {flow: 2 * MB})
-        pacer.refresh(time.monotonic_ns() + LONG)
+        pacer.refresh(later())
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert [event for event in pacer.events() if event.kind == "closed"] == []
@@ -183,17 +170,14 @@ def test_a_moment_without_descriptors_ends_nothing(on: Bench) -> None:
     assert options(flow) == before
 
 
-@pytest.mark.parametrize("backend", ["edt", "htb", "socket"])
-def test_closing_restores_everything_without_a_guardian_too(
-    backend: str, net: Any, from_here: Any
-) -> None:
-    with bench_of(backend, net, from_here) as on:
-        before = on.host()
-        pacer: Any = on.pacer()
-        flow = on.flow(pacer)
-        own = options(flow)
-        set_rate(pacer, {flow: MB})
-        os.kill(pacer._undo.guard.pid, signal.SIGKILL)
-        pacer.close()
-        assert on.host() == before
-        assert options(flow) == own
+@pytest.mark.parametrize("on", ["edt", "htb", "socket"], indirect=True)
+def test_closing_restores_everything_without_a_guardian_too(on: Bench) -> None:
+    before = on.host()
+    pacer: Any = on.pacer()
+    flow = on.flow(pacer)
+    own = options(flow)
+    set_rate(pacer, {flow: MB})
+    os.kill(pacer._undo.guard.pid, signal.SIGKILL)
+    pacer.close()
+    assert on.host() == before
+    assert options(flow) == own

@@ -12,17 +12,13 @@ import pytest
 from flowslotd.pacing.base import PaceEntry, pack
 from flowslotd.pacing.bpf_cc import BpfPacer
 
-pytestmark = pytest.mark.root
+from .conformance import MB, later
 
-MB = 1_000_000
+pytestmark = pytest.mark.root
 
 
 def entry(flow: Any, rate: float, ceiling: float = 12 * MB) -> PaceEntry:
     return PaceEntry(flow.cookie, rate, ceiling, guaranteed=True, growth=0.0)
-
-
-def later() -> int:
-    return time.monotonic_ns() + 3600 * 10**9
 
 
 class Pair:

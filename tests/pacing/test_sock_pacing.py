@@ -17,12 +17,9 @@ from flowslotd.pacing import guardian, make_pacer
 from flowslotd.pacing.base import PaceEntry, pack
 from flowslotd.pacing.sock_pacing import SocketPacer
 
-pytestmark = pytest.mark.root
+from .conformance import FREE, MB, MOST, entry, later
 
-MB = 1_000_000
-FREE, MOST = 15 * MB, 25 * MB
-"""Only a flow that nobody paces is faster; none is faster than that."""
-LONG = 3600 * 10**9
+pytestmark = pytest.mark.root
 
 
 @pytest.fixture
@@ -31,14 +28,6 @@ def sockets() -> Iterator[SocketPacer]:
     assert isinstance(pacer, SocketPacer)
     yield pacer
     pacer.close()
-
-
-def entry(cookie: int, rate: float) -> PaceEntry:
-    return PaceEntry(cookie, rate, rate, guaranteed=True, growth=0)
-
-
-def later(ns: int = LONG) -> int:
-    return time.monotonic_ns() + ns
 
 
 def limit(flow: Any) -> int:
@@ -54,10 +43,10 @@ def attach(pacer: SocketPacer, flow: Any) -> None:
 def test_paces_and_lets_go(sockets: SocketPacer, flows: Callable[..., Any]) -> None:
     flow = flows(most=MOST)
     attach(sockets, flow)
-    assert flow.rate() > FREE
+    assert flow.exceeds(FREE)
     for rate in (10 * MB, 3 * MB):
-        assert sockets.apply(pack([entry(flow.cookie, rate)]), later()) == 1
-        assert sockets.apply(pack([entry(flow.cookie, rate)]), later()) == 0
+        assert sockets.apply(pack([entry(flow, rate)]), later()) == 1
+        assert sockets.apply(pack([entry(flow, rate)]), later()) == 0
         assert flow.comes_to(rate)
         counters = sockets.counters()
         assert counters.cookie.tolist() == [flow.cookie]
@@ -65,14 +54,14 @@ def test_paces_and_lets_go(sockets: SocketPacer, flows: Callable[..., Any]) -> N
         assert counters.acked[0] > 0
     sockets.release(flow.cookie)
     assert limit(flow) == guardian.UNLIMITED
-    assert flow.rate() > FREE
+    assert flow.exceeds(FREE)
 
 
 def test_closing_frees_all(sockets: SocketPacer, flows: Callable[..., Any]) -> None:
     made = [flows(busy=False) for _ in range(3)]
     for flow in made:
         attach(sockets, flow)
-    assert sockets.apply(pack([entry(flow.cookie, MB) for flow in made]), later()) == 3
+    assert sockets.apply(pack([entry(flow, MB) for flow in made]), later()) == 3
     assert [limit(flow) for flow in made] == [MB] * 3
     assert sockets._undo.guard is not None
     watcher = sockets._undo.guard.pid
@@ -86,7 +75,7 @@ def test_another_socket_under_the_same_number_is_not_touched(
 ) -> None:
     flow, other = flows(busy=False), flows(busy=False)
     sockets.attach(flow.cookie, os.getpid(), other.sock.fileno())
-    assert sockets.apply(pack([entry(flow.cookie, MB)]), later()) == 0
+    assert sockets.apply(pack([entry(flow, MB)]), later()) == 0
     assert limit(other) == limit(flow) == guardian.UNLIMITED
     events = [(event.kind, event.cookie) for event in sockets.events()]
     assert events == [("closed", flow.cookie)]
@@ -98,7 +87,7 @@ def test_a_vanished_process_is_a_closed_flow(sockets: SocketPacer) -> None:
     sockets.attach(12345, gone.pid, 3)
     assert sockets.counters().cookie.size == 0
     assert [event.kind for event in sockets.events()] == ["closed"]
-    assert sockets.apply(pack([entry(12345, MB)]), later()) == 0
+    assert sockets.apply(pack([PaceEntry(12345, MB, MB, guaranteed=True, growth=0)]), later()) == 0
 
 
 def test_no_descriptor_is_kept(sockets: SocketPacer, flows: Callable[..., Any]) -> None:
@@ -106,7 +95,7 @@ def test_no_descriptor_is_kept(sockets: SocketPacer, flows: Callable[..., Any]) 
     attach(sockets, flow)
     before = len(os.listdir("/proc/self/fd"))
     for rate in range(1, 20):
-        sockets.apply(pack([entry(flow.cookie, rate * MB)]), later())
+        sockets.apply(pack([entry(flow, rate * MB)]), later())
         sockets.counters()
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -130,12 +119,12 @@ def test_fail_open_when_the_daemon_sleeps(
 ) -> None:
     flow = flows(most=MOST)
     attach(sockets, flow)
-    sockets.apply(pack([entry(flow.cookie, MB)]), later(10**8))
+    sockets.apply(pack([entry(flow, MB)]), later(10**8))
     assert limit(flow) == MB
     assert from_here.soon(lambda: limit(flow) == guardian.UNLIMITED)
-    assert flow.rate() > FREE
+    assert flow.exceeds(FREE)
     sockets.refresh(later())  # awake again: it knows that nothing is paced any more
-    assert sockets.apply(pack([entry(flow.cookie, MB)]), later()) == 1
+    assert sockets.apply(pack([entry(flow, MB)]), later()) == 1
     assert limit(flow) == MB
 
 
@@ -146,7 +135,7 @@ def test_a_dead_guardian_is_replaced(sockets: SocketPacer, flows: Callable[..., 
     sockets._undo.guard._process.wait()
     flow = flows(busy=False)
     attach(sockets, flow)
-    assert sockets.apply(pack([entry(flow.cookie, MB)]), later()) == 1
+    assert sockets.apply(pack([entry(flow, MB)]), later()) == 1
     assert sockets._undo.guard.pid != first
 
 
@@ -192,4 +181,4 @@ def test_fail_open_when_the_daemon_is_killed(
         owner.communicate()
     assert from_here.soon(lambda: limit(flow) == guardian.UNLIMITED)
     assert from_here.soon(lambda: has_ended(watcher))
-    assert flow.rate() > FREE
+    assert flow.exceeds(FREE)

@@ -1,21 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sockets of other processes, as jobs have told of them: reached through pidfd_getfd, each for a
-moment, so that no descriptor is kept."""
+moment, so that no descriptor is kept. And what the back ends have in common that pace them so."""
 
 import os
 import struct
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from errno import EBADF, ENOPROTOOPT, EOPNOTSUPP, ESRCH, ESTALE
 from socket import IPPROTO_TCP, TCP_INFO, socket
+from typing import TypeVar
 
 import numpy as np
 
 from flowslotd.pacing import guardian
-from flowslotd.pacing.base import FlowCounters, KernelEvent, PacingError
+from flowslotd.pacing.base import Entries, FlowCounters, KernelEvent, PacingError
+from flowslotd.pacing.undo import UndoTable
 
+MIN_RATE = 256_000
+"""As in bpf/consts.h: a held flow must notice a raised rate soon."""
+T = TypeVar("T")
 _INFO = struct.Struct("=120xQ")  # tcpi_bytes_acked
 _NO_TCP = ENOPROTOOPT, EOPNOTSUPP
 _CLOSED = EBADF, ESRCH, ESTALE
@@ -33,7 +39,7 @@ class AttachedSockets:
     touched. Whether it still is the same socket is checked each time."""
 
     def __init__(
-        self, gone: Callable[[int], None], udp_sent: Callable[[], Mapping[int, int]] | None = None
+        self, gone: Callable[[int], None], udp_sent: Callable[[], Mapping[int, int]]
     ) -> None:
         """`gone` is called with the cookie of a socket that could not be had any more; `udp_sent`
         tells the bytes that sockets without acknowledgements have sent, by cookie."""
@@ -56,10 +62,10 @@ class AttachedSockets:
     def __contains__(self, cookie: int) -> bool:
         return cookie in self._sockets
 
-    def where(self, cookie: int) -> tuple[int, int] | None:
-        """Process and descriptor; None: not attached."""
-        at = self._sockets.get(cookie)
-        return None if at is None else (at.pid, at.fd)
+    def where(self, cookie: int) -> tuple[int, int]:
+        """Process and descriptor. Raises KeyError when it is not attached."""
+        at = self._sockets[cookie]
+        return at.pid, at.fd
 
     def attach(self, cookie: int, pid: int, fd: int) -> None:
         """See `Pacer`."""
@@ -90,8 +96,7 @@ class AttachedSockets:
 
     def counters(self) -> FlowCounters:
         """See `Pacer`. Some five system calls per flow."""
-        udp = self._udp_sent() if self._udp_sent is not None else {}
-        read = sorted(self._read(udp))
+        read = sorted(self._read(self._udp_sent()))
         cookies = np.array([cookie for cookie, _ in read], np.uint64)
         return FlowCounters(cookies, np.array([acked for _, acked in read], np.int64))
 
@@ -121,6 +126,119 @@ class AttachedSockets:
         """See `Pacer`; None: no longer."""
         if cookie in self._sockets:
             self._sockets[cookie].target = acked_target
+
+
+class AttachedPacer(ABC):
+    """See `Pacer`. There are no kernel events, and no top-up: `closed` and `drained` are noticed
+    when counters are read. The kernel keeps what was set when the daemon dies, so a guardian
+    process undoes it (guardian.py)."""
+
+    lends = False
+    congestion_control = ""
+
+    def __init__(self) -> None:
+        self._sockets = AttachedSockets(self._gone, self._udp_sent)
+        self._undo = UndoTable()
+        self._why: dict[int, str] = {}  # flows are not paced
+        self._in_force = True
+
+    # -- rates --------------------------------------------------------------------------------
+
+    def attach(self, cookie: int, pid: int, fd: int) -> None:
+        """See `Pacer`. Whether it is so is checked each time the socket is touched."""
+        if cookie not in self._sockets or self._sockets.where(cookie) != (pid, fd):
+            self.release(cookie)
+            self._sockets.attach(cookie, pid, fd)
+
+    def apply(self, entries: Entries, deadline_ns: int) -> int:
+        """See `Pacer`. The deadline is one for all flows."""
+        self._extend(deadline_ns)
+        rates = np.minimum(entries["reserved"], entries["ceiling"])
+        wanted = zip(entries["cookie"].tolist(), rates.tolist(), strict=True)
+        return self._set(
+            [
+                (cookie, max(round(rate), MIN_RATE))
+                for cookie, rate in wanted
+                if cookie in self._sockets
+            ],
+            deadline_ns,
+        )
+
+    @abstractmethod
+    def _set(self, wanted: list[tuple[int, int]], deadline_ns: int) -> int:
+        """Rates (payload bytes/s) of attached flows, by cookie. Returns how many changed."""
+
+    def refresh(self, deadline_ns: int) -> bool:
+        """See `Pacer`."""
+        self._extend(deadline_ns)
+        in_force, self._in_force = self._in_force, True
+        return in_force
+
+    def _extend(self, deadline_ns: int) -> None:
+        if self._undo.refresh(deadline_ns):
+            self._in_force = False
+            self._undone()
+
+    @abstractmethod
+    def _undone(self) -> None:
+        """We were late, and the guardian has undone everything."""
+
+    def _touch(self, cookie: int, do: Callable[[socket], T]) -> T | None:
+        """What `do` returns for this flow's socket; None: that was not possible (`do` may raise
+        PacingError too), and `refusal` says why."""
+        try:
+            with self._sockets.borrow(cookie) as sock:
+                done = do(sock)
+        except PacingError as error:
+            self._why[cookie] = str(error)
+            return None
+        except OSError as error:
+            why = self._sockets.lost(cookie, error)
+            if why:  # not now
+                self._why[cookie] = why
+                self._in_force = False
+            return None
+        self._why.pop(cookie, None)
+        return done
+
+    def release(self, cookie: int) -> None:
+        """See `Pacer`. The flow stays attached."""
+        self._sockets.watch(cookie, None)
+        self._gone(cookie)
+
+    def _gone(self, cookie: int) -> None:
+        """It is not ours any more: released, or closed."""
+        self._why.pop(cookie, None)
+        self._undo.free_socket(cookie)
+
+    def refusal(self, cookie: int) -> str:
+        """See `Pacer`."""
+        return self._why.get(cookie, "")
+
+    # -- what the kernel tells ------------------------------------------------------------------
+
+    def counters(self) -> FlowCounters:
+        """See `Pacer`. Some five system calls per flow."""
+        return self._sockets.counters()
+
+    @abstractmethod
+    def _udp_sent(self) -> Mapping[int, int]:
+        """Payload bytes of UDP flows, by cookie."""
+
+    def event_fd(self) -> int | None:
+        """There is none: poll."""
+        return None
+
+    def events(self) -> list[KernelEvent]:
+        """`closed` and `drained`, as noticed by `counters()` and `apply()`; no addresses."""
+        return self._sockets.events()
+
+    def lend(self, donors: Mapping[int, int]) -> None:  # noqa: B027  (for all of them)
+        """See `Pacer`: flows are told of a change by the daemon alone."""
+
+    def watch(self, cookie: int, acked_target: int) -> None:
+        """See `Pacer`; noticed by `counters()`."""
+        self._sockets.watch(cookie, acked_target)
 
 
 def _acknowledged(sock: socket) -> int | None:

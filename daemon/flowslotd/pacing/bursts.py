@@ -12,6 +12,7 @@ from pathlib import Path
 from socket import socket
 
 from flowslotd.pacing import guardian
+from flowslotd.pacing.base import PacingError
 from flowslotd.pacing.berth import lock
 from flowslotd.pacing.undo import UndoTable
 
@@ -43,9 +44,10 @@ class SmallBursts:
             return
         try:
             self._before = int(Path(guardian.SYSCTL).read_text())
-            if self._before and undo.list_change(guardian.TSO_RTT_LOG, 0, self._before):
+            if self._before:
+                undo.list_change(guardian.TSO_RTT_LOG, 0, self._before)
                 guardian.write_sysctl(0)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, PacingError) as error:
             log.warning(
                 "%s stays: flows below 0.5 Gbit/s send in bursts: %s", guardian.SYSCTL, error
             )

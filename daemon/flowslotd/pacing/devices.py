@@ -6,7 +6,6 @@ daemon's do not go together.
 """
 
 import ctypes
-import struct
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,13 +15,14 @@ from typing import Any, TypeVar
 
 from flowslotd.pacing import guardian
 from flowslotd.pacing.base import PacingError
-from flowslotd.pacing.undo import UndoTable
+from flowslotd.pacing.rtnetlink import add_root
 
 DEFAULT_QDISC = Path("/proc/sys/net/core/default_qdisc")
 T = TypeVar("T")
 _CLONE_NEWNET = 0x40000000
-_NEWQDISC = 36
 _IFF_UP, _IFF_LOOPBACK = 1, 8
+_LOOPBACK = 1
+"""Its index in every network namespace."""
 _MASTERS = {"bond", "team", "bridge", "openvswitch", "vrf"}
 
 
@@ -170,13 +170,6 @@ def refusal(device: Device, ours: int) -> str:
     return ""
 
 
-def keep_queue_length(undo: UndoTable, device: Device) -> bool:
-    """Before a root qdisc is added. False: the table is full."""
-    return device.queue_length > 0 or undo.list_change(
-        guardian.QUEUE_LENGTH, device.index, device.queue_length
-    )
-
-
 def qdisc_trial(*kinds: str) -> str:
     """Why the kernel cannot put these on a device, as one sentence; empty: it can, or it is not
     for us to know. Tried in a network namespace that ends with the thread that makes it."""
@@ -188,9 +181,6 @@ def _try_qdiscs(kinds: tuple[str, ...]) -> str:
     if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNET):
         return ""  # CAP_SYS_ADMIN is not what pacing needs
     for kind in kinds:
-        name = kind.encode() + b"\0"
-        attribute = struct.pack("=HH", 4 + len(name), 1) + name + bytes(-len(name) % 4)
-        code = guardian.ask(_NEWQDISC, 1, 0, guardian.ROOT, create=attribute)
-        if code == ENOENT:
+        if add_root(_LOOPBACK, 0, kind) == ENOENT:
             return f"this kernel has no sch_{kind}: modprobe it, or use a kernel with it"
     return ""

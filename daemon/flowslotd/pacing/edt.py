@@ -18,18 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flowslotd.pacing import guardian
-from flowslotd.pacing.base import Entries, PacingError, Traits
-from flowslotd.pacing.berth import Berth
-from flowslotd.pacing.devices import (
-    Device,
-    Devices,
-    keep_queue_length,
-    qdisc_trial,
-    refusal,
-)
+from flowslotd.pacing.base import PacingError, Traits
+from flowslotd.pacing.devices import Device, Devices, qdisc_trial, refusal
 from flowslotd.pacing.libbpf import Object, built
 from flowslotd.pacing.rtnetlink import add_fq
-from flowslotd.pacing.sock_pacing import MIN_RATE, SocketPacer
+from flowslotd.pacing.sock_pacing import SocketPacer
 from flowslotd.pacing.ways import Ways
 
 OBJECT = "edt.bpf.o"
@@ -64,7 +57,6 @@ class EdtPacer(SocketPacer):
     def __init__(self, instance: str, devices: Sequence[str] = (), sysctls: bool = True) -> None:
         super().__init__(instance, sysctls)
         self._names = devices
-        self._berth: Berth | None = None
         self._ways: Ways | None = None
         self._object: Object | None = None
         self._forget()
@@ -87,9 +79,9 @@ class EdtPacer(SocketPacer):
         if lacking:
             raise PacingError(lacking)
         self._load(file)
-        self._berth = Berth()
+        self._ways = Ways(self._names, self._undo, guardian.FILTER, changes_to, self._add)
         super().open()
-        self._ways = Ways(self._names, self._prepare)
+        self._ways.set_up()
 
     def _load(self, file: Path) -> None:
         try:
@@ -106,8 +98,8 @@ class EdtPacer(SocketPacer):
         return np.frombuffer(mmap.mmap(fd, SLOTS * dtype.itemsize, mmap.MAP_SHARED), dtype)
 
     def _keep(self) -> tuple[int, ...]:
-        assert self._berth is not None
-        return (*super()._keep(), self._berth.fileno())
+        assert self._ways is not None
+        return (*super()._keep(), self._ways.fileno())
 
     def close(self) -> None:
         """Let all flows go, and remove what is ours from the devices."""
@@ -120,9 +112,6 @@ class EdtPacer(SocketPacer):
         if self._object is not None:
             self._object.close()
             self._object = None
-        if self._berth is not None:
-            self._berth.close()
-            self._berth = None
 
     def _undone(self) -> None:
         super()._undone()
@@ -133,27 +122,10 @@ class EdtPacer(SocketPacer):
 
     # -- devices ------------------------------------------------------------------------------
 
-    def _prepare(self, devices: Devices, device: Device) -> None:
-        assert self._berth is not None and self._object is not None
-        index, number = device.index, self._berth.number
-        with self._berth.deserted() as numbers:
-            for other in numbers:
-                guardian.remove_filter(index, other)
-        device = devices.device(index)
-        changes_to(device)
+    def _add(self, devices: Devices, device: Device) -> None:
+        assert self._ways is not None and self._object is not None
+        index, number = device.index, self._ways.number
         filters = guardian.filters(index, guardian.EGRESS)
-        ours = {f.info for f in filters if guardian.FILTER_NAME.encode() in f.attributes}
-        first = min((f.info >> 16 for f in filters if f.info not in ours), default=2**16)
-        if first <= PREFERENCE + number:
-            raise PacingError(
-                f"{device.name} has a filter at its egress with preference {first}, which stays, "
-                "and may decide before ours"
-            )
-        if not (
-            self._undo.list_change(guardian.FILTER, index, number)
-            and keep_queue_length(self._undo, device)
-        ):
-            raise PacingError(f"{guardian.CHANGES} changes of devices are the most")
         own = not device.ingress or any(guardian.OWN.encode() in f.attributes for f in filters)
         name = f"{guardian.FILTER_NAME}{number:x}{guardian.OWN if own else ''}"
         program = self._object.program("flowslot_edt")
@@ -183,19 +155,16 @@ class EdtPacer(SocketPacer):
 
     # -- rates --------------------------------------------------------------------------------
 
-    def apply(self, entries: Entries, deadline_ns: int) -> int:
-        """See `Pacer`. No system call for UDP, some five for a changed TCP flow."""
-        self._extend(deadline_ns)
+    def _set(self, wanted: list[tuple[int, int]], deadline_ns: int) -> int:
         written = 0
-        rates = np.minimum(entries["reserved"], entries["ceiling"])
-        for cookie, asked in zip(entries["cookie"].tolist(), rates.tolist(), strict=True):
-            rate = max(round(asked), MIN_RATE)
+        for cookie, rate in wanted:
             slot = self._slots.get(cookie)
             if slot is None:
                 slot = self._take(cookie)
             if slot is None or self._ctl["rate"][slot] == rate:
                 continue
-            if self._pace(cookie, round(rate * ABOVE)) or cookie in self._udp:
+            # The program paces UDP too, and its sockets' own rate is left alone.
+            if cookie in self._udp or self._pace(cookie, round(rate * ABOVE)):
                 self._ctl[slot] = rate, deadline_ns
                 written += 1
         return written
@@ -209,34 +178,28 @@ class EdtPacer(SocketPacer):
         super()._extend(deadline_ns)
         self._ctl["deadline_ns"][list(self._slots.values())] = deadline_ns
 
-    def _is_tcp(self, cookie: int, sock: socket) -> bool:
-        """The program paces others too, and their own rate is left alone."""
-        if sock.getsockopt(SOL_SOCKET, SO_PROTOCOL) != IPPROTO_TCP:
-            self._udp.add(cookie)
-        return cookie not in self._udp
-
     def _take(self, cookie: int) -> int | None:
         """A slot for a flow that has none. None: it cannot be paced."""
-        if self._ways is None or self._object is None or cookie not in self._sockets:
+        if self._ways is None or self._object is None:
             return None
-        if not self._free:
-            self._why[cookie] = f"{SLOTS} flows are paced already"
+        protocol = self._touch(cookie, self._protocol)
+        if protocol is None:
             return None
-        try:
-            with self._sockets.borrow(cookie) as sock:
-                self._ways.of(sock)
-        except PacingError as error:
-            self._why[cookie] = str(error)
-            return None
-        except OSError as error:
-            self._put_off(cookie, self._sockets.lost(cookie, error))
-            return None
-        self._why.pop(cookie, None)
+        if protocol != IPPROTO_TCP:
+            self._udp.add(cookie)
         slot = self._slots[cookie] = self._free.pop()
         self._ctl[slot] = 0, 0
         self._stat[slot] = 0, 0, 0, 0
         self._object.map("edt_slots").put(_bytes(cookie, 8), _bytes(slot, 4))
         return slot
+
+    def _protocol(self, sock: socket) -> int:
+        """Of a socket that can be paced. Raises PacingError and OSError."""
+        assert self._ways is not None
+        if not self._free:
+            raise PacingError(f"{SLOTS} flows are paced already")
+        self._ways.of(sock)
+        return sock.getsockopt(SOL_SOCKET, SO_PROTOCOL)
 
     def _drop(self, cookie: int) -> None:
         self._udp.discard(cookie)
@@ -247,11 +210,6 @@ class EdtPacer(SocketPacer):
             if self._object is not None:
                 self._object.map("edt_slots").remove(_bytes(cookie, 8))
 
-    def release(self, cookie: int) -> None:
-        """See `Pacer`. The flow stays attached."""
-        self._drop(cookie)
-        super().release(cookie)
-
     def _gone(self, cookie: int) -> None:
         self._drop(cookie)
         super()._gone(cookie)
@@ -260,10 +218,23 @@ class EdtPacer(SocketPacer):
         return {cookie: int(self._stat["bytes"][slot]) for cookie, slot in self._slots.items()}
 
 
-def changes_to(device: Device) -> list[str]:
-    """What pacing there does to a device, one sentence each. Raises PacingError: it would be
-    refused, and why."""
+def changes_to(device: Device, number: int) -> list[str]:
+    """What pacing there by the daemon with this number does to a device, one sentence each. Raises
+    PacingError: it would be refused, and why; and OSError."""
     changes = []
+    first = min(
+        (
+            one.info >> 16
+            for one in guardian.filters(device.index, guardian.EGRESS)
+            if guardian.FILTER_NAME.encode() not in one.attributes
+        ),
+        default=2**16,
+    )
+    if first <= PREFERENCE + number:
+        raise PacingError(
+            f"{device.name} has a filter at its egress with preference {first}, which stays, "
+            "and may decide before ours"
+        )
     if device.ingress == "ingress":
         raise PacingError(
             f"{device.name} has an ingress qdisc, which stays, and clsact takes its place"

@@ -48,8 +48,9 @@ clsact is ours."""
 OWN = "_clsact"
 SYSCTL = "/proc/sys/net/ipv4/tcp_tso_rtt_log"
 
+NEWQDISC, DELQDISC = 36, 37
 _SETLINK, _IFLA_TXQLEN = 19, 13
-_DELQDISC, _DELTCLASS, _GETTCLASS, _DELTFILTER, _GETTFILTER = 37, 41, 42, 45, 46
+_DELTCLASS, _GETTCLASS, _DELTFILTER, _GETTFILTER = 41, 42, 45, 46
 _NLM_REQUEST, _NLM_ACK, _NLM_DUMP, _NLM_CREATE = 1, 4, 0x300, 0x400
 _NLMSG_ERROR, _NLMSG_DONE = 2, 3
 _PIDFD_GETFD = 438  # the same on every architecture
@@ -184,7 +185,7 @@ def remove_classes(device: int, number: int) -> None:
         if one.handle >> 12 & 15 == number:
             ask(_DELTCLASS, device, one.handle, one.parent)
     if not classes(device):
-        ask(_DELQDISC, device, HTB, ROOT)
+        ask(DELQDISC, device, HTB, ROOT)
 
 
 def remove_filter(device: int, number: int) -> None:
@@ -196,7 +197,7 @@ def remove_filter(device: int, number: int) -> None:
         ask(_DELTFILTER, device, 0, EGRESS, one.info)
     left = filters(device, EGRESS)
     if not any(FILTER_NAME.encode() in one.attributes for one in left):
-        ask(_DELQDISC, device, FQ, ROOT)
+        ask(DELQDISC, device, FQ, ROOT)
     if any(OWN.encode() in one.attributes for one in ours):
         remove_clsact(device)
 
@@ -204,7 +205,7 @@ def remove_filter(device: int, number: int) -> None:
 def remove_clsact(device: int) -> None:
     """Unless somebody uses it. Raises OSError."""
     if not filters(device, EGRESS) and not filters(device, INGRESS):
-        ask(_DELQDISC, device, CLSACT, CLSACT_ROOT)
+        ask(DELQDISC, device, CLSACT, CLSACT_ROOT)
 
 
 def set_queue_length(device: int, value: int) -> None:
@@ -222,26 +223,27 @@ def write_sysctl(value: int) -> None:
 
 
 def undo_change(change: int, device: int, value: int) -> None:
-    """One row of the table; what is gone already is passed over."""
-    with contextlib.suppress(OSError):
-        if change == CLASSES:
-            remove_classes(device, value)
-        elif change == FILTER:
-            remove_filter(device, value)
-        elif change == TSO_RTT_LOG:
-            write_sysctl(value)
-        elif change == QUEUE_LENGTH:
-            set_queue_length(device, value)
+    """One row of the table. Raises OSError."""
+    if change == CLASSES:
+        remove_classes(device, value)
+    elif change == FILTER:
+        remove_filter(device, value)
+    elif change == TSO_RTT_LOG:
+        write_sysctl(value)
+    elif change == QUEUE_LENGTH:
+        set_queue_length(device, value)
 
 
 # -- all of it --------------------------------------------------------------------------------
 
 
 def free_all(table: mmap.mmap) -> None:
-    """Undo everything in the table: who is in a class before the class."""
+    """Undo everything in the table: who is in a class before the class. What is gone already is
+    passed over."""
     free_sockets(table)
     for k in range(CHANGES):
-        undo_change(*CHANGE.unpack_from(table, HEADER.size + k * CHANGE.size))
+        with contextlib.suppress(OSError):
+            undo_change(*CHANGE.unpack_from(table, HEADER.size + k * CHANGE.size))
     _, freed = HEADER.unpack_from(table)
     struct.pack_into("=Q", table, 8, freed + 1)
 

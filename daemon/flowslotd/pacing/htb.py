@@ -9,27 +9,16 @@ all of it when the daemon dies.
 
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from socket import IPPROTO_TCP, SO_PRIORITY, SO_PROTOCOL, SOL_SOCKET, TCP_INFO, socket
 
-import numpy as np
-
 from flowslotd.pacing import guardian
-from flowslotd.pacing.attached import AttachedSockets
-from flowslotd.pacing.base import Entries, FlowCounters, KernelEvent, PacingError, Traits
-from flowslotd.pacing.berth import Berth
-from flowslotd.pacing.devices import (
-    Device,
-    Devices,
-    keep_queue_length,
-    qdisc_trial,
-    refusal,
-)
+from flowslotd.pacing.attached import AttachedPacer
+from flowslotd.pacing.base import PacingError, Traits
+from flowslotd.pacing.devices import Device, Devices, qdisc_trial, refusal
 from flowslotd.pacing.rtnetlink import Cutter, HtbClass, class_counts, packed
-from flowslotd.pacing.sock_pacing import MIN_RATE
-from flowslotd.pacing.undo import SOCKETS, UndoTable
 from flowslotd.pacing.ways import Ways
 
 MOST_CLASSES = 4095
@@ -80,12 +69,10 @@ class _Flow:
         return round(self.rate * (1 + self.headers / self.payload))
 
 
-class HtbPacer:
+class HtbPacer(AttachedPacer):
     """See `Pacer`."""
 
     name = "htb"
-    lends = False
-    congestion_control = ""
     traits = Traits(
         how="a class of HTB for each flow, found by the socket's priority",
         protocols=("tcp", "udp"),
@@ -98,15 +85,11 @@ class HtbPacer:
     )
 
     def __init__(self, instance: str, devices: Sequence[str] = ()) -> None:
+        super().__init__()
         self._names = devices
-        self._sockets = AttachedSockets(self._gone, self._udp_sent)
-        self._undo = UndoTable()
-        self._berth: Berth | None = None
         self._ways: Ways | None = None
         self._flows: dict[int, _Flow] = {}
         self._free = _minors()
-        self._why: dict[int, str] = {}  # flows are not paced
-        self._in_force = True
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -116,10 +99,10 @@ class HtbPacer:
         lacking = qdisc_trial("htb", "tbf")
         if lacking:
             raise PacingError(lacking)
-        self._berth = Berth()
-        self._undo.open(keep=(self._berth.fileno(),))
+        self._ways = Ways(self._names, self._undo, guardian.CLASSES, changes_to, self._add)
+        self._undo.open(keep=(self._ways.fileno(),))
         self._free = _minors()
-        self._ways = Ways(self._names, self._prepare)
+        self._ways.set_up()
 
     def close(self) -> None:
         """Let all flows go, and remove what is ours from the devices."""
@@ -127,14 +110,11 @@ class HtbPacer:
         for cookie in list(self._flows):
             self.release(cookie)
         self._drain(devices)
+        self._sockets.clear()
+        self._undo.close()
         if self._ways is not None:
             self._ways.close()
             self._ways = None
-        self._sockets.clear()
-        self._undo.close()
-        if self._berth is not None:
-            self._berth.close()
-            self._berth = None
 
     def _drain(self, devices: set[int]) -> None:
         end = time.monotonic() + DRAIN_S
@@ -146,97 +126,62 @@ class HtbPacer:
             ):
                 time.sleep(0.002)
 
-    def _prepare(self, devices: Devices, device: Device) -> None:
-        assert self._berth is not None
-        changes_to(device)
-        with self._berth.deserted() as numbers:
-            for number in numbers:
-                guardian.remove_classes(device.index, number)
-        if not (
-            self._undo.list_change(guardian.CLASSES, device.index, self._berth.number)
-            and keep_queue_length(self._undo, device)
-        ):
-            raise PacingError(f"{guardian.CHANGES} changes of devices are the most")
-        root = devices.device(device.index).root
-        if root is None or root.handle != guardian.HTB:
+    @staticmethod
+    def _add(devices: Devices, device: Device) -> None:
+        if device.root is None or device.root.handle != guardian.HTB:
             devices.do(lambda r: r.tc("add", "htb", device.index, guardian.HTB, default=0))
 
     # -- rates --------------------------------------------------------------------------------
 
-    def attach(self, cookie: int, pid: int, fd: int) -> None:
-        """See `Pacer`. Whether it is so is checked each time the socket is touched."""
-        if self._sockets.where(cookie) != (pid, fd):
-            self.release(cookie)
-            self._sockets.attach(cookie, pid, fd)
-
-    def apply(self, entries: Entries, deadline_ns: int) -> int:
-        """See `Pacer`. One system call for 64 changes; the deadline is one for all."""
-        self._extend(deadline_ns)
-        rates = np.minimum(entries["reserved"], entries["ceiling"])
-        wanted: list[tuple[int, int]] = []
-        for cookie, asked in zip(entries["cookie"].tolist(), rates.tolist(), strict=True):
-            rate = max(round(asked), MIN_RATE)
+    def _set(self, wanted: list[tuple[int, int]], deadline_ns: int) -> int:
+        """One system call for 64 changes."""
+        changed = []
+        for cookie, rate in wanted:
             flow = self._flows.get(cookie) or self._take(cookie)
             if flow is not None and flow.rate != rate:
-                wanted.append((cookie, rate))
-        failed = self._write(wanted)
-        return len(wanted) - len(failed)
+                changed.append((cookie, rate))
+        return len(changed) - len(self._write(changed))
 
     def refresh(self, deadline_ns: int) -> bool:
         """See `Pacer`."""
-        self._extend(deadline_ns)
-        in_force, self._in_force = self._in_force, True
+        in_force = super().refresh(deadline_ns)
         return in_force and not (self._ways is not None and self._ways.due())
 
-    def _extend(self, deadline_ns: int) -> None:
-        if self._undo.refresh(deadline_ns):  # we were late, and no class is left
-            self._in_force = False
-            for cookie in self._flows:  # the guardian may have been half-way when we came back
-                self._undo.free_socket(cookie)
-            self._flows.clear()
-            self._free = _minors()
-            if self._ways is not None:
-                self._ways.forget()
+    def _undone(self) -> None:
+        for cookie in self._flows:  # the guardian may have been half-way when we came back
+            self._undo.free_socket(cookie)
+        self._flows.clear()
+        self._free = _minors()
+        if self._ways is not None:
+            self._ways.forget()
 
     def _take(self, cookie: int) -> _Flow | None:
         """A class for a flow that has none. None: it cannot be paced."""
-        if self._ways is None or cookie not in self._sockets:
+        if self._ways is None:
             return None
-        if not any(self._free):
-            self._why[cookie] = f"{MOST_CLASSES} flows have classes already"
-            return None
-        try:
-            with self._sockets.borrow(cookie) as sock:
-                devices = self._ways.of(sock)
-                priority = sock.getsockopt(SOL_SOCKET, SO_PRIORITY) & 0xFFFFFFFF
-                if priority >> 16 == guardian.HTB >> 16:  # left behind, and what it was is lost
-                    priority = 0
-                free = self._free[priority & 15] or next(filter(None, self._free))
-                mtu = max(map(self._ways.mtu, devices))
-                flow = _described(sock, free[-1], devices, mtu)
-            at = self._sockets.where(cookie)
-            # The guardian must know before there is something to undo.
-            if at is None or not self._undo.list_socket(cookie, *at, (SO_PRIORITY, 4, priority)):
-                self._why[cookie] = f"{SOCKETS} flows are paced already"
-                return None
-            if flow.udp:  # the class may have served another flow
-                flow.seen = self._counts(flow, _class_counts(flow.devices))
-        except PacingError as error:
-            self._why[cookie] = str(error)
-            return None
-        except OSError as error:
-            self._put_off(cookie, self._sockets.lost(cookie, error))
-            return None
-        self._why.pop(cookie, None)
-        free.pop()
-        self._flows[cookie] = flow
+        flow = self._touch(cookie, lambda sock: self._classified(sock, cookie))
+        if flow is not None:
+            self._flows[cookie] = flow
         return flow
 
-    def _put_off(self, cookie: int, why: str) -> None:
-        """Not now; `why` is empty when not at all."""
-        if why:
-            self._why[cookie] = why
-            self._in_force = False
+    def _classified(self, sock: socket, cookie: int) -> _Flow:
+        """Raises PacingError and OSError."""
+        assert self._ways is not None
+        if not any(self._free):
+            raise PacingError(f"{MOST_CLASSES} flows have classes already")
+        devices = self._ways.of(sock)
+        priority = sock.getsockopt(SOL_SOCKET, SO_PRIORITY) & 0xFFFFFFFF
+        if priority >> 16 == guardian.HTB >> 16:  # left behind, and what it was is lost
+            priority = 0
+        free = self._free[priority & 15] or next(filter(None, self._free))
+        mtu = max(map(self._ways.mtu, devices))
+        flow = _described(sock, free[-1], devices, mtu)
+        if flow.udp:  # the class may have served another flow
+            flow.seen = self._counts(flow, _class_counts(flow.devices))
+        # The guardian must know before there is something to undo.
+        self._undo.list_socket(cookie, *self._sockets.where(cookie), (SO_PRIORITY, 4, priority))
+        free.pop()
+        return flow
 
     def _write(self, wanted: Sequence[tuple[int, int]]) -> set[int]:
         """Set rates (payload bytes/s) of flows that have classes. Returns who is not paced."""
@@ -261,7 +206,7 @@ class HtbPacer:
         if failed:
             self._begin_anew({index for cookie in failed for index in self._flows[cookie].devices})
         for cookie in new:
-            if cookie in self._flows and not self._direct(cookie):
+            if cookie in self._flows and self._touch(cookie, self._director(cookie)) is None:
                 self.release(cookie)
                 self._in_force = False
         return {cookie for cookie, _ in wanted if cookie not in self._flows}
@@ -285,25 +230,18 @@ class HtbPacer:
             messages.append(Cutter(index, handle, most, WAITING))
         return messages
 
-    def _direct(self, cookie: int) -> bool:
-        """Direct a flow's packets into its class."""
-        try:
-            with self._sockets.borrow(cookie) as sock:
-                handle = self._handle(self._flows[cookie].minor)
-                guardian.set_option(sock, SO_PRIORITY, 4, handle)
-        except OSError as error:
-            self._sockets.lost(cookie, error)
-            return False
-        return True
+    def _director(self, cookie: int) -> Callable[[socket], bool]:
+        """Directs a flow's packets into its class."""
+        handle = self._handle(self._flows[cookie].minor)
 
-    def release(self, cookie: int) -> None:
-        """See `Pacer`. The flow stays attached."""
-        self._sockets.watch(cookie, None)
-        self._gone(cookie)
+        def direct(sock: socket) -> bool:
+            guardian.set_option(sock, SO_PRIORITY, 4, handle)
+            return True
+
+        return direct
 
     def _gone(self, cookie: int) -> None:
         """Its class sends what it still has, and serves the next."""
-        self._why.pop(cookie, None)
         flow = self._flows.pop(cookie, None)
         if flow is not None:
             self._free[flow.minor & 15].append(flow.minor)
@@ -313,24 +251,16 @@ class HtbPacer:
                 with suppress(OSError):
                     self._ways.rtnetlink.put(free)
         # After the class is open: what the socket sends from now on passes by it.
-        self._undo.free_socket(cookie)
+        super()._gone(cookie)
 
     def _handle(self, minor: int) -> int:
-        assert self._berth is not None
-        return guardian.HTB | self._berth.number << 12 | minor
+        assert self._ways is not None
+        return guardian.HTB | self._ways.number << 12 | minor
 
     def _is_mine(self, handle: int) -> bool:
-        return self._berth is not None and handle >> 12 & 15 == self._berth.number
-
-    def refusal(self, cookie: int) -> str:
-        """See `Pacer`."""
-        return self._why.get(cookie, "")
+        return self._ways is not None and handle >> 12 & 15 == self._ways.number
 
     # -- what the kernel tells ------------------------------------------------------------------
-
-    def counters(self) -> FlowCounters:
-        """See `Pacer`. Some five system calls per flow."""
-        return self._sockets.counters()
 
     def _udp_sent(self) -> dict[int, int]:
         """Payload bytes of UDP flows; also learns how large their packets are."""
@@ -357,21 +287,6 @@ class HtbPacer:
         handle = self._handle(flow.minor)
         known = [c for index in flow.devices if (c := counts[index].get(handle)) is not None]
         return sum(count[0] for count in known), sum(count[1] for count in known)
-
-    def event_fd(self) -> int | None:
-        """There is none: poll."""
-        return None
-
-    def events(self) -> list[KernelEvent]:
-        """`closed` and `drained`, as noticed by `counters()` and `apply()`; no addresses."""
-        return self._sockets.events()
-
-    def lend(self, donors: Mapping[int, int]) -> None:
-        """See `Pacer`: flows are told of a change by the daemon alone."""
-
-    def watch(self, cookie: int, acked_target: int) -> None:
-        """See `Pacer`; noticed by `counters()`."""
-        self._sockets.watch(cookie, acked_target)
 
 
 def _minors() -> list[list[int]]:
@@ -403,9 +318,9 @@ def _described(sock: socket, minor: int, devices: tuple[int, ...], mtu: int) -> 
     return _Flow(minor, devices, mtu, headers + 20 + options, max(mss, 1), udp=False)
 
 
-def changes_to(device: Device) -> list[str]:
-    """What pacing there does to a device, one sentence each. Raises PacingError: it would be
-    refused, and why."""
+def changes_to(device: Device, number: int) -> list[str]:
+    """What pacing there does to a device, whichever the daemon's number, one sentence each. Raises
+    PacingError: it would be refused, and why."""
     why = refusal(device, guardian.HTB)
     if why:
         raise PacingError(why)

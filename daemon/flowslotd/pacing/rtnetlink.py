@@ -13,7 +13,7 @@ from typing import NamedTuple
 from flowslotd.pacing import guardian
 from flowslotd.pacing.base import PacingError
 
-_GETROUTE, _NEWQDISC, _NEWTCLASS = 26, 36, 40
+_NEWROUTE, _GETROUTE, _NEWTCLASS = 24, 26, 40
 _REQUEST, _ACK, _REPLACE, _CREATE = 1, 4, 0x100, 0x400
 _HEAD = struct.Struct("=IHHII")
 _TCMSG = struct.Struct("=BxxxiIII")
@@ -107,7 +107,7 @@ class Rtnetlink:
         if isinstance(one, HtbClass):
             kind, flags, body = _NEWTCLASS, _CREATE, _encoded_class(one)
         else:
-            kind, flags, body = _NEWQDISC, _CREATE | _REPLACE, _encoded_cutter(one)
+            kind, flags, body = guardian.NEWQDISC, _CREATE | _REPLACE, _encoded_cutter(one)
         return _HEAD.pack(16 + len(body), kind, _REQUEST | _ACK | flags, self._seq, 0) + body
 
     def way_out(self, sock: socket.socket) -> int:
@@ -134,7 +134,7 @@ class Rtnetlink:
             _, kind, _, seq, _ = _HEAD.unpack_from(answer)
             if seq == self._seq:
                 break
-        if kind != 24:  # RTM_NEWROUTE
+        if kind != _NEWROUTE:
             code = -struct.unpack_from("=i", answer, 16)[0]
             raise OSError(code, "no route")
         oif = _attributes(answer[16 + _RTMSG.size :]).get(_RTA_OIF)
@@ -154,10 +154,17 @@ def add_fq(device: int) -> None:
         _attribute(kind, struct.pack("=I", value))
         for kind, value in ((_FQ_LIMIT, 1 << 20), (_FQ_FLOW_LIMIT, 1 << 16), (_FQ_RATE_ENABLE, 0))
     )
-    more = _attribute(_KIND, b"fq\0") + _attribute(_OPTIONS, options)
-    code = guardian.ask(_NEWQDISC, device, guardian.FQ, guardian.ROOT, create=more)
+    code = add_root(device, guardian.FQ, "fq", options)
     if code and code != EEXIST:
         raise OSError(code, os.strerror(code))
+
+
+def add_root(device: int, handle: int, kind: str, options: bytes = b"") -> int:
+    """A root qdisc. Returns the kernel's errno."""
+    create = _attribute(_KIND, kind.encode() + b"\0")
+    if options:
+        create += _attribute(_OPTIONS, options)
+    return guardian.ask(guardian.NEWQDISC, device, handle, guardian.ROOT, create=create)
 
 
 def class_counts(device: int) -> dict[int, tuple[int, int, int]]:

@@ -8,6 +8,7 @@ import struct
 from contextlib import suppress
 
 from flowslotd.pacing import guardian
+from flowslotd.pacing.base import PacingError
 from flowslotd.pacing.guard import Guard
 
 SOCKETS = 4096
@@ -73,18 +74,18 @@ class UndoTable:
 
     def list_socket(
         self, cookie: int, pid: int, fd: int, option: tuple[int, int, int] = _UNPACED
-    ) -> bool:
-        """`option`: number, size and value to set it to. False: the table is full."""
+    ) -> None:
+        """`option`: number, size and value to set it to. Raises PacingError when the table is
+        full."""
         assert self._table is not None
         row = self._rows.get(cookie)
         if row is None:
             if not self._free_rows:
-                return False
+                raise PacingError(f"{SOCKETS} flows are paced already")
             row = self._rows[cookie] = self._free_rows.pop()
         guardian.ROW.pack_into(
             self._table, _ROWS + row * guardian.ROW.size, cookie, pid, fd, *option
         )
-        return True
 
     def free_socket(self, cookie: int) -> None:
         """Give a socket its option back now, if it is listed. One that is closed needs none."""
@@ -101,18 +102,17 @@ class UndoTable:
             struct.pack_into("=Q", self._table, _ROWS + row * guardian.ROW.size, 0)
             self._free_rows.append(row)
 
-    def list_change(self, change: int, device: int, value: int) -> bool:
-        """See guardian.CLASSES and the others. False: the table is full."""
+    def list_change(self, change: int, device: int, value: int) -> None:
+        """See guardian.CLASSES and the others. Raises PacingError when the table is full."""
         assert self._table is not None
         key = change, device
         row = self._changes.get(key)
         if row is None:
             if not self._free_changes:
-                return False
+                raise PacingError(f"{guardian.CHANGES} changes of devices are the most")
             row = self._changes[key] = self._free_changes.pop()
         offset = guardian.HEADER.size + row * guardian.CHANGE.size
         guardian.CHANGE.pack_into(self._table, offset, change, device, value)
-        return True
 
     def strike_change(self, change: int, device: int) -> None:
         """It is as it was."""

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which devices a flow leaves by, and that they are set up for it."""
+"""Which devices a flow leaves by, and that they are set up for it: by one daemon of several, which
+its number tells from the others."""
 
 import logging
 import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from errno import EPERM
 
 from flowslotd.pacing import guardian
 from flowslotd.pacing.base import PacingError
+from flowslotd.pacing.berth import Berth
 from flowslotd.pacing.devices import Device, Devices
 from flowslotd.pacing.rtnetlink import Rtnetlink
+from flowslotd.pacing.undo import UndoTable
 
 log = logging.getLogger(__name__)
 
@@ -20,46 +24,63 @@ AGAIN_S = 5.0
 _SO_NETNS_COOKIE, _SO_DOMAIN, _SO_PROTOCOL = 71, 39, 38
 _FAMILIES = socket.AF_INET, socket.AF_INET6
 _PROTOCOLS = socket.IPPROTO_TCP, socket.IPPROTO_UDP
-_DELQDISC, _NO_DEVICE = 37, 2**31 - 1
+_NO_DEVICE = 2**31 - 1
 
 
 class Ways:
-    """Open from the beginning to `close`."""
+    """Holds its number from the beginning to `close`."""
 
-    def __init__(self, names: Sequence[str], prepare: Callable[[Devices, Device], None]) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        undo: UndoTable,
+        change: int,
+        refuse: Callable[[Device, int], object],
+        add: Callable[[Devices, Device], None],
+    ) -> None:
         """`names`: of the devices that all flows leave by; none: what each flow's route says.
-        `prepare` sets a device up, or raises PacingError with the reason why not.
+        `change`: guardian.CLASSES or FILTER, what is to be undone on a device that is set up.
+        `refuse` raises PacingError where a device cannot be, with this number; `add` does it.
 
-        Raises PacingError when a named device cannot be set up, or none can.
+        Raises PacingError when no device can be.
         """
-        self._prepare = prepare
-        if guardian.ask(_DELQDISC, _NO_DEVICE, 0, guardian.ROOT) == EPERM:
+        if guardian.ask(guardian.DELQDISC, _NO_DEVICE, 0, guardian.ROOT) == EPERM:
             raise PacingError("needs CAP_NET_ADMIN: run as root or grant it")
-        self.rtnetlink = Rtnetlink()
-        try:
-            self._devices = Devices()
-        except BaseException:
-            self.rtnetlink.close()
-            raise
-        self._names = tuple(names)
+        self._names, self._undo = tuple(names), undo
+        self._change, self._refuse, self._add = change, refuse, add
         self._named: tuple[int, ...] = ()
         self._ready: dict[int, Device] = {}
         self._refused: dict[int, tuple[float, str]] = {}  # when, and why
         self._waits = False  # a flow without a route
         self._tried = time.monotonic()
-        try:
-            with socket.socket() as own:
-                self._namespace = _namespace(own)
-            for index in self._resolved():
-                self._set_up(index)
-        except BaseException:
-            self.close()
-            raise
+        with socket.socket() as own:
+            self._namespace = _namespace(own)
+        with ExitStack() as stack:
+            self.rtnetlink = Rtnetlink()
+            stack.callback(self.rtnetlink.close)
+            self._devices = Devices()
+            stack.callback(self._devices.close)
+            self._berth = Berth()
+            stack.callback(self._berth.close)
+            self._open = stack.pop_all()
 
     def close(self) -> None:
-        """What was set up stays."""
-        self._devices.close()
-        self.rtnetlink.close()
+        """What was set up stays: the undo table's business."""
+        self._open.close()
+
+    @property
+    def number(self) -> int:
+        """No other daemon in this network namespace has it."""
+        return self._berth.number
+
+    def fileno(self) -> int:
+        """Whoever holds this descriptor keeps the number."""
+        return self._berth.fileno()
+
+    def set_up(self) -> None:
+        """All named devices. Raises PacingError when one cannot be."""
+        for index in self._resolved():
+            self._set_up(index)
 
     def of(self, sock: socket.socket) -> tuple[int, ...]:
         """Indices of devices, set up. Raises PacingError: this flow cannot be paced, and why; and
@@ -122,8 +143,15 @@ class Ways:
 
     def _set_up(self, index: int) -> None:
         try:
+            with self._berth.deserted() as numbers:
+                for number in numbers:
+                    guardian.undo_change(self._change, index, number)
             device = self._devices.device(index)
-            self._prepare(self._devices, device)
+            self._refuse(device, self.number)
+            self._undo.list_change(self._change, index, self.number)
+            if not device.queue_length:
+                self._undo.list_change(guardian.QUEUE_LENGTH, index, 0)
+            self._add(self._devices, device)
         except OSError as error:
             raise PacingError(f"device {index} cannot be set up: {error}") from error
         self._ready[index] = device

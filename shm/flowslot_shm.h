@@ -70,7 +70,7 @@ enum flowslot_role {
     FLOWSLOT_PULL,   /* parameter server to worker */
     FLOWSLOT_RECEIVE /* this end only receives: its socket is left alone */
 };
-enum flowslot_transport { FLOWSLOT_NO_TRANSPORT, FLOWSLOT_TCP, FLOWSLOT_RDMA };
+enum flowslot_transport { FLOWSLOT_NO_TRANSPORT, FLOWSLOT_TCP, FLOWSLOT_RDMA, FLOWSLOT_UDP };
 enum flowslot_message { FLOWSLOT_REGISTER = 1, FLOWSLOT_REPLY, FLOWSLOT_BEGIN, FLOWSLOT_END };
 enum flowslot_quiet { /* any other value: as FLOWSLOT_QUIET_ALL */
     FLOWSLOT_QUIET_NONE,
@@ -460,8 +460,8 @@ static inline uint8_t flowslot__address(const struct sockaddr_storage *from, uin
 }
 
 /*
- * Report the connected TCP socket `fd` (-1: not a socket, as with RDMA) to rank `peer`. When the
- * daemon paces, its congestion control is selected on the socket, now or as soon as it appears.
+ * Report the connected socket `fd` (TCP or UDP; -1: not a socket, as with RDMA) to rank `peer`. When
+ * the daemon paces, its congestion control is selected on a TCP socket, now or as soon as it appears.
  * 0, or -1 when all slots are taken: then the flow goes unreported, and its calls do nothing.
  */
 static inline int flowslot_flow_open(struct flowslot *job, struct flowslot_flow *flow, int fd,
@@ -470,7 +470,7 @@ static inline int flowslot_flow_open(struct flowslot *job, struct flowslot_flow 
     struct sockaddr_storage here, there;
     socklen_t here_size = sizeof(here), there_size = sizeof(there), size = sizeof(uint64_t);
     uint32_t i;
-    int saved = errno;
+    int saved = errno, type = 0;
 
     flow->job = job;
     flow->slot = NULL;
@@ -490,7 +490,10 @@ static inline int flowslot_flow_open(struct flowslot *job, struct flowslot_flow 
         (void)getsockopt(fd, SOL_SOCKET, SO_COOKIE, &value.sock_cookie, &size);
         value.family = flowslot__address(&here, value.src, &value.sport);
         (void)flowslot__address(&there, value.dst, &value.dport);
-        value.transport = value.family ? FLOWSLOT_TCP : FLOWSLOT_NO_TRANSPORT;
+        size = sizeof(type);
+        (void)getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size);
+        if (value.family && type == SOCK_STREAM) value.transport = FLOWSLOT_TCP;
+        if (value.family && type == SOCK_DGRAM) value.transport = FLOWSLOT_UDP;
     }
     flowslot__lock(job);
     for (i = 0; i < job->slots && flow->slot == NULL; i++)

@@ -142,7 +142,7 @@ def preflight(
         typer.echo(f"flowslot: {error}", err=True)
         raise typer.Exit(BAD_INPUT) from None
     except (PacingError, OSError) as error:
-        typer.echo(f"flowslot: {config}: field `pacing.devices`: {error}", err=True)
+        typer.echo(f"flowslot: {config}: section [pacing]: {error}", err=True)
         raise typer.Exit(FAILURE) from None
     if output is Output.TABLE:
         typer.echo(flight.table(loaded, found, changes))

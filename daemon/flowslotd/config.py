@@ -102,6 +102,12 @@ class Config:
         """Where the sockets are."""
         return Path(self.settings.runtime_dir)
 
+    @property
+    def addresses(self) -> set[str]:
+        """This host's, as the topology says."""
+        host = self.topology.hosts.get(self.settings.host)
+        return {address for nic in host.nics for address in nic.addresses} if host else set()
+
 
 FIXED = ("instance", "runtime_dir", "slot_ms", "horizon", "pacing")
 """What only a restart changes: sockets, slots and programs in the kernel depend on it."""

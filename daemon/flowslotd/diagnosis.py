@@ -27,8 +27,8 @@ class Diagnosis:
 
 
 def diagnose(wanted: str = "auto") -> Diagnosis:
-    """`wanted`: as `pacing.backend` in a configuration. Takes some tenths of a second; changes
-    nothing."""
+    """`wanted`: as `pacing.backend` in a configuration. Takes some tenths of a second; leaves
+    nothing but modules that the kernel loads."""
     findings = probe()
     works = usable_backends(findings)
     if wanted == "auto":
@@ -83,7 +83,7 @@ def table(found: Diagnosis) -> str:
             "paces": ", ".join(traits.protocols),
             "leaves at once": traits.granularity,
             "follows a raise after": traits.resume,
-            "changes": "; ".join(traits.changes),
+            "changes": "; ".join(what for _, what in traits.changes),
         }
         for fact, text in facts.items():
             lines += textwrap.wrap(

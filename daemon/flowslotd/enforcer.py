@@ -88,10 +88,10 @@ class Enforcer:
             self.rate_writes += self._pacer.apply(entries[at], deadline)
 
     def refresh(self, deadline: Nanos) -> None:
-        """All entries stay in force until `deadline`."""
-        held = self._entries["cookie"] != 0
-        if held.any() and not self._pacer.refresh(deadline):
-            self.rate_writes += self._pacer.apply(self._entries[held], deadline)
+        """All entries stay in force until `deadline`. Also when there are none: we are alive."""
+        if not self._pacer.refresh(deadline):
+            held = self._entries[self._entries["cookie"] != 0]
+            self.rate_writes += self._pacer.apply(held, deadline)
 
     def forget(self, flow: int) -> None:
         """The kernel has only now met this flow: what was written before did not reach it."""

@@ -10,7 +10,7 @@ from flowslot.policy.base import HostPolicy
 from flowslot.policy.registry import PolicyOptions, PolicySpec
 from flowslot.policy.reserving import Reserving
 from flowslot.units import Nanos
-from flowslotd.config import Config, PacingSettings
+from flowslotd.config import Config
 from flowslotd.domain import open_domain
 from flowslotd.domain_base import Domain, OnGrants
 from flowslotd.enforcer import Enforcer
@@ -69,8 +69,9 @@ class Engine:
         self.pacer = None
         self.enforcer = None
         if enforcing:  # last: if a domain cannot be built, no pacer stays open
-            self.pacer = pacer or _open(settings.pacing, config.instance)
+            self.pacer = pacer or _open(config)
             self.enforcer = Enforcer(self.pacer, settings.pacing.hard)
+            table.protocols = self.pacer.traits.protocols or table.protocols
         self.loop = SlotLoop(
             config.grid,
             table,
@@ -155,9 +156,16 @@ class Engine:
                     self.pacer.close()
 
 
-def _open(pacing: PacingSettings, instance: str) -> Pacer:
+def _open(config: Config) -> Pacer:
+    pacing = config.settings.pacing
     try:
-        return make_pacer(pacing.backend, instance, devices=pacing.devices, sysctls=pacing.sysctls)
+        return make_pacer(
+            pacing.backend,
+            config.instance,
+            devices=pacing.devices,
+            addresses=config.addresses,
+            sysctls=pacing.sysctls,
+        )
     except (PacingError, OSError) as error:
         where = f"pacing.backend {pacing.backend}"
         raise FlowslotError(f"{where}: {error}; see `flowslot doctor`") from None

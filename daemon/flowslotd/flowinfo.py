@@ -58,7 +58,12 @@ class FlowInfo:
     role: Role
     path: tuple[int, ...] = ()
     owned: bool | None = None
+    protocol: str = "tcp"
+    """As in `Traits`."""
     note: str = ""
+
+
+PROTOCOLS = {Transport.TCP: "tcp", Transport.UDP: "udp"}
 
 
 def place(info: FlowInfo, topology: Topology, host: str) -> None:
@@ -114,9 +119,10 @@ def describe(slot: np.void, source: Source) -> FlowInfo:
         peer=int(slot["peer"]),
         channel=int(slot["channel"]),
         role=Role(int(slot["role"])),
+        protocol=PROTOCOLS.get(Transport(int(slot["transport"])), ""),
     )
-    if slot["transport"] != Transport.TCP:
-        info.note = "not TCP: its progress is seen, but it cannot be paced"
+    if slot["transport"] not in PROTOCOLS:
+        info.note = "neither TCP nor UDP: its progress is seen, but it cannot be paced"
     elif not info.job:
         info.note = "no job was named"
     elif info.role == Role.RECEIVE:

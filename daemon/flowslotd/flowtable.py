@@ -50,6 +50,8 @@ class FlowTable:
         self._bindings: dict[int, Binding] = {}
         self.negotiated = True
         """An arbiter wants to know what flows do."""
+        self.protocols: tuple[str, ...] = ("tcp", "udp")
+        """What can be paced."""
         self._closed: set[int] = set()
         self.version = 0
         """Changes as flows come and go, and with their order."""
@@ -277,6 +279,8 @@ class FlowTable:
         """Fill in the flow's path and owner, or a note why it gets no row."""
         if not (info.note or info.cookie):
             info.note = "no socket cookie was reported"
+        if not info.note and info.protocol not in self.protocols:
+            info.note = f"{info.protocol.upper()}, which this back end does not pace"
         if info.note:
             return
         place(info, self._topology, self._host)

@@ -9,8 +9,9 @@ from flowslot.policy import registry
 from flowslotd.config import Config
 from flowslotd.diagnosis import Diagnosis, verdict
 from flowslotd.pacing import edt, guardian, htb
+from flowslotd.pacing.attached import GUARDED
 from flowslotd.pacing.base import PacingError
-from flowslotd.pacing.devices import Device, Devices
+from flowslotd.pacing.devices import Devices
 from flowslotd.pacing.select import TRAITS
 from flowslotd.probe import kernel
 
@@ -18,7 +19,8 @@ LEFT = (
     "modules of the kernel that were loaded for it (sch_*, cls_bpf)",
     "of connections that were paced: that TCP paces them; with bpf, their shortest timeout",
     "the sockets' files, when it is killed",
-    "the sysctl, when daemon and guardian process are both killed",
+    "when daemon and guardian process are both killed: the sysctl; and, until the next daemon that "
+    "uses the device or the flow, qdiscs, classes, filters and the rates of flows",
 )
 
 
@@ -41,10 +43,14 @@ def changes(config: Config, backend: str) -> list[Change]:
         return found
     if backend in {"edt", "htb"}:
         found += _devices(config, backend)
-    if backend in {"edt", "socket"}:
-        found += _sysctls(settings.pacing.sysctls)
     if backend in TRAITS:
-        found += _sockets(backend)
+        changes = TRAITS[backend].changes
+        if any(where == "sysctl" for where, _ in changes):
+            found += _sysctls(settings.pacing.sysctls)
+        when = {"sockets": "while a flow is paced", "kernel": "at its start"}
+        found += [Change(where, what, when[where]) for where, what in changes if where in when]
+    if backend == "bpf" and kernel().status != "ok":  # before Linux 6.4
+        found.append(Change(*GUARDED, "at its start"))
     return found
 
 
@@ -65,27 +71,22 @@ def _devices(config: Config, backend: str) -> Iterator[Change]:
     named = config.settings.pacing.devices
     devices = Devices()
     try:
-        found = [devices.named(name) for name in named] or _likely(config, devices)
+        found = [devices.named(name) for name in named] or devices.likely(config.addresses)
     finally:
         devices.close()
     changes_to = edt.changes_to if backend == "edt" else htb.changes_to
     when = "at its start" if named else "when a flow leaves by it"
+    refused = "the daemon would not start" if named else "nothing, and flows there are not paced"
     for device in found:
         try:
-            for what in changes_to(device, number=0):
-                yield Change(device.name, what, when)
+            changes = changes_to(device, number=0)
         except PacingError as error:
-            yield Change(device.name, f"nothing, and flows there are not paced: {error}", "never")
-
-
-def _likely(config: Config, devices: Devices) -> list[Device]:
-    """What flows leave by: whatever has the addresses of this host's NICs in the topology; where
-    nothing has, anything that is up."""
-    host = config.topology.hosts.get(config.settings.host)
-    addresses = {address for nic in host.nics for address in nic.addresses} if host else set()
-    return devices.with_addresses(addresses) or [
-        device for device in devices.all() if device.up and not device.loopback
-    ]
+            yield Change(device.name, f"{refused}: {error}", "never")
+            continue
+        if not device.queue_length:
+            changes.append("txqueuelen: 0 becomes 1000")
+        for what in changes:
+            yield Change(device.name, what, when)
 
 
 def _sysctls(allowed: bool) -> Iterator[Change]:
@@ -101,24 +102,6 @@ def _sysctls(allowed: bool) -> Iterator[Change]:
         yield Change("sysctl", f"{name} is 0 already: nothing", "never")
     else:
         yield Change("sysctl", f"{name}: {value} becomes 0", "at its start")
-
-
-def _sockets(backend: str) -> Iterator[Change]:
-    when = "while a flow is paced"
-    if backend == "bpf":
-        yield Change("kernel", "a congestion control of our own is registered", "at its start")
-        yield Change(
-            "sockets",
-            "jobs that register select it (TCP_CONGESTION); it sets their pacing rate and window, "
-            "and a shortest retransmission timeout of 20 ms",
-            "when a job registers",
-        )
-    if backend == "htb":
-        yield Change("sockets", "SO_PRIORITY of the flows' sockets, set from outside", when)
-    if backend in {"edt", "socket"}:
-        yield Change("sockets", "SO_MAX_PACING_RATE of the flows' sockets, from outside", when)
-    if backend != "bpf" or kernel().status != "ok":  # before Linux 6.4
-        yield Change("kernel", "a guardian process, which undoes the rest", "at its start")
 
 
 def table(config: Config, found: Diagnosis, changes: list[Change]) -> str:

@@ -49,7 +49,8 @@ class Finding:
 
 
 def probe() -> list[Finding]:
-    """All probes, in the order to read them. Takes some tenths of a second; changes nothing."""
+    """All probes, in the order to read them. Takes some tenths of a second; leaves nothing but
+    modules that the kernel loads."""
     return [run() for run in PROBES]
 
 
@@ -187,7 +188,7 @@ def pidfd_getfd() -> Finding:
     """Reaching the sockets of other processes: the back end without BPF."""
     advice = "Needs Linux 5.6 and, for other users' processes, CAP_SYS_PTRACE."
     works = "sockets of other processes can be reached"
-    pacer = SocketPacer("doctor", sysctls=False)
+    pacer = SocketPacer(sysctls=False)
     return _opens("pidfd_getfd", pacer, works, "missing", advice)
 
 
@@ -195,14 +196,24 @@ def edt() -> Finding:
     """Pacing by departure times, if somebody chooses it."""
     works = "departure times can be set at clsact and kept by fq"
     advice = "Only pacing.backend = edt is not to be had; it needs sch_fq and sch_ingress."
-    return _opens("edt", EdtPacer("doctor", sysctls=False), works, "warn", advice)
+    pacer = EdtPacer(sysctls=False)
+    return _tried(("fq", "clsact"), _opens("edt", pacer, works, "warn", advice))
 
 
 def htb() -> Finding:
-    """Pacing by HTB, if somebody chooses it."""
+    """Pacing by HTB, if somebody chooses it; the lab's links need it too."""
     works = "flows can have classes of HTB"
-    advice = "Only pacing.backend = htb is not to be had; it needs sch_htb and sch_tbf."
-    return _opens("htb", HtbPacer("doctor"), works, "warn", advice)
+    advice = "Only pacing.backend = htb and the lab are not to be had: they need sch_htb, sch_tbf."
+    return _tried(("htb", "tbf"), _opens("htb", HtbPacer(), works, "warn", advice))
+
+
+def _tried(kinds: tuple[str, ...], found: Finding) -> Finding:
+    """With a doubt where queueing disciplines cannot be tried."""
+    if found.status != "ok" or qdisc_trial(*kinds) is not None:
+        return found
+    advice = "Ask again as root."
+    detail = f"perhaps: whether the kernel has {' and '.join(kinds)} cannot be tried"
+    return Finding(found.name, "warn", detail, advice)
 
 
 def congestion_controls() -> Finding:
@@ -212,15 +223,6 @@ def congestion_controls() -> Finding:
         return Finding("congestion controls", "ok", " ".join(found))
     advice = "Only a baseline of measurements is missing: modprobe tcp_cubic."
     return Finding("congestion controls", "warn", " ".join(found), advice)
-
-
-def qdiscs() -> Finding:
-    """Queueing disciplines, tried in a namespace that vanishes at once."""
-    lacking = [kind for kind in ("htb", "tbf", "fq", "clsact") if qdisc_trial(kind)]
-    if not lacking:
-        return Finding("qdiscs", "ok", "htb, tbf, fq, clsact")
-    advice = "Load or enable them for the back ends edt (fq, clsact) and htb (htb, tbf)."
-    return Finding("qdiscs", "warn", f"without {', '.join(lacking)}", advice)
 
 
 def _tool(name: str) -> str | None:
@@ -241,6 +243,5 @@ PROBES: tuple[Callable[[], Finding], ...] = (
     pidfd_getfd,
     edt,
     htb,
-    qdiscs,
     congestion_controls,
 )

@@ -44,11 +44,13 @@ class Role(IntEnum):
 
 
 class Transport(IntEnum):
-    """How a flow's bytes travel. Only TCP is paced; the progress of the others is shown."""
+    """How a flow's bytes travel. TCP is paced, UDP where the back end can; the progress of the
+    others is shown."""
 
     UNKNOWN = 0
     TCP = 1
     RDMA = 2
+    UDP = 3
 
 
 class Message(IntEnum):

@@ -185,6 +185,9 @@ class FlowWriter:
         self._u32[_SEQ] = (seq + 1) & 0xFFFF_FFFF
 
 
+_TRANSPORTS = {socket.SOCK_STREAM: Transport.TCP, socket.SOCK_DGRAM: Transport.UDP}
+
+
 def describe(
     sock: socket.socket | None, job: bytes, rank: int, to: tuple[int, int], role: Role
 ) -> bytes:
@@ -197,8 +200,8 @@ def describe(
     else:
         slot["fd"] = sock.fileno()
         slot["sock_cookie"] = cookie_of(sock)
-        if sock.type == socket.SOCK_STREAM and sock.family in (socket.AF_INET, socket.AF_INET6):
-            slot["transport"] = Transport.TCP
+        if sock.type in _TRANSPORTS and sock.family in (socket.AF_INET, socket.AF_INET6):
+            slot["transport"] = _TRANSPORTS[sock.type]
             ends = (("src", "sport", sock.getsockname), ("dst", "dport", sock.getpeername))
             for end, port, name in ends:
                 with suppress(OSError):  # not connected: no address

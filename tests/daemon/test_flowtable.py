@@ -221,7 +221,10 @@ def test_closed_sockets_stay_away_until_their_slot_changes(table, make_job):
         ({"src": "127.0.0.1", "dst": "127.0.0.1"}, "stays on this host"),
         ({"cookie": 0}, "no socket cookie was reported"),
         ({"role": Role.RECEIVE}, "only receives"),
-        ({"transport": Transport.RDMA}, "not TCP: its progress is seen, but it cannot be paced"),
+        (
+            {"transport": Transport.RDMA},
+            "neither TCP nor UDP: its progress is seen, but it cannot be paced",
+        ),
     ],
 )
 def test_flows_that_are_left_alone_say_why(table, make_job, flow, note):
@@ -230,6 +233,17 @@ def test_flows_that_are_left_alone_say_why(table, make_job, flow, note):
     table.observe(at(0), [job], None)
     assert len(table) == 0
     assert [info.note for info in table.refused()] == [note]
+
+
+@pytest.mark.parametrize("paced", [False, True])
+def test_udp_flows_are_left_to_back_ends_that_pace_them(table, make_job, paced):
+    table.protocols = ("tcp", "udp") if paced else ("tcp",)
+    job = make_job()
+    job.flow(0, cookie=7, transport=Transport.UDP)
+    table.observe(at(0), [job], None)
+    assert len(table) == paced
+    notes = [] if paced else ["UDP, which this back end does not pace"]
+    assert [info.note for info in table.refused()] == notes
 
 
 def test_unmapped_flows_are_observed(table, make_job):

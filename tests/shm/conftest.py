@@ -94,8 +94,9 @@ class PythonJob:
     def _flow(self, number: str, host: str, port: str, role: str, cc: str) -> str:
         f, sock = int(number), None
         if int(port):
-            sock = self.sockets[f] = socket.socket()
-            if cc != "-":
+            kind = socket.SOCK_DGRAM if cc == "udp" else socket.SOCK_STREAM
+            sock = self.sockets[f] = socket.socket(socket.AF_INET, kind)
+            if cc not in ("-", "udp"):
                 sock.setsockopt(socket.IPPROTO_TCP, TCP_CONGESTION, cc.encode())
             sock.connect((host, int(port)))
         self.flows[f] = self.client.flow(sock, f + 100, f, Role(int(role)))

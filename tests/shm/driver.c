@@ -12,14 +12,16 @@ static struct flowslot job;
 static struct flowslot_flow flows[FLOWS];
 static int fds[FLOWS];
 
-static int tcp(const char *host, int port, const char *cc) {
+/* `cc`: a congestion control, `-` for none, `udp`. */
+static int connected(const char *host, int port, const char *cc) {
     struct sockaddr_in to;
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    int udp = strcmp(cc, "udp") == 0, fd = socket(AF_INET, udp ? SOCK_DGRAM : SOCK_STREAM, 0);
     memset(&to, 0, sizeof(to));
     to.sin_family = AF_INET;
     to.sin_port = htons((uint16_t)port);
     inet_pton(AF_INET, host, &to.sin_addr);
-    if (cc[0] != '-') setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, cc, (socklen_t)strlen(cc));
+    if (cc[0] != '-' && !udp)
+        setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, cc, (socklen_t)strlen(cc));
     return connect(fd, (const struct sockaddr *)&to, sizeof(to)) == 0 ? fd : -1;
 }
 
@@ -41,7 +43,7 @@ int main(int argc, char **argv) {
         char cc[16] = "-";
         errno = 77; /* none of our calls may touch it */
         if (sscanf(line, "flow %d %63s %d %d %15s", &f, text, &port, &role, cc) == 5) {
-            fds[f] = port ? tcp(text, port, cc) : -1;
+            fds[f] = port ? connected(text, port, cc) : -1;
             errno = 77;
             printf("%d", flowslot_flow_open(&job, &flows[f], fds[f], f + 100, f,
                                             (enum flowslot_role)role));
@@ -63,7 +65,7 @@ int main(int argc, char **argv) {
             errno = 77;
         } else if (sscanf(line, "swap %d %63s %d %15s", &f, text, &port, cc) == 4) {
             close(fds[f]); /* too early: another socket gets the number */
-            printf("%d", tcp(text, port, cc) == fds[f]);
+            printf("%d", connected(text, port, cc) == fds[f]);
             errno = 77;
         } else if (sscanf(line, "flip %d %llu", &f, &a) == 2) {
             for (; a > 0; a--) {

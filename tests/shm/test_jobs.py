@@ -82,6 +82,17 @@ def test_a_flow_as_the_daemon_sees_it(
     assert not record.reader.faults.any()
 
 
+def test_a_udp_flow(start_daemon: StartDaemon, start_job: "StartJob", port: int) -> None:
+    daemon, job = start_daemon(), start_job()
+    until(lambda: registered(job))
+    assert job(f"flow 0 127.0.0.1 {port} {Role.RING} udp") == "0"
+    slot = daemon.record.reader.snapshot()[0]
+    assert slot["transport"] == Transport.UDP
+    assert address(slot["family"], slot["dst"].item()) == "127.0.0.1"
+    assert (slot["dport"], slot["sock_cookie"] != 0) == (port, True)
+    assert not daemon.record.reader.faults.any()
+
+
 def test_active_lasts_for_the_whole_iteration_only_where_its_total_is_known(
     start_daemon: StartDaemon, start_job: "StartJob"
 ) -> None:

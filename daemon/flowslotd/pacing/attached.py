@@ -9,22 +9,24 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from errno import EBADF, ENOPROTOOPT, EOPNOTSUPP, ESRCH, ESTALE
+from errno import EBADF, ENOPROTOOPT, ENOTSOCK, EOPNOTSUPP, ESRCH, ESTALE
 from socket import IPPROTO_TCP, TCP_INFO, socket
 from typing import TypeVar
 
 import numpy as np
 
 from flowslotd.pacing import guardian
-from flowslotd.pacing.base import Entries, FlowCounters, KernelEvent, PacingError
+from flowslotd.pacing.base import Entries, FlowCounters, KernelEvent, PacingError, Where
 from flowslotd.pacing.undo import UndoTable
 
 MIN_RATE = 256_000
 """As in bpf/consts.h: a held flow must notice a raised rate soon."""
+GUARDED: tuple[Where, str] = ("kernel", "a guardian process, which undoes the rest")
+"""One of the changes of them all."""
 T = TypeVar("T")
 _INFO = struct.Struct("=120xQ")  # tcpi_bytes_acked
 _NO_TCP = ENOPROTOOPT, EOPNOTSUPP
-_CLOSED = EBADF, ESRCH, ESTALE
+_CLOSED = EBADF, ENOTSOCK, ESRCH, ESTALE
 
 
 @dataclass(slots=True)
@@ -88,7 +90,9 @@ class AttachedSockets:
         moment's (too many open files, say): then it stays, with what is to be undone, and the
         sentence says so."""
         if error.errno not in _CLOSED:
-            return f"its socket cannot be had: {error}"
+            hidden = self._sockets[cookie].pid == 0
+            why = "its process is in another pid namespace" if hidden else str(error)
+            return f"its socket cannot be had: {why}"
         if self._sockets.pop(cookie, None) is not None:
             self._gone(cookie)
             self._happened.append(KernelEvent("closed", cookie))

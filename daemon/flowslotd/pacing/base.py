@@ -12,6 +12,7 @@ UNPACED = 2**64 - 1
 """A pacing rate of the kernel: no limit."""
 
 Kind = Literal["new", "closed", "drained"]
+Where = Literal["device", "kernel", "sockets", "sysctl"]
 
 
 class PacingError(Exception):
@@ -83,8 +84,8 @@ class Traits:
     """What leaves at once, and so how far a slot can be off."""
     resume: str
     """How soon a flow at its floor follows a raised rate."""
-    changes: tuple[str, ...]
-    """On the host, one sentence each; all are undone when the daemon ends, however it ends."""
+    changes: tuple[tuple[Where, str], ...]
+    """On the host, one sentence each; undone when the daemon ends, even when it is killed."""
 
 
 class Pacer(Protocol):

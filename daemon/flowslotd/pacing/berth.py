@@ -2,6 +2,7 @@
 """Locks that end with their holder and leave no file: abstract unix sockets, whose names are each
 network namespace's own, as its devices are."""
 
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from errno import EADDRINUSE
@@ -10,6 +11,8 @@ from socket import AF_UNIX, SOCK_DGRAM, socket
 from flowslotd.pacing.base import PacingError
 
 BERTHS = 15
+PATIENCE_S = 1.0
+"""A daemon that sets a device up holds all free numbers for a moment (`deserted`)."""
 
 
 def lock(name: str) -> socket | None:
@@ -30,12 +33,15 @@ class Berth:
 
     def __init__(self) -> None:
         """Raises PacingError when all are taken."""
-        for number in range(BERTHS):
-            held = lock(f"berth-{number}")
-            if held is not None:
-                self.number = number
-                self._held = held
-                return
+        end = time.monotonic() + PATIENCE_S
+        while time.monotonic() < end:
+            for number in range(BERTHS):
+                held = lock(f"berth-{number}")
+                if held is not None:
+                    self.number = number
+                    self._held = held
+                    return
+            time.sleep(0.05)
         raise PacingError(f"{BERTHS} other daemons pace with queueing disciplines here already")
 
     def fileno(self) -> int:

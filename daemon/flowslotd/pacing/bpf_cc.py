@@ -50,7 +50,14 @@ class BpfPacer:
         protocols=("tcp",),
         granularity="2 segments, with top-up while the path's queue is short",
         resume="one segment at the old rate",
-        changes=("a congestion control of our own (fs_...), registered while the daemon runs",),
+        changes=(
+            ("kernel", "a congestion control of our own (fs_...) is registered, with its maps"),
+            (
+                "sockets",
+                "jobs that register select it (TCP_CONGESTION); it sets their pacing rate and "
+                "window, and a shortest retransmission timeout of 20 ms",
+            ),
+        ),
     )
 
     def __init__(self, instance: str, slots: int = SLOTS) -> None:

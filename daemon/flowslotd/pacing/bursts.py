@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 
 
 class SmallBursts:
-    """Keeps the sysctl at 0. The first daemon of a network namespace does so, and restores it;
-    others rely on that."""
+    """Keeps the sysctl at 0. One daemon of a network namespace does so, and restores it; others
+    rely on that, and one of them follows."""
 
     def __init__(self, allowed: bool) -> None:
         """`allowed`: False: leave it alone."""
@@ -29,24 +29,32 @@ class SmallBursts:
         self._lock: socket | None = None
         self._before = 0
 
-    def open(self) -> None:
-        """See who it is that does so."""
-        if self._allowed:
-            self._lock = lock("tso-rtt-log")
-
     def filenos(self) -> tuple[int, ...]:
-        """Descriptors that the guardian is to hold until it is restored."""
+        """See who it is that does so. Descriptors that the guardian is to hold meanwhile."""
+        self._seize()
         return () if self._lock is None else (self._lock.fileno(),)
 
+    def _seize(self) -> bool:
+        if self._allowed and self._lock is None:
+            self._lock = lock("tso-rtt-log")
+            return self._lock is not None
+        return False
+
+    def follow(self, undo: UndoTable) -> None:
+        """From time to time: whoever did so may have ended."""
+        with suppress(OSError):
+            if self._seize():
+                self.hold(undo)
+
     def hold(self, undo: UndoTable) -> None:
-        """Set it, after `open`, and again after everything was undone."""
+        """Set it."""
         if self._lock is None:
             return
         try:
             self._before = int(Path(guardian.SYSCTL).read_text())
             if self._before:
                 undo.list_change(guardian.TSO_RTT_LOG, 0, self._before)
-                guardian.write_sysctl(0)
+                Path(guardian.SYSCTL).write_text("0")
         except (OSError, ValueError, PacingError) as error:
             log.warning(
                 "%s stays: flows below 0.5 Gbit/s send in bursts: %s", guardian.SYSCTL, error
@@ -57,8 +65,8 @@ class SmallBursts:
         if self._lock is None:
             return
         if self._before:
-            with suppress(OSError):
-                guardian.write_sysctl(self._before)
+            with suppress(OSError, ValueError):
+                guardian.restore_sysctl(self._before)
             undo.strike_change(guardian.TSO_RTT_LOG, 0)
         self._lock.close()
         self._lock = None

@@ -6,7 +6,7 @@ daemon's do not go together.
 """
 
 import ctypes
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from errno import ENODEV, ENOENT
@@ -21,6 +21,7 @@ DEFAULT_QDISC = Path("/proc/sys/net/core/default_qdisc")
 T = TypeVar("T")
 _CLONE_NEWNET = 0x40000000
 _IFF_UP, _IFF_LOOPBACK = 1, 8
+_TIMEOUT_S = 5
 _LOOPBACK = 1
 """Its index in every network namespace."""
 _MASTERS = {"bond", "team", "bridge", "openvswitch", "vrf"}
@@ -80,7 +81,7 @@ class Devices:
     def do(self, what: Callable[[Any], T]) -> T:
         """Call `what` with pyroute2's IPRoute. Raises OSError."""
         try:
-            return self._thread.submit(what, self._route).result()
+            return self._thread.submit(what, self._route).result(_TIMEOUT_S)
         except Exception as error:
             code = getattr(error, "code", None)
             if isinstance(code, int):  # pyroute2's NetlinkError is no OSError
@@ -89,17 +90,18 @@ class Devices:
 
     def all(self) -> list[Device]:
         """In the order of their indices. Raises OSError."""
-        return self.do(lambda route: [_device(route, link) for link in route.get_links()])
+        return self.do(_all)
 
     def device(self, index: int) -> Device:
         """Raises OSError."""
-        found = self.do(lambda route: [_device(route, link) for link in route.get_links(index)])
+        found = [device for device in self.all() if device.index == index]
         if not found:
             raise OSError(ENODEV, "it is gone")
         return found[0]
 
-    def with_addresses(self, addresses: Collection[str]) -> list[Device]:
-        """Those that have one of these. Raises OSError."""
+    def likely(self, addresses: Collection[str]) -> list[Device]:
+        """What a host's flows leave by: whatever has one of these addresses; where nothing has,
+        anything that is up, `lo` aside. Raises OSError."""
         have = self.do(
             lambda route: {
                 one["index"]
@@ -107,20 +109,31 @@ class Devices:
                 if {one.get("IFA_LOCAL"), one.get("IFA_ADDRESS")} & set(addresses)
             }
         )
-        return [device for device in self.all() if device.index in have]
+        found = self.all()
+        return [device for device in found if device.index in have] or [
+            device for device in found if device.up and not device.loopback
+        ]
 
     def named(self, name: str) -> Device:
-        """Raises PacingError."""
+        """Raises PacingError, and OSError."""
         found = [device for device in self.all() if device.name == name]
         if not found:
             raise PacingError(f"there is no network device {name}")
         return found[0]
 
 
-def _device(route: Any, link: Any) -> Device:
-    index, info = link["index"], link.get("linkinfo")
+def _all(route: Any) -> list[Device]:
+    qdiscs = list(route.get_qdiscs())  # of all devices: the kernel knows no other answer
+    return [
+        _device(link, [qdisc for qdisc in qdiscs if qdisc["index"] == link["index"]])
+        for link in route.get_links()
+    ]
+
+
+def _device(link: Any, qdiscs: Iterable[Any]) -> Device:
+    info = link.get("linkinfo")
     root, ingress, leaves = None, "", set()
-    for qdisc in route.get_qdiscs(index):
+    for qdisc in qdiscs:
         kind = str(qdisc.get("kind"))
         if qdisc["parent"] == guardian.CLSACT_ROOT:
             ingress = kind
@@ -129,7 +142,7 @@ def _device(route: Any, link: Any) -> Device:
         else:
             leaves.add(kind)
     return Device(
-        index=index,
+        index=link["index"],
         name=str(link.get("ifname")),
         kind=str((info.get("kind") if info else "") or ""),
         queues=int(link.get("num_tx_queues") or 1),
@@ -170,16 +183,17 @@ def refusal(device: Device, ours: int) -> str:
     return ""
 
 
-def qdisc_trial(*kinds: str) -> str:
-    """Why the kernel cannot put these on a device, as one sentence; empty: it can, or it is not
-    for us to know. Tried in a network namespace that ends with the thread that makes it."""
+def qdisc_trial(*kinds: str) -> str | None:
+    """Why the kernel cannot put these on a device, as one sentence; empty: it can; None: that
+    cannot be tried, without CAP_SYS_ADMIN. Tried in a network namespace that ends with the thread
+    that makes it."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(_try_qdiscs, kinds).result()
 
 
-def _try_qdiscs(kinds: tuple[str, ...]) -> str:
+def _try_qdiscs(kinds: tuple[str, ...]) -> str | None:
     if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNET):
-        return ""  # CAP_SYS_ADMIN is not what pacing needs
+        return None
     for kind in kinds:
         if add_root(_LOOPBACK, 0, kind) == ENOENT:
             return f"this kernel has no sch_{kind}: modprobe it, or use a kernel with it"

@@ -9,7 +9,7 @@ at the flows' deadlines; a guardian process removes it from the devices when the
 
 import mmap
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from socket import IPPROTO_TCP, SO_PROTOCOL, SOL_SOCKET, socket
 from typing import Any
@@ -18,12 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flowslotd.pacing import guardian
+from flowslotd.pacing.attached import GUARDED
 from flowslotd.pacing.base import PacingError, Traits
 from flowslotd.pacing.devices import Device, Devices, qdisc_trial, refusal
 from flowslotd.pacing.libbpf import Object, built
 from flowslotd.pacing.rtnetlink import add_fq
 from flowslotd.pacing.sock_pacing import SocketPacer
-from flowslotd.pacing.ways import Ways
+from flowslotd.pacing.ways import Change, Ways
 
 OBJECT = "edt.bpf.o"
 SLOTS = 4096
@@ -47,16 +48,19 @@ class EdtPacer(SocketPacer):
         granularity="1 ms of the rate, at least two packets (UDP: a packet or super-packet)",
         resume="what one burst takes at the old rate (UDP: what its send buffer holds)",
         changes=(
-            "qdisc clsact and a BPF filter at its egress on devices that flows leave by",
-            "root qdisc fq f520: in place of the kernel's default there, unless it is fq already",
-            "SO_MAX_PACING_RATE of the flows' sockets",
-            "sysctl net.ipv4.tcp_tso_rtt_log = 0, unless pacing.sysctls is off",
+            ("device", "qdisc clsact and a BPF filter at its egress where flows leave"),
+            ("device", "root qdisc fq f520: for the kernel's default there, unless it is fq"),
+            ("sockets", "SO_MAX_PACING_RATE of the flows' sockets, from outside"),
+            ("sysctl", "net.ipv4.tcp_tso_rtt_log = 0, unless pacing.sysctls is off"),
+            GUARDED,
         ),
     )
 
-    def __init__(self, instance: str, devices: Sequence[str] = (), sysctls: bool = True) -> None:
-        super().__init__(instance, sysctls)
-        self._names = devices
+    def __init__(
+        self, devices: Sequence[str] = (), addresses: Collection[str] = (), sysctls: bool = True
+    ) -> None:
+        super().__init__(sysctls)
+        self._names, self._addresses = devices, addresses
         self._ways: Ways | None = None
         self._object: Object | None = None
         self._forget()
@@ -79,7 +83,8 @@ class EdtPacer(SocketPacer):
         if lacking:
             raise PacingError(lacking)
         self._load(file)
-        self._ways = Ways(self._names, self._undo, guardian.FILTER, changes_to, self._add)
+        change = Change(guardian.FILTER, changes_to, self._add)
+        self._ways = Ways(self._names, self._addresses, self._undo, change)
         super().open()
         self._ways.set_up()
 
@@ -117,8 +122,6 @@ class EdtPacer(SocketPacer):
         super()._undone()
         for cookie in list(self._slots):
             self._drop(cookie)
-        if self._ways is not None:
-            self._ways.forget()
 
     # -- devices ------------------------------------------------------------------------------
 
@@ -126,14 +129,18 @@ class EdtPacer(SocketPacer):
         assert self._ways is not None and self._object is not None
         index, number = device.index, self._ways.number
         filters = guardian.filters(index, guardian.EGRESS)
-        own = not device.ingress or any(guardian.OWN.encode() in f.attributes for f in filters)
-        name = f"{guardian.FILTER_NAME}{number:x}{guardian.OWN if own else ''}"
+        ours = any(guardian.OWN.encode() in one.attributes for one in filters)
+        name = (
+            f"{guardian.FILTER_NAME}{number:x}{guardian.OWN if ours or not device.ingress else ''}"
+        )
         program = self._object.program("flowslot_edt")
+        added = False
         try:
             if not _has_fq(device):
                 add_fq(index)
             if not device.ingress:
                 devices.do(lambda r: r.tc("add", "clsact", index))
+                added = True
             devices.do(
                 lambda r: r.tc(
                     "add-filter",
@@ -149,7 +156,7 @@ class EdtPacer(SocketPacer):
             )
         except OSError:  # nothing by halves
             guardian.remove_filter(index, number)
-            if not device.ingress:
+            if added:
                 guardian.remove_clsact(index)
             raise
 
@@ -226,7 +233,7 @@ def changes_to(device: Device, number: int) -> list[str]:
         (
             one.info >> 16
             for one in guardian.filters(device.index, guardian.EGRESS)
-            if guardian.FILTER_NAME.encode() not in one.attributes
+            if one.handle and guardian.FILTER_NAME.encode() not in one.attributes
         ),
         default=2**16,
     )

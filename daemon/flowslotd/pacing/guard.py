@@ -8,7 +8,8 @@ import sys
 
 from flowslotd.pacing import guardian
 
-DEAF = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+DEAF = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGABRT)
+"""What a service manager sends to all processes of a service; SIGABRT: the watchdog."""
 
 
 class Guard:
@@ -40,7 +41,7 @@ class Guard:
         """Whether it still guards."""
         return self._process.poll() is None
 
-    def close(self) -> None:
-        """Let it clean up and leave."""
+    def close(self) -> bool:
+        """Let it clean up and leave. False: it could not."""
         os.close(self._pipe)
-        self._process.wait()
+        return self._process.wait() == 0

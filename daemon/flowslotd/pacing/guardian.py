@@ -7,9 +7,9 @@ Run as a script of its own, standard library only, so that it stays small:
 
 PIPE is the reading end of a pipe whose other end only the daemon holds: its end is the daemon's.
 TABLE is a memfd that lists what is to be undone, or -1: `HEADER`, CHANGES times `CHANGE`, and
-then `ROW`s. That happens when the daemon is gone, or when it lets the deadline pass; then `freed`
-counts up, so that a daemon that was only asleep knows. STRUCT_OPS is a map whose registration to
-remove, or -1.
+then `ROW`s. All of it is undone when the daemon is gone. When it lets the deadline pass, flows are
+let go: sockets and classes, but devices stay set up, and `freed` counts up, so that a daemon that
+was only asleep knows. STRUCT_OPS is a map whose registration to remove, or -1.
 It is started deaf to signals that a service manager sends to daemon and guardian alike.
 """
 
@@ -179,11 +179,16 @@ def filters(device: int, parent: int) -> list[Found]:
     return [one for one in dump(_GETTFILTER, device, parent) if one.device == device]
 
 
-def remove_classes(device: int, number: int) -> None:
-    """Of one daemon; the last removes the qdisc. Raises OSError."""
+def empty_htb(device: int, number: int) -> None:
+    """Remove the classes of one daemon. Raises OSError."""
     for one in classes(device):
         if one.handle >> 12 & 15 == number:
             ask(_DELTCLASS, device, one.handle, one.parent)
+
+
+def remove_classes(device: int, number: int) -> None:
+    """Of one daemon; the last removes the qdisc. Raises OSError."""
+    empty_htb(device, number)
     if not classes(device):
         ask(DELQDISC, device, HTB, ROOT)
 
@@ -194,7 +199,7 @@ def remove_filter(device: int, number: int) -> None:
     name = f"{FILTER_NAME}{number:x}".encode()
     ours = [one for one in filters(device, EGRESS) if name in one.attributes]
     for one in ours:
-        ask(_DELTFILTER, device, 0, EGRESS, one.info)
+        ask(_DELTFILTER, device, one.handle, EGRESS, one.info)
     left = filters(device, EGRESS)
     if not any(FILTER_NAME.encode() in one.attributes for one in left):
         ask(DELQDISC, device, FQ, ROOT)
@@ -216,20 +221,22 @@ def set_queue_length(device: int, value: int) -> None:
         rtnetlink.recv(4096)
 
 
-def write_sysctl(value: int) -> None:
-    """Raises OSError."""
-    with open(SYSCTL, "w") as file:
-        file.write(str(value))
+def restore_sysctl(value: int) -> None:
+    """Unless somebody else has set it meanwhile. Raises OSError and ValueError."""
+    with open(SYSCTL, "r+") as file:
+        if int(file.read()) == 0:
+            file.seek(0)
+            file.write(str(value))
 
 
 def undo_change(change: int, device: int, value: int) -> None:
-    """One row of the table. Raises OSError."""
+    """One row of the table. Raises OSError and ValueError."""
     if change == CLASSES:
         remove_classes(device, value)
     elif change == FILTER:
         remove_filter(device, value)
     elif change == TSO_RTT_LOG:
-        write_sysctl(value)
+        restore_sysctl(value)
     elif change == QUEUE_LENGTH:
         set_queue_length(device, value)
 
@@ -237,13 +244,29 @@ def undo_change(change: int, device: int, value: int) -> None:
 # -- all of it --------------------------------------------------------------------------------
 
 
+def changes(table: mmap.mmap) -> Iterator[tuple[int, int, int]]:
+    """The rows about devices and sysctls."""
+    for k in range(CHANGES):
+        change, device, value = CHANGE.unpack_from(table, HEADER.size + k * CHANGE.size)
+        yield change, device, value
+
+
 def free_all(table: mmap.mmap) -> None:
     """Undo everything in the table: who is in a class before the class. What is gone already is
     passed over."""
     free_sockets(table)
-    for k in range(CHANGES):
-        with contextlib.suppress(OSError):
-            undo_change(*CHANGE.unpack_from(table, HEADER.size + k * CHANGE.size))
+    for row in changes(table):
+        with contextlib.suppress(OSError, ValueError):
+            undo_change(*row)
+
+
+def free_flows(table: mmap.mmap) -> None:
+    """Let all flows go, and count that."""
+    free_sockets(table)
+    for change, device, number in changes(table):
+        if change == CLASSES:
+            with contextlib.suppress(OSError):
+                empty_htb(device, number)
     _, freed = HEADER.unpack_from(table)
     struct.pack_into("=Q", table, 8, freed + 1)
 
@@ -258,7 +281,7 @@ def unregister(struct_ops: int) -> None:
 
 
 def wait(pipe: int, table: mmap.mmap | None) -> None:
-    """Return when the daemon is gone; undo everything each time it lets the deadline pass."""
+    """Return when the daemon is gone; let all flows go each time it lets the deadline pass."""
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
     late = 0
@@ -268,7 +291,7 @@ def wait(pipe: int, table: mmap.mmap | None) -> None:
             deadline = HEADER.unpack_from(table)[0]
             left = deadline - time.monotonic_ns()
             if left <= 0 and deadline != late:
-                free_all(table)
+                free_flows(table)
                 late = deadline
             timeout = 20 if deadline in (0, late) else min(left // 1_000_000 + 1, LOOK_MS)
         if poll.poll(timeout):

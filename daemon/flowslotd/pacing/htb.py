@@ -9,17 +9,17 @@ all of it when the daemon dies.
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from socket import IPPROTO_TCP, SO_PRIORITY, SO_PROTOCOL, SOL_SOCKET, TCP_INFO, socket
 
 from flowslotd.pacing import guardian
-from flowslotd.pacing.attached import AttachedPacer
+from flowslotd.pacing.attached import GUARDED, AttachedPacer
 from flowslotd.pacing.base import PacingError, Traits
 from flowslotd.pacing.devices import Device, Devices, qdisc_trial, refusal
 from flowslotd.pacing.rtnetlink import Cutter, HtbClass, class_counts, packed
-from flowslotd.pacing.ways import Ways
+from flowslotd.pacing.ways import Change, Ways
 
 MOST_CLASSES = 4095
 """Of one daemon: minors have 16 bits, four of them are the daemon's number."""
@@ -79,14 +79,16 @@ class HtbPacer(AttachedPacer):
         granularity="2 ms of the rate, at least 9 kB",
         resume="what 9 kB take at the old rate",
         changes=(
-            "root qdisc htb f510: in place of the kernel's default on devices that flows leave by",
-            "SO_PRIORITY of the flows' sockets",
+            ("device", "root qdisc htb f510: for the kernel's default where flows leave"),
+            ("device", "below it a class and a TBF for each flow"),
+            ("sockets", "SO_PRIORITY of the flows' sockets, from outside"),
+            GUARDED,
         ),
     )
 
-    def __init__(self, instance: str, devices: Sequence[str] = ()) -> None:
+    def __init__(self, devices: Sequence[str] = (), addresses: Collection[str] = ()) -> None:
         super().__init__()
-        self._names = devices
+        self._names, self._addresses = devices, addresses
         self._ways: Ways | None = None
         self._flows: dict[int, _Flow] = {}
         self._free = _minors()
@@ -99,7 +101,8 @@ class HtbPacer(AttachedPacer):
         lacking = qdisc_trial("htb", "tbf")
         if lacking:
             raise PacingError(lacking)
-        self._ways = Ways(self._names, self._undo, guardian.CLASSES, changes_to, self._add)
+        change = Change(guardian.CLASSES, changes_to, self._add)
+        self._ways = Ways(self._names, self._addresses, self._undo, change)
         self._undo.open(keep=(self._ways.fileno(),))
         self._free = _minors()
         self._ways.set_up()
@@ -152,8 +155,6 @@ class HtbPacer(AttachedPacer):
             self._undo.free_socket(cookie)
         self._flows.clear()
         self._free = _minors()
-        if self._ways is not None:
-            self._ways.forget()
 
     def _take(self, cookie: int) -> _Flow | None:
         """A class for a flow that has none. None: it cannot be paced."""
@@ -207,17 +208,23 @@ class HtbPacer(AttachedPacer):
             self._begin_anew({index for cookie in failed for index in self._flows[cookie].devices})
         for cookie in new:
             if cookie in self._flows and self._touch(cookie, self._director(cookie)) is None:
-                self.release(cookie)
-                self._in_force = False
+                self._let_go(cookie)
         return {cookie for cookie, _ in wanted if cookie not in self._flows}
 
     def _begin_anew(self, devices: set[int]) -> None:
         """Somebody has changed these: all flows there are let go until they are applied again."""
         assert self._ways is not None
         for cookie in [c for c, flow in self._flows.items() if devices & set(flow.devices)]:
-            self.release(cookie)
-        self._ways.forget()
+            self._let_go(cookie)
+        self._ways.forget(devices)
+
+    def _let_go(self, cookie: int) -> None:
+        """Until it is applied again."""
+        why = self._why.get(cookie)
+        self._gone(cookie)
         self._in_force = False
+        if why is not None:
+            self._why[cookie] = why
 
     def _messages(self, flow: _Flow, index: int, cut: bool) -> list[HtbClass | Cutter]:
         wire, handle = flow.wire(), self._handle(flow.minor)

@@ -7,7 +7,6 @@ import os
 import socket
 import struct
 from collections.abc import Sequence
-from errno import EEXIST
 from typing import NamedTuple
 
 from flowslotd.pacing import guardian
@@ -30,6 +29,7 @@ _FQ_LIMIT, _FQ_FLOW_LIMIT, _FQ_RATE_ENABLE = 1, 2, 5
 _ETHERNET = 1
 _TICK_NS = 64
 _MOST_U32 = 2**32 - 1
+_MOST_SEQ = 2**31
 _AT_ONCE = 64
 """Messages: what fits into anybody's socket buffers."""
 _BOUNDLESS = 10**15
@@ -87,7 +87,7 @@ class Rtnetlink:
         return failed
 
     def _put(self, wanted: Sequence[HtbClass | Cutter], first: int) -> dict[int, int]:
-        begin = self._seq
+        begin = self._seq = self._seq % _MOST_SEQ
         self._socket.send(b"".join(map(self._message, wanted)))
         failed, answered = {}, 0
         while answered < len(wanted):
@@ -113,7 +113,7 @@ class Rtnetlink:
     def way_out(self, sock: socket.socket) -> int:
         """Index of the device that a connected TCP or UDP socket's packets leave by. Raises
         OSError."""
-        (here, sport, *_), (there, dport, *_) = sock.getsockname(), sock.getpeername()
+        (here, sport, *_), (there, dport, *scope) = sock.getsockname(), sock.getpeername()
         local, peer = packed(here), packed(there)
         family = socket.AF_INET if len(peer) == 4 else socket.AF_INET6
         bits = 8 * len(peer)
@@ -123,11 +123,15 @@ class Rtnetlink:
         body += _attribute(_RTA_IP_PROTO, bytes([protocol]))
         body += _attribute(_RTA_SPORT, struct.pack("!H", sport))
         body += _attribute(_RTA_DPORT, struct.pack("!H", dport))
-        for kind, option in ((_RTA_OIF, _SO_BINDTOIFINDEX), (_RTA_MARK, socket.SO_MARK)):
-            value = sock.getsockopt(socket.SOL_SOCKET, option)
+        bound = sock.getsockopt(socket.SOL_SOCKET, _SO_BINDTOIFINDEX)
+        device = bound or (scope[1] if scope else 0)  # of a link-local address
+        for kind, value in (
+            (_RTA_OIF, device),
+            (_RTA_MARK, sock.getsockopt(socket.SOL_SOCKET, socket.SO_MARK)),
+        ):
             if value:
                 body += _attribute(kind, struct.pack("=i", value))
-        self._seq += 1
+        self._seq = self._seq % _MOST_SEQ + 1
         self._socket.send(_HEAD.pack(16 + len(body), _GETROUTE, _REQUEST, self._seq, 0) + body)
         while True:
             answer = self._socket.recv(1 << 16)
@@ -155,7 +159,7 @@ def add_fq(device: int) -> None:
         for kind, value in ((_FQ_LIMIT, 1 << 20), (_FQ_FLOW_LIMIT, 1 << 16), (_FQ_RATE_ENABLE, 0))
     )
     code = add_root(device, guardian.FQ, "fq", options)
-    if code and code != EEXIST:
+    if code:
         raise OSError(code, os.strerror(code))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from socket import IPPROTO_TCP, SO_PROTOCOL, SOL_SOCKET, socket
 
 from flowslotd.pacing import guardian
-from flowslotd.pacing.attached import AttachedPacer
+from flowslotd.pacing.attached import GUARDED, AttachedPacer
 from flowslotd.pacing.base import PacingError, Traits
 from flowslotd.pacing.bursts import SmallBursts
 
@@ -28,15 +28,17 @@ class SocketPacer(AttachedPacer):
     traits = Traits(
         how="SO_MAX_PACING_RATE of each flow's socket: TCP's own pacing",
         protocols=("tcp",),
-        granularity="1 ms of the rate, at least two packets",
+        granularity="1 ms of the rate, at least two packets (and 64 kB below 0.5 ms of RTT, where "
+        "the sysctl is left alone and in other network namespaces)",
         resume="what one burst takes at the old rate",
         changes=(
-            "SO_MAX_PACING_RATE of the flows' sockets",
-            "sysctl net.ipv4.tcp_tso_rtt_log = 0, unless pacing.sysctls is off",
+            ("sockets", "SO_MAX_PACING_RATE of the flows' sockets, from outside"),
+            ("sysctl", "net.ipv4.tcp_tso_rtt_log = 0, unless pacing.sysctls is off"),
+            GUARDED,
         ),
     )
 
-    def __init__(self, instance: str, sysctls: bool = True) -> None:
+    def __init__(self, sysctls: bool = True) -> None:
         super().__init__()
         self._bursts = SmallBursts(sysctls)
         self._rates: dict[int, int] = {}  # of those that are paced
@@ -47,7 +49,6 @@ class SocketPacer(AttachedPacer):
     def open(self) -> None:
         """Try the system call, start the guardian. Raises PacingError."""
         self._sockets.probe()
-        self._bursts.open()
         self._undo.open(keep=self._keep())
         self._bursts.hold(self._undo)
 
@@ -94,9 +95,13 @@ class SocketPacer(AttachedPacer):
         guardian.set_option(sock, guardian.SO_MAX_PACING_RATE, _LONG, min(_marked(rate), own))
         return own
 
+    def refresh(self, deadline_ns: int) -> bool:
+        """See `Pacer`."""
+        self._bursts.follow(self._undo)
+        return super().refresh(deadline_ns)
+
     def _undone(self) -> None:
         self._rates.clear()
-        self._bursts.hold(self._undo)
 
     def _gone(self, cookie: int) -> None:
         self._rates.pop(cookie, None)

@@ -13,7 +13,6 @@ from flowslotd.pacing.guard import Guard
 
 SOCKETS = 4096
 _ROWS = guardian.HEADER.size + guardian.CHANGES * guardian.CHANGE.size
-_UNPACED = guardian.SO_MAX_PACING_RATE, struct.calcsize("@L"), guardian.UNLIMITED
 
 
 class UndoTable:
@@ -30,7 +29,7 @@ class UndoTable:
         self._changes: dict[tuple[int, int], int] = {}
         self._free_changes: list[int] = []
 
-    def open(self, keep: tuple[int, ...] = ()) -> None:
+    def open(self, keep: tuple[int, ...]) -> None:
         """Start the guardian, which also holds the descriptors `keep` until all is undone."""
         self._keep = keep
         self._memory = os.memfd_create("flowslot-guardian", os.MFD_CLOEXEC)
@@ -45,11 +44,11 @@ class UndoTable:
 
     def close(self) -> None:
         """The guardian undoes what is still listed, and leaves. Harmless when not open."""
-        if self.guard is not None:
-            self.guard.close()
-            self.guard = None
+        undone = self.guard is not None and self.guard.close()
+        self.guard = None
         if self._table is not None:
-            guardian.free_all(self._table)  # it may have been killed
+            if not undone:  # it was killed
+                guardian.free_all(self._table)
             self._table.close()
             self._table = None
         if self._memory >= 0:
@@ -57,8 +56,8 @@ class UndoTable:
             self._memory = -1
 
     def refresh(self, deadline_ns: int) -> bool:
-        """All is undone past this time (CLOCK_MONOTONIC). Returns whether it was since the last
-        call: what is listed is not in force any more."""
+        """All flows are let go past this time (CLOCK_MONOTONIC). Returns whether they were since
+        the last call."""
         if self._table is None:
             return False
         if self.guard is not None and not self.guard.alive():
@@ -72,9 +71,7 @@ class UndoTable:
         was_late, self._freed = freed != self._freed, freed
         return was_late
 
-    def list_socket(
-        self, cookie: int, pid: int, fd: int, option: tuple[int, int, int] = _UNPACED
-    ) -> None:
+    def list_socket(self, cookie: int, pid: int, fd: int, option: tuple[int, int, int]) -> None:
         """`option`: number, size and value to set it to. Raises PacingError when the table is
         full."""
         assert self._table is not None

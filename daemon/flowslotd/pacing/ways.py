@@ -6,9 +6,10 @@ import logging
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from errno import EPERM
+from typing import NamedTuple
 
 from flowslotd.pacing import guardian
 from flowslotd.pacing.base import PacingError
@@ -21,33 +22,38 @@ log = logging.getLogger(__name__)
 
 AGAIN_S = 5.0
 """A device that refused is asked again: somebody may have cleared it."""
-_SO_NETNS_COOKIE, _SO_DOMAIN, _SO_PROTOCOL = 71, 39, 38
+_SO_NETNS_COOKIE = 71
 _FAMILIES = socket.AF_INET, socket.AF_INET6
 _PROTOCOLS = socket.IPPROTO_TCP, socket.IPPROTO_UDP
 _NO_DEVICE = 2**31 - 1
+
+
+class Change(NamedTuple):
+    """What is done to a device."""
+
+    kind: int
+    """guardian.CLASSES or FILTER."""
+    refuse: Callable[[Device, int], object]
+    """Raises PacingError where it cannot be done, by the daemon with this number."""
+    add: Callable[[Devices, Device], None]
 
 
 class Ways:
     """Holds its number from the beginning to `close`."""
 
     def __init__(
-        self,
-        names: Sequence[str],
-        undo: UndoTable,
-        change: int,
-        refuse: Callable[[Device, int], object],
-        add: Callable[[Devices, Device], None],
+        self, names: Sequence[str], addresses: Collection[str], undo: UndoTable, change: Change
     ) -> None:
-        """`names`: of the devices that all flows leave by; none: what each flow's route says.
-        `change`: guardian.CLASSES or FILTER, what is to be undone on a device that is set up.
-        `refuse` raises PacingError where a device cannot be, with this number; `add` does it.
+        """`names`: of the devices that all flows leave by; none: what each flow's route says, but
+        then only devices that have one of the `addresses` are set up, if there are any. A job's
+        socket may be bound to any device of the host.
 
-        Raises PacingError when no device can be.
+        Raises PacingError when no device can be set up here.
         """
         if guardian.ask(guardian.DELQDISC, _NO_DEVICE, 0, guardian.ROOT) == EPERM:
             raise PacingError("needs CAP_NET_ADMIN: run as root or grant it")
-        self._names, self._undo = tuple(names), undo
-        self._change, self._refuse, self._add = change, refuse, add
+        self._names, self._addresses = tuple(names), tuple(addresses)
+        self._undo, self._change = undo, change
         self._named: tuple[int, ...] = ()
         self._ready: dict[int, Device] = {}
         self._refused: dict[int, tuple[float, str]] = {}  # when, and why
@@ -86,7 +92,7 @@ class Ways:
         """Indices of devices, set up. Raises PacingError: this flow cannot be paced, and why; and
         OSError when the socket cannot be asked."""
         domain, protocol = (
-            sock.getsockopt(socket.SOL_SOCKET, k) for k in (_SO_DOMAIN, _SO_PROTOCOL)
+            sock.getsockopt(socket.SOL_SOCKET, k) for k in (socket.SO_DOMAIN, socket.SO_PROTOCOL)
         )
         if domain not in _FAMILIES or protocol not in _PROTOCOLS:
             raise PacingError("its socket is neither TCP nor UDP over IP")
@@ -121,9 +127,10 @@ class Ways:
         """Of a device that is set up."""
         return self._ready[index].mtu
 
-    def forget(self) -> None:
-        """No device is set up any more, and named ones may be others by now."""
-        self._ready.clear()
+    def forget(self, devices: Collection[int]) -> None:
+        """These are not set up any more, and named ones may be others by now."""
+        for index in devices:
+            self._ready.pop(index, None)
         self._named = ()
 
     def _be_ready(self, index: int) -> None:
@@ -141,17 +148,25 @@ class Ways:
                 self._refused[index] = time.monotonic(), why
         raise PacingError(why)
 
+    def _is_likely(self, index: int) -> bool:
+        return any(one.index == index for one in self._devices.likely(self._addresses))
+
     def _set_up(self, index: int) -> None:
         try:
             with self._berth.deserted() as numbers:
                 for number in numbers:
-                    guardian.undo_change(self._change, index, number)
+                    guardian.undo_change(self._change.kind, index, number)
             device = self._devices.device(index)
-            self._refuse(device, self.number)
-            self._undo.list_change(self._change, index, self.number)
+            if not self._names and not self._is_likely(index):
+                raise PacingError(
+                    f"{device.name} has none of this host's addresses: if flows are to be paced "
+                    "there, name it in pacing.devices"
+                )
+            self._change.refuse(device, self.number)
+            self._undo.list_change(self._change.kind, index, self.number)
             if not device.queue_length:
                 self._undo.list_change(guardian.QUEUE_LENGTH, index, 0)
-            self._add(self._devices, device)
+            self._change.add(self._devices, device)
         except OSError as error:
             raise PacingError(f"device {index} cannot be set up: {error}") from error
         self._ready[index] = device

@@ -12,7 +12,11 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 KERNEL=${GUEST_KERNEL:-linux-image-amd64} # not the cloud flavour, which lacks 9p
-TESTS=(tests/pacing/test_conformance_*.py tests/pacing/test_{bpf_life,sock_pacing}.py)
+TESTS=(
+  tests/pacing/test_conformance_*.py
+  tests/pacing/test_bpf_life.py
+  tests/pacing/test_preflight.py::test_what_is_announced_for_a_device_is_what_is_done
+)
 LIMIT=${GUEST_LIMIT:-420} # s, for booting and the command
 VIRTME=1.42               # exactly: how it boots is not the same in all versions
 packages=(

@@ -68,6 +68,14 @@ def test_what_was_undone_meanwhile_is_written_again(topology, make_job):
     assert len(setup.pacer.writes) == written + 1
 
 
+def test_a_daemon_without_flows_lets_the_kernel_know_that_it_lives(topology):
+    """Or what it has set up on devices would be removed in every pause."""
+    setup = Setup(topology)
+    setup.slot(5)
+    assert setup.pacer.deadline == slot_start(5) + 2 * SLOT
+    assert setup.pacer.writes == []
+
+
 def test_top_up_of_a_waiting_flow_fills_what_another_job_leaves(topology, make_job):
     setup = granted(topology, make_job, 1e6)
     entry = setup.pacer.entries[7]

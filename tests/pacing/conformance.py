@@ -118,8 +118,7 @@ class Bench:
             if pacer.congestion_control:
                 flow.enlist(pacer.congestion_control)
         self.flows.append(flow)
-        for option, value in OWN.items():
-            flow.sock.setsockopt(socket.SOL_SOCKET, option, value)
+        set_own(flow)
         pacer.attach(flow.cookie, os.getpid(), flow.sock.fileno())
         return flow
 
@@ -154,6 +153,12 @@ def snapshot() -> dict[str, Any]:
         "ingress": tc(*side, "ingress"),
         "tcp_tso_rtt_log": Path(guardian.SYSCTL).read_text(),
     }
+
+
+def set_own(flow: Any) -> None:
+    """As an application might."""
+    for option, value in OWN.items():
+        flow.sock.setsockopt(socket.SOL_SOCKET, option, value)
 
 
 def options(flow: Any) -> dict[str, bytes]:

@@ -65,6 +65,24 @@ def test_steps_and_resuming_from_a_floor(on: Bench) -> None:
     assert min(waits) < 0.12, waits
 
 
+def test_a_slow_flow_leaves_in_small_pieces(on: Bench) -> None:
+    """Or a raised rate would wait for as long as a super-packet takes at the old one."""
+    pacer = on.pacer()
+    flow = on.flow(pacer)
+    set_rate(pacer, {flow: 0.3 * MB})
+
+    def largest() -> int:
+        """Bytes that arrived within about a millisecond."""
+        seen, end = [flow.received()], time.monotonic() + 0.6
+        while time.monotonic() < end:
+            time.sleep(0.001)
+            seen.append(flow.received())
+        assert seen[-1] - seen[0] > 50_000
+        return int(np.diff(seen).max())
+
+    assert on.helpers.soon(lambda: largest() < 32_000), largest()
+
+
 def test_many_flows_each_at_its_rate(on: Bench) -> None:
     pacer = on.pacer()
     flows = [on.flow(pacer) for _ in range(24)]
@@ -92,18 +110,21 @@ def test_counters_tell_what_was_delivered(on: Bench, protocol: str) -> None:
     flow = on.flow(pacer, protocol)
     set_rate(pacer, {flow: 2 * MB})
     time.sleep(0.3)
-    first = int(pacer.counters().acked[0]), flow.received()
-    time.sleep(0.6)
-    last = int(pacer.counters().acked[0]), flow.received()
-    assert last[0] - first[0] == pytest.approx(last[1] - first[1], rel=0.2)
-    assert last[0] > first[0]
+
+    def agree() -> bool:
+        sent, arrived = int(pacer.counters().acked[0]), flow.received()
+        time.sleep(0.6)
+        sent, arrived = int(pacer.counters().acked[0]) - sent, flow.received() - arrived
+        return arrived > 0 and abs(sent / arrived - 1) <= 0.1
+
+    assert on.helpers.soon(agree)
 
 
 def test_a_fast_flow(on: Bench) -> None:
     """Super-packets pass whole at such rates."""
     pacer = on.pacer()
     flow = on.flow(pacer, most=float("inf"))
-    if flow.rate(0.5) < 400 * MB:
+    if all(flow.rate(0.4) < 400 * MB for _ in range(2)):
         pytest.skip("this machine is too slow for it")
     for rate in (100 * MB, MB, 80 * MB):  # what waits at the step must not be stuck
         assert set_rate(pacer, {flow: rate}) == 1

@@ -8,12 +8,13 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from .conformance import FREE, LONG, MB, MOST, ON_DEVICES, Bench, later, options, set_rate
+from .conformance import FREE, LONG, MB, MOST, ON_DEVICES, Bench, later, options, set_own, set_rate
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
 
@@ -31,6 +32,21 @@ def test_fail_open_when_the_daemon_sleeps(on: Bench) -> None:
         assert set_rate(pacer, {flow: MB}) == 1
     assert flow.comes_to(MB)
     assert pacer.refresh(later())
+
+
+def test_devices_stay_set_up_when_the_daemon_is_late(on: Bench) -> None:
+    """Adding and removing a root qdisc drops what everybody has queued there."""
+    pacer = on.pacer()
+    flow = on.flow(pacer)
+    before = options(flow)
+    set_rate(pacer, {flow: MB}, lasts=10**8)
+    roots = on.host()["qdiscs"]
+    if on.backend != "bpf":
+        assert on.helpers.soon(lambda: options(flow) == before)
+    time.sleep(0.2)  # the guardian lets go of classes after sockets
+    assert [one for one in on.host()["qdiscs"] if one.get("root")] == [
+        one for one in roots if one.get("root")
+    ]
 
 
 OWNER = """
@@ -65,6 +81,7 @@ def owned_by_another(on: Bench) -> Iterator[tuple[Any, int]]:
                 pytest.fail(f"{pacer.name} works here, but not in a process of its own")
             flow = on.helpers.Flow(on.net, most=MOST)
             on.flows.append(flow)
+            set_own(flow)
             if name.strip():
                 flow.enlist(name.strip())
             print(flow.cookie, os.getpid(), flow.sock.fileno(), file=owner.stdin, flush=True)
@@ -80,6 +97,7 @@ def owned_by_another(on: Bench) -> Iterator[tuple[Any, int]]:
 def test_fail_open_and_restore_when_the_daemon_is_killed(on: Bench) -> None:
     before, plain = on.host(), on.helpers.Flow(on.net, busy=False)
     on.flows.append(plain)
+    set_own(plain)
     with owned_by_another(on) as (flow, _):
         if on.backend != "bpf":
             assert on.host() != before or options(flow) != options(plain)

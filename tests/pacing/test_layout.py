@@ -7,10 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flowslotd.pacing import layout
+from flowslotd.pacing import edt, layout
 
-HEADER = Path(__file__).parents[2] / "bpf" / "flowslot.h"
-TYPES = {"fs_ctl": layout.CTL, "fs_stat": layout.STAT, "fs_event": layout.EVENT}
+BPF = Path(__file__).parents[2] / "bpf"
+TYPES = {
+    "fs_ctl": layout.CTL,
+    "fs_stat": layout.STAT,
+    "fs_event": layout.EVENT,
+    "fs_edt_ctl": edt.CTL,
+    "fs_edt_stat": edt.STAT,
+}
 
 
 def fields(name: str, dtype: np.dtype) -> list[str]:
@@ -23,7 +29,8 @@ def fields(name: str, dtype: np.dtype) -> list[str]:
 
 @pytest.mark.parametrize("compiler", ["gcc", "clang"])
 def test_offsets_and_sizes_are_those_of_the_header(tmp_path: Path, compiler: str) -> None:
-    source = [f'#include <stdio.h>\n#include <stddef.h>\n#include "{HEADER}"\nint main(void) {{']
+    headers = "<stdio.h>", "<stddef.h>", f'"{BPF}/flowslot.h"', "<linux/types.h>", f'"{BPF}/edt.h"'
+    source = [f"#include {header}" for header in headers] + ["int main(void) {"]
     for name, dtype in TYPES.items():
         source.append(f'printf("{name} %zu\\n", sizeof(struct {name}));')
         for field in dtype.names:
@@ -36,6 +43,7 @@ def test_offsets_and_sizes_are_those_of_the_header(tmp_path: Path, compiler: str
     kinds = layout.EventKind.__members__
     for constant in [*modes, *kinds]:
         source.append(f'printf("FS_{constant} %d\\n", (int)FS_{constant});')
+    source.append('printf("FS_EDT_SLOTS %d\\n", FS_EDT_SLOTS);')
     source.append("return 0; }")
     program = tmp_path / "print.c"
     program.write_text("\n".join(source))
@@ -43,11 +51,12 @@ def test_offsets_and_sizes_are_those_of_the_header(tmp_path: Path, compiler: str
     printed = subprocess.run([tmp_path / "print"], check=True, capture_output=True, text=True)
     want = [line for name, dtype in TYPES.items() for line in fields(name, dtype)]
     want += [f"FS_{key} {int(value)}" for key, value in [*modes.items(), *kinds.items()]]
+    want.append(f"FS_EDT_SLOTS {edt.SLOTS}")
     assert printed.stdout.split("\n")[:-1] == want
 
 
 def test_every_field_of_the_header_is_in_the_python_type() -> None:
-    text = HEADER.read_text()
+    text = (BPF / "flowslot.h").read_text() + (BPF / "edt.h").read_text()
     for name, dtype in TYPES.items():
         body = text.split(f"struct {name} {{")[1].split("};")[0]
         words = [line.split(";")[0] for line in body.split("\n") if ";" in line]

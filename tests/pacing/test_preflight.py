@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`flowslot preflight` says what a daemon would change, and then that is what it changes."""
 
-import json
-import os
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +9,9 @@ from typing import Any
 import pytest
 
 from flowslotd import config, diagnosis, preflight
-from flowslotd.pacing import PaceEntry, PacingError, guardian, make_pacer, pack
+from flowslotd.pacing import PacingError, guardian, make_pacer
+
+from .conformance import MB, ON_DEVICES, Bench, set_rate
 
 pytestmark = pytest.mark.root
 
@@ -43,24 +42,39 @@ def loaded(tmp_path: Path) -> Callable[[str], config.Config]:
     return load
 
 
+ROOTS = {"htb": "htb f510:", "edt": "fq f520:"}
+MORE = {"htb": set(), "edt": {"qdisc clsact", "a BPF filter at the egress of clsact"}}
+
+
+@ON_DEVICES
 def test_what_is_announced_for_a_device_is_what_is_done(
-    net: Any, from_here: Any, flows: Callable[..., Any], loaded: Callable[..., config.Config]
+    on: Bench, loaded: Callable[..., config.Config]
 ) -> None:
-    flow = flows(busy=False)
+    pacer = on.pacer()
+    changes = preflight.changes(loaded(f'backend = "{on.backend}"'), on.backend)
+    said = {change.what for change in changes if change.where == "eth0"}
+    root = ROOTS[on.backend]
+    assert (
+        said
+        == {f"root qdisc {root} in place of the kernel's default (noqueue)"} | (MORE[on.backend])
+    )
+    assert set_rate(pacer, {on.flow(pacer): MB}) == 1
+    shown = [one for one in on.host()["qdiscs"] if one["dev"] == "eth0"]
+    assert {f"{one['kind']} {one['handle']}" for one in shown if one.get("root")} == {root}
+    assert bool(MORE[on.backend]) == ("clsact" in {one["kind"] for one in shown})
+    assert bool(MORE[on.backend]) == bool(on.host()["egress"])
+
+
+def test_a_named_device_that_is_refused_keeps_the_daemon_from_starting(
+    net: Any, from_here: Any, loaded: Callable[..., config.Config]
+) -> None:
+    subprocess.run(["tc", "-n", net.here, *PFIFO.split()], check=True)
     with from_here.inside(net.here):
-        changes = preflight.changes(loaded('backend = "htb"'), "htb")
-        said = {change.what for change in changes if change.where == "eth0"}
-        assert said == {"root qdisc htb f510: in place of the kernel's default (noqueue)"}
-        pacer = make_pacer("htb", "test")
-        pacer.attach(flow.cookie, os.getpid(), flow.sock.fileno())
-        entry = PaceEntry(flow.cookie, 1e6, 1e6, guaranteed=True, growth=0)
-        assert pacer.apply(pack([entry]), time.monotonic_ns() + 10**12) == 1
-        shown = subprocess.run(
-            ["tc", "-j", "qdisc", "show", "dev", "eth0"], capture_output=True, check=True
-        )
-        root = next(one for one in json.loads(shown.stdout) if one.get("root"))
-        assert (root["kind"], root["handle"]) == ("htb", "f510:")
-        pacer.close()
+        named = loaded('backend = "htb"\ndevices = ["eth0"]')
+        (change,) = [one for one in preflight.changes(named, "htb") if one.where == "eth0"]
+        assert change.what.startswith("the daemon would not start: eth0 has a root qdisc")
+        with pytest.raises(PacingError, match="eth0 has a root qdisc of its own, pfifo 7:"):
+            make_pacer("htb", "test", devices=["eth0"])
 
 
 def test_a_foreign_qdisc_is_named(
@@ -75,12 +89,14 @@ def test_a_foreign_qdisc_is_named(
             assert "eth0 has a root qdisc of its own, pfifo 7:, which stays" in change.what
 
 
-def test_sysctls_are_named(loaded: Callable[..., config.Config]) -> None:
+def test_sysctls_are_named(net: Any, from_here: Any, loaded: Callable[..., config.Config]) -> None:
     def sysctls(pacing: str) -> list[str]:
-        changes = preflight.changes(loaded(pacing), "socket")
+        with from_here.inside(net.here):
+            changes = preflight.changes(loaded(pacing), "socket")
         return [change.what for change in changes if change.where == "sysctl"]
 
-    now = Path(guardian.SYSCTL).read_text().strip()
+    with from_here.inside(net.here):
+        now = Path(guardian.SYSCTL).read_text().strip()
     assert now != "0"
     assert sysctls('backend = "socket"') == [f"net.ipv4.tcp_tso_rtt_log: {now} becomes 0"]
     (stays,) = sysctls('backend = "socket"\nsysctls = false')

@@ -23,11 +23,12 @@ pytestmark = pytest.mark.root
 
 
 @pytest.fixture
-def sockets() -> Iterator[SocketPacer]:
-    pacer = make_pacer("socket", "test")
-    assert isinstance(pacer, SocketPacer)
-    yield pacer
-    pacer.close()
+def sockets(net: Any, from_here: Any) -> Iterator[SocketPacer]:
+    with from_here.inside(net.here):  # where a sysctl may be changed
+        pacer = make_pacer("socket", "test")
+        assert isinstance(pacer, SocketPacer)
+        yield pacer
+        pacer.close()
 
 
 def limit(flow: Any) -> int:
@@ -79,6 +80,39 @@ def test_another_socket_under_the_same_number_is_not_touched(
     assert limit(other) == limit(flow) == guardian.UNLIMITED
     events = [(event.kind, event.cookie) for event in sockets.events()]
     assert events == [("closed", flow.cookie)]
+
+
+def test_a_file_under_the_same_number_is_a_closed_flow(
+    sockets: SocketPacer, tmp_path: Path
+) -> None:
+    with (tmp_path / "file").open("w") as file:
+        sockets.attach(12345, os.getpid(), file.fileno())
+        assert sockets.counters().cookie.size == 0
+    assert [event.kind for event in sockets.events()] == ["closed"]
+
+
+def test_a_process_that_cannot_be_seen_is_named(sockets: SocketPacer) -> None:
+    sockets.attach(12345, 0, 3)
+    entry = PaceEntry(12345, MB, MB, guaranteed=True, growth=0)
+    assert sockets.apply(pack([entry]), later()) == 0
+    assert "its process is in another pid namespace" in sockets.refusal(12345)
+    assert sockets.events() == []
+
+
+def test_one_follows_whoever_keeps_the_sysctl(sockets: SocketPacer) -> None:
+    def sysctl() -> int:
+        return int(Path(guardian.SYSCTL).read_text())
+
+    assert sysctl() == 0
+    second = make_pacer("socket", "second")
+    try:
+        sockets.close()
+        assert sysctl() != 0
+        second.refresh(later())
+        assert sysctl() == 0
+    finally:
+        second.close()
+    assert sysctl() != 0
 
 
 def test_a_vanished_process_is_a_closed_flow(sockets: SocketPacer) -> None:

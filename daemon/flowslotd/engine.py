@@ -15,7 +15,7 @@ from flowslotd.domain import open_domain
 from flowslotd.domain_base import Domain, OnGrants
 from flowslotd.enforcer import Enforcer
 from flowslotd.feedback import FeedbackClient, OnBug, OnPlanned, held_by_switches, open_feedback
-from flowslotd.flowinfo import Source
+from flowslotd.flowinfo import PROTOCOLS, Source
 from flowslotd.flowtable import FlowTable
 from flowslotd.pacing.base import Pacer, PacingError
 from flowslotd.pacing.select import make_pacer
@@ -70,8 +70,10 @@ class Engine:
         self.enforcer = None
         if enforcing:  # last: if a domain cannot be built, no pacer stays open
             self.pacer = pacer or _open(config)
+            self.pacer.leave_by(config.addresses)
             self.enforcer = Enforcer(self.pacer, settings.pacing.hard)
-            table.protocols = self.pacer.traits.protocols or table.protocols
+        paced = self.pacer.traits.protocols if self.pacer is not None else ()
+        table.protocols = paced or tuple(PROTOCOLS.values())
         self.loop = SlotLoop(
             config.grid,
             table,
@@ -163,7 +165,6 @@ def _open(config: Config) -> Pacer:
             pacing.backend,
             config.instance,
             devices=pacing.devices,
-            addresses=config.addresses,
             sysctls=pacing.sysctls,
         )
     except (PacingError, OSError) as error:

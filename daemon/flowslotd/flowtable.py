@@ -18,7 +18,17 @@ from flowslot.topology import Topology
 from flowslot.units import MILLISECOND, Nanos
 from flowslot_shm.layout import SLOT, Quiet, Role, State
 from flowslotd import loops
-from flowslotd.flowinfo import Binding, Ended, FlowInfo, Owns, Rows, Source, describe, place
+from flowslotd.flowinfo import (
+    PROTOCOLS,
+    Binding,
+    Ended,
+    FlowInfo,
+    Owns,
+    Rows,
+    Source,
+    describe,
+    place,
+)
 from flowslotd.progress import ROW, Counters, Records
 
 MAX_FLOWS = 16384
@@ -50,7 +60,7 @@ class FlowTable:
         self._bindings: dict[int, Binding] = {}
         self.negotiated = True
         """An arbiter wants to know what flows do."""
-        self.protocols: tuple[str, ...] = ("tcp", "udp")
+        self.protocols: tuple[str, ...] = tuple(PROTOCOLS.values())
         """What can be paced."""
         self._closed: set[int] = set()
         self.version = 0

@@ -83,8 +83,6 @@ def _devices(config: Config, backend: str) -> Iterator[Change]:
         except PacingError as error:
             yield Change(device.name, f"{refused}: {error}", "never")
             continue
-        if not device.queue_length:
-            changes.append("txqueuelen: 0 becomes 1000")
         for what in changes:
             yield Change(device.name, what, when)
 

@@ -211,9 +211,8 @@ def _tried(kinds: tuple[str, ...], found: Finding) -> Finding:
     """With a doubt where queueing disciplines cannot be tried."""
     if found.status != "ok" or qdisc_trial(*kinds) is not None:
         return found
-    advice = "Ask again as root."
-    detail = f"perhaps: whether the kernel has {' and '.join(kinds)} cannot be tried"
-    return Finding(found.name, "warn", detail, advice)
+    doubt = f"if the kernel has {' and '.join(kinds)}: only root can try that"
+    return Finding(found.name, "ok", f"{found.detail}, {doubt}")
 
 
 def congestion_controls() -> Finding:

@@ -40,6 +40,9 @@ class MemoryPacer:
     def close(self):
         self.entries.clear()
 
+    def leave_by(self, addresses):
+        pass
+
     def attach(self, cookie, pid, fd):
         self.attached.append((cookie, pid, fd))
 

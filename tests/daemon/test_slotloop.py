@@ -69,7 +69,7 @@ def test_what_was_undone_meanwhile_is_written_again(topology, make_job):
 
 
 def test_a_daemon_without_flows_lets_the_kernel_know_that_it_lives(topology):
-    """Or what it has set up on devices would be removed in every pause."""
+    """Or its first flow after a pause would find that it counts as dead."""
     setup = Setup(topology)
     setup.slot(5)
     assert setup.pacer.deadline == slot_start(5) + 2 * SLOT

@@ -13,7 +13,7 @@ import pytest
 
 from flowslotd.pacing import PaceEntry, PacingError, make_pacer, pack
 
-from .conformance import FREE, MB, ON_DEVICES, OWN, Bench, later, set_rate, tc
+from .conformance import FREE, MB, MUST, ON_DEVICES, OWN, Bench, later, set_rate, tc
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
 
@@ -140,7 +140,9 @@ def test_what_others_have_at_clsact_stays(on: Bench) -> None:
 @pytest.mark.parametrize("on", ["edt"], indirect=True)
 def test_an_ingress_qdisc_is_not_touched(on: Bench) -> None:
     on.pacer().close()  # or a reason to skip
-    subprocess.run(["tc", *["qdisc", "add", "dev", "eth0", "ingress"]], check=True)
+    rule = "filter add dev eth0 ingress pref 1 protocol ip u32 match u32 0 0 action ok"
+    for line in ("qdisc add dev eth0 ingress", rule):
+        subprocess.run(["tc", *line.split()], check=True)
     before = on.host()
     with pytest.raises(PacingError, match="eth0 has an ingress qdisc, which stays"):
         make_pacer(on.backend, "named", devices=["eth0"])
@@ -221,8 +223,9 @@ def test_over_a_path_with_delay_and_loss(on: Bench) -> None:
     done = subprocess.run(
         ["tc", "-n", on.net.switch, *netem.split()], check=False, capture_output=True
     )
-    if done.returncode:
+    if done.returncode and not MUST:
         pytest.skip("this kernel has no netem")
+    assert not done.returncode
     there = ["tc", "-n", on.net.switch, *netem.replace("here", "there").split()]
     subprocess.run(there, check=True)
     pacer = on.pacer()
@@ -238,7 +241,7 @@ def test_whatever_congestion_control_the_job_uses(on: Bench) -> None:
     pacer = on.pacer()
     flow = on.flow(pacer)
     others = [name for name in ("dctcp", "cubic", "bbr", "reno") if _uses(flow, name)]
-    assert others
+    assert others and ("dctcp" in others or not MUST)
     for name in others:
         assert _uses(flow, name)
         for rate in (2 * MB, MB):
@@ -276,7 +279,8 @@ def test_a_socket_that_is_bound_to_a_device(on: Bench) -> None:
 @ON_DEVICES
 def test_devices_that_are_not_this_hosts_are_left_alone(on: Bench) -> None:
     """A job may have sockets on any device: with another program, or through `lo`."""
-    pacer = on.pacer(addresses=[on.helpers.HERE])
+    pacer = on.pacer()
+    pacer.leave_by([on.helpers.HERE])
     flow = on.flow(pacer)
     for line in (
         "link set lo up",
@@ -298,6 +302,12 @@ def test_devices_that_are_not_this_hosts_are_left_alone(on: Bench) -> None:
     assert on.host()["qdiscs"] == before
     assert set_rate(pacer, {flow: MB}) == 1
     assert flow.comes_to(MB)
+    pacer.leave_by([on.helpers.HERE, "10.80.0.1"])  # as after a reload
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.connect(("10.80.0.2", 9))
+        cookie = on.helpers.cookie_of(sock)
+        pacer.attach(cookie, os.getpid(), sock.fileno())
+        assert pacer.apply(pack([PaceEntry(cookie, MB, MB, True, 0)]), later()) == 1
 
 
 @ON_DEVICES
@@ -370,7 +380,7 @@ def test_one_device_is_begun_anew_without_the_others(on: Bench) -> None:
         assert set_rate(pacer, {one: 2 * MB}) == 0
         assert pacer.apply(pack(entries[1:]), later()) == 1
         shown = str(tc("class", "show", "dev", "other0"))
-        assert shown.count("class htb") == 2, shown  # the first one's is still there
+        assert shown.count("class htb") == 3, shown  # the first one's is still there
 
 
 @pytest.mark.parametrize("on", ["htb"], indirect=True)

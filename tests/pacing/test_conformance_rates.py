@@ -77,8 +77,7 @@ def test_a_slow_flow_leaves_in_small_pieces(on: Bench) -> None:
         while time.monotonic() < end:
             time.sleep(0.001)
             seen.append(flow.received())
-        assert seen[-1] - seen[0] > 50_000
-        return int(np.diff(seen).max())
+        return int(np.diff(seen).max()) if seen[-1] - seen[0] > 50_000 else 10**9
 
     assert on.helpers.soon(lambda: largest() < 32_000), largest()
 

@@ -34,19 +34,38 @@ def test_fail_open_when_the_daemon_sleeps(on: Bench) -> None:
     assert pacer.refresh(later())
 
 
+@ON_DEVICES
 def test_devices_stay_set_up_when_the_daemon_is_late(on: Bench) -> None:
     """Adding and removing a root qdisc drops what everybody has queued there."""
     pacer = on.pacer()
     flow = on.flow(pacer)
     before = options(flow)
+    set_rate(pacer, {flow: MB})
+    roots = [one for one in on.host()["qdiscs"] if one.get("root")]
+    assert options(flow) != before
     set_rate(pacer, {flow: MB}, lasts=10**8)
-    roots = on.host()["qdiscs"]
-    if on.backend != "bpf":
-        assert on.helpers.soon(lambda: options(flow) == before)
+    assert on.helpers.soon(lambda: options(flow) == before)
     time.sleep(0.2)  # the guardian lets go of classes after sockets
-    assert [one for one in on.host()["qdiscs"] if one.get("root")] == [
-        one for one in roots if one.get("root")
-    ]
+    assert [one for one in on.host()["qdiscs"] if one.get("root")] == roots
+    # Another one that comes and goes leaves them, too.
+    other = on.pacer()
+    set_rate(other, {on.flow(other): MB})
+    other.close()
+    assert [one for one in on.host()["qdiscs"] if one.get("root")] == roots
+    assert not pacer.refresh(later())
+    assert set_rate(pacer, {flow: MB}) == 1
+    assert flow.comes_to(MB)
+
+
+@pytest.mark.parametrize("on", ["edt", "htb", "socket"], indirect=True)
+def test_what_is_set_after_the_deadline_is_let_go(on: Bench) -> None:
+    pacer = on.pacer()
+    flow = on.flow(pacer)
+    before = options(flow)
+    set_rate(pacer, {flow: MB}, lasts=0)
+    assert on.helpers.soon(lambda: options(flow) == before)
+    set_rate(pacer, {flow: 2 * MB}, lasts=-1)
+    assert on.helpers.soon(lambda: options(flow) == before)
 
 
 OWNER = """

@@ -6,7 +6,7 @@ import os
 import struct
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from errno import EBADF, ENOPROTOOPT, ENOTSOCK, EOPNOTSUPP, ESRCH, ESTALE
@@ -18,6 +18,7 @@ import numpy as np
 from flowslotd.pacing import guardian
 from flowslotd.pacing.base import Entries, FlowCounters, KernelEvent, PacingError, Where
 from flowslotd.pacing.undo import UndoTable
+from flowslotd.pacing.ways import Ways
 
 MIN_RATE = 256_000
 """As in bpf/consts.h: a held flow must notice a raised rate soon."""
@@ -145,6 +146,14 @@ class AttachedPacer(ABC):
         self._undo = UndoTable()
         self._why: dict[int, str] = {}  # flows are not paced
         self._in_force = True
+        self._ways: Ways | None = None  # of those that set devices up
+        self._addresses: Collection[str] = ()
+
+    def leave_by(self, addresses: Collection[str]) -> None:
+        """See `Pacer`."""
+        self._addresses = addresses
+        if self._ways is not None:
+            self._ways.leave_by(addresses)
 
     # -- rates --------------------------------------------------------------------------------
 
@@ -176,7 +185,7 @@ class AttachedPacer(ABC):
         """See `Pacer`."""
         self._extend(deadline_ns)
         in_force, self._in_force = self._in_force, True
-        return in_force
+        return in_force and not (self._ways is not None and self._ways.due())
 
     def _extend(self, deadline_ns: int) -> None:
         if self._undo.refresh(deadline_ns):
@@ -185,7 +194,7 @@ class AttachedPacer(ABC):
 
     @abstractmethod
     def _undone(self) -> None:
-        """We were late, and the guardian has undone everything."""
+        """We were late, and the guardian has let all flows go."""
 
     def _touch(self, cookie: int, do: Callable[[socket], T]) -> T | None:
         """What `do` returns for this flow's socket; None: that was not possible (`do` may raise

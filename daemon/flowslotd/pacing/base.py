@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every way of pacing flows offers to the daemon."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
@@ -117,6 +117,11 @@ class Pacer(Protocol):
 
     def close(self) -> None:
         """Free all flows and leave nothing behind. Harmless when not open."""
+        ...
+
+    def leave_by(self, addresses: Collection[str]) -> None:
+        """This host's addresses, as the topology says: devices that have none of them are left
+        alone unless they are named."""
         ...
 
     def attach(self, cookie: int, pid: int, fd: int) -> None:

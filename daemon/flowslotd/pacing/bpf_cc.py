@@ -12,7 +12,7 @@ import mmap
 import os
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -149,6 +149,9 @@ class BpfPacer:
         self._forget()
 
     # -- the table ----------------------------------------------------------------------------
+
+    def leave_by(self, addresses: Collection[str]) -> None:
+        """Nothing to do: no device is set up."""
 
     def attach(self, cookie: int, pid: int, fd: int) -> None:
         """Nothing to do: the flow comes to us by selecting our congestion control."""

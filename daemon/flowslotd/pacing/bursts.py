@@ -34,17 +34,17 @@ class SmallBursts:
         self._seize()
         return () if self._lock is None else (self._lock.fileno(),)
 
-    def _seize(self) -> bool:
+    def _seize(self) -> None:
         if self._allowed and self._lock is None:
             self._lock = lock("tso-rtt-log")
-            return self._lock is not None
-        return False
 
     def follow(self, undo: UndoTable) -> None:
         """From time to time: whoever did so may have ended."""
         with suppress(OSError):
-            if self._seize():
-                self.hold(undo)
+            self._seize()
+        # Its guardian may have restored the sysctl only after we had looked.
+        if self._lock is not None and not self._before:
+            self.hold(undo)
 
     def hold(self, undo: UndoTable) -> None:
         """Set it."""
@@ -61,7 +61,8 @@ class SmallBursts:
             )
 
     def close(self, undo: UndoTable) -> None:
-        """Restore it."""
+        """Restore it. From now on it is left alone."""
+        self._allowed = False
         if self._lock is None:
             return
         if self._before:

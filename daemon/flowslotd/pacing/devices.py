@@ -8,6 +8,7 @@ daemon's do not go together.
 import ctypes
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from errno import ENODEV, ENOENT
 from pathlib import Path
@@ -18,10 +19,13 @@ from flowslotd.pacing.base import PacingError
 from flowslotd.pacing.rtnetlink import add_root
 
 DEFAULT_QDISC = Path("/proc/sys/net/core/default_qdisc")
+QUEUE_LENGTH = "txqueuelen: 0 becomes 1000"
+"""The kernel does so where a root qdisc is added."""
 T = TypeVar("T")
 _CLONE_NEWNET = 0x40000000
 _IFF_UP, _IFF_LOOPBACK = 1, 8
-_TIMEOUT_S = 5
+_TIMEOUT_S = 1.0
+"""Of the daemon's loop."""
 _LOOPBACK = 1
 """Its index in every network namespace."""
 _MASTERS = {"bond", "team", "bridge", "openvswitch", "vrf"}
@@ -37,18 +41,15 @@ class Qdisc:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """`queues`: for sending. `root`: None where packets are not queued at all. `leaves`: kinds of
+    """`root`: None where packets are not queued at all. `leaves`: kinds of
     what is below a root `mq`."""
 
     index: int
     name: str
     kind: str
-    queues: int
     mtu: int
     queue_length: int
     """txqueuelen, packets."""
-    up: bool
-    loopback: bool
     root: Qdisc | None
     leaves: frozenset[str]
     ingress: str
@@ -75,8 +76,9 @@ class Devices:
 
     def close(self) -> None:
         """Once."""
-        self._thread.submit(self._route.close).result()
-        self._thread.shutdown()
+        with suppress(TimeoutError):
+            self._thread.submit(self._route.close).result(_TIMEOUT_S)
+        self._thread.shutdown(wait=False)
 
     def do(self, what: Callable[[Any], T]) -> T:
         """Call `what` with pyroute2's IPRoute. Raises OSError."""
@@ -94,7 +96,7 @@ class Devices:
 
     def device(self, index: int) -> Device:
         """Raises OSError."""
-        found = [device for device in self.all() if device.index == index]
+        found = self.do(lambda route: _all(route, index))
         if not found:
             raise OSError(ENODEV, "it is gone")
         return found[0]
@@ -102,17 +104,12 @@ class Devices:
     def likely(self, addresses: Collection[str]) -> list[Device]:
         """What a host's flows leave by: whatever has one of these addresses; where nothing has,
         anything that is up, `lo` aside. Raises OSError."""
-        have = self.do(
-            lambda route: {
-                one["index"]
-                for one in route.get_addr()
-                if {one.get("IFA_LOCAL"), one.get("IFA_ADDRESS")} & set(addresses)
-            }
-        )
-        found = self.all()
-        return [device for device in found if device.index in have] or [
-            device for device in found if device.up and not device.loopback
-        ]
+        indices = self.indices(addresses)
+        return [device for device in self.all() if device.index in indices]
+
+    def indices(self, addresses: Collection[str]) -> set[int]:
+        """Of the same."""
+        return self.do(lambda route: _with(route, set(addresses)))
 
     def named(self, name: str) -> Device:
         """Raises PacingError, and OSError."""
@@ -122,11 +119,24 @@ class Devices:
         return found[0]
 
 
-def _all(route: Any) -> list[Device]:
+def _with(route: Any, addresses: set[str]) -> set[int]:
+    have = {
+        int(one["index"])
+        for one in (route.get_addr() if addresses else ())
+        if {one.get("IFA_LOCAL"), one.get("IFA_ADDRESS")} & addresses
+    }
+    return have or {
+        int(link["index"])
+        for link in route.get_links()
+        if link["flags"] & _IFF_UP and not link["flags"] & _IFF_LOOPBACK
+    }
+
+
+def _all(route: Any, *index: int) -> list[Device]:
     qdiscs = list(route.get_qdiscs())  # of all devices: the kernel knows no other answer
     return [
         _device(link, [qdisc for qdisc in qdiscs if qdisc["index"] == link["index"]])
-        for link in route.get_links()
+        for link in route.get_links(*index)
     ]
 
 
@@ -145,11 +155,8 @@ def _device(link: Any, qdiscs: Iterable[Any]) -> Device:
         index=link["index"],
         name=str(link.get("ifname")),
         kind=str((info.get("kind") if info else "") or ""),
-        queues=int(link.get("num_tx_queues") or 1),
         mtu=int(link.get("mtu") or 0),
         queue_length=int(link.get("txqlen") or 0),
-        up=bool(link["flags"] & _IFF_UP),
-        loopback=bool(link["flags"] & _IFF_LOOPBACK),
         root=root,
         leaves=frozenset(leaves),
         ingress=ingress,
@@ -181,6 +188,17 @@ def refusal(device: Device, ours: int) -> str:
             "net.core.default_qdisc has changed since"
         )
     return ""
+
+
+def root_changes(device: Device, handle: int, name: str) -> list[str]:
+    """What a root qdisc of ours changes, one sentence each. Raises PacingError: it would be
+    refused, and why."""
+    why = refusal(device, handle)
+    if why:
+        raise PacingError(why)
+    default = device.root.kind if device.root is not None else "noqueue"
+    changes = [f"root qdisc {name} in place of the kernel's default ({default})"]
+    return changes if device.queue_length else [*changes, QUEUE_LENGTH]
 
 
 def qdisc_trial(*kinds: str) -> str | None:

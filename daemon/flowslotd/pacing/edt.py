@@ -9,7 +9,7 @@ at the flows' deadlines; a guardian process removes it from the devices when the
 
 import mmap
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from socket import IPPROTO_TCP, SO_PROTOCOL, SOL_SOCKET, socket
 from typing import Any
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from flowslotd.pacing import guardian
 from flowslotd.pacing.attached import GUARDED
 from flowslotd.pacing.base import PacingError, Traits
-from flowslotd.pacing.devices import Device, Devices, qdisc_trial, refusal
+from flowslotd.pacing.devices import Device, Devices, qdisc_trial, root_changes
 from flowslotd.pacing.libbpf import Object, built
 from flowslotd.pacing.rtnetlink import add_fq
 from flowslotd.pacing.sock_pacing import SocketPacer
@@ -56,12 +56,9 @@ class EdtPacer(SocketPacer):
         ),
     )
 
-    def __init__(
-        self, devices: Sequence[str] = (), addresses: Collection[str] = (), sysctls: bool = True
-    ) -> None:
+    def __init__(self, devices: Sequence[str] = (), sysctls: bool = True) -> None:
         super().__init__(sysctls)
-        self._names, self._addresses = devices, addresses
-        self._ways: Ways | None = None
+        self._names = devices
         self._object: Object | None = None
         self._forget()
 
@@ -176,11 +173,6 @@ class EdtPacer(SocketPacer):
                 written += 1
         return written
 
-    def refresh(self, deadline_ns: int) -> bool:
-        """See `Pacer`."""
-        in_force = super().refresh(deadline_ns)
-        return in_force and not (self._ways is not None and self._ways.due())
-
     def _extend(self, deadline_ns: int) -> None:
         super()._extend(deadline_ns)
         self._ctl["deadline_ns"][list(self._slots.values())] = deadline_ns
@@ -228,7 +220,10 @@ class EdtPacer(SocketPacer):
 def changes_to(device: Device, number: int) -> list[str]:
     """What pacing there by the daemon with this number does to a device, one sentence each. Raises
     PacingError: it would be refused, and why; and OSError."""
-    changes = []
+    if device.ingress == "ingress":
+        raise PacingError(
+            f"{device.name} has an ingress qdisc, which stays, and clsact takes its place"
+        )
     first = min(
         (
             one.info >> 16
@@ -242,16 +237,9 @@ def changes_to(device: Device, number: int) -> list[str]:
             f"{device.name} has a filter at its egress with preference {first}, which stays, "
             "and may decide before ours"
         )
-    if device.ingress == "ingress":
-        raise PacingError(
-            f"{device.name} has an ingress qdisc, which stays, and clsact takes its place"
-        )
+    changes = []
     if not _has_fq(device):
-        why = refusal(device, guardian.FQ)
-        if why:
-            raise PacingError(why)
-        default = device.root.kind if device.root is not None else "noqueue"
-        changes.append(f"root qdisc fq f520: in place of the kernel's default ({default})")
+        changes += root_changes(device, guardian.FQ, "fq f520:")
     if not device.ingress:
         changes.append("qdisc clsact")
     return [*changes, "a BPF filter at the egress of clsact"]

@@ -28,6 +28,9 @@ class Guard:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
+        except BaseException:
+            os.close(self._pipe)
+            raise
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             os.close(reading)

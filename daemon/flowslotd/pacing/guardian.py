@@ -9,7 +9,8 @@ PIPE is the reading end of a pipe whose other end only the daemon holds: its end
 TABLE is a memfd that lists what is to be undone, or -1: `HEADER`, CHANGES times `CHANGE`, and
 then `ROW`s. All of it is undone when the daemon is gone. When it lets the deadline pass, flows are
 let go: sockets and classes, but devices stay set up, and `freed` counts up, so that a daemon that
-was only asleep knows. STRUCT_OPS is a map whose registration to remove, or -1.
+was only asleep knows; and again when something was listed after that (`listed` counts).
+STRUCT_OPS is a map whose registration to remove, or -1.
 It is started deaf to signals that a service manager sends to daemon and guardian alike.
 """
 
@@ -26,7 +27,7 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-HEADER = struct.Struct("=QQ")  # deadline (CLOCK_MONOTONIC, ns), freed
+HEADER = struct.Struct("=QQQ")  # deadline (CLOCK_MONOTONIC, ns), freed, listed
 CHANGE = struct.Struct("=iii")  # what was changed (0: empty row), device, value
 CHANGES = 128
 ROW = struct.Struct("=QiiiIQ")  # cookie (0: empty), pid, fd, socket option, its size, its value
@@ -40,6 +41,8 @@ the kernel turns 0 into 1000 when a root qdisc is added."""
 
 HTB, FQ = 0xF5100000, 0xF5200000
 """Handles of qdiscs that are ours."""
+KEEPER = 0xFFF
+"""The minor of a class of each daemon that says that it uses HTB there, also without flows."""
 ROOT, CLSACT, CLSACT_ROOT = 0xFFFFFFFF, 0xFFFF0000, 0xFFFFFFF1
 INGRESS, EGRESS = 0xFFFFFFF2, 0xFFFFFFF3
 FILTER_NAME = "flowslot_edt_"
@@ -180,15 +183,16 @@ def filters(device: int, parent: int) -> list[Found]:
 
 
 def empty_htb(device: int, number: int) -> None:
-    """Remove the classes of one daemon. Raises OSError."""
+    """Remove the classes of one daemon's flows. Raises OSError."""
     for one in classes(device):
-        if one.handle >> 12 & 15 == number:
+        if one.handle >> 12 & 15 == number and one.handle & 0xFFF != KEEPER:
             ask(_DELTCLASS, device, one.handle, one.parent)
 
 
 def remove_classes(device: int, number: int) -> None:
     """Of one daemon; the last removes the qdisc. Raises OSError."""
     empty_htb(device, number)
+    ask(_DELTCLASS, device, HTB | number << 12 | KEEPER, HTB)
     if not classes(device):
         ask(DELQDISC, device, HTB, ROOT)
 
@@ -267,7 +271,7 @@ def free_flows(table: mmap.mmap) -> None:
         if change == CLASSES:
             with contextlib.suppress(OSError):
                 empty_htb(device, number)
-    _, freed = HEADER.unpack_from(table)
+    _, freed, _ = HEADER.unpack_from(table)
     struct.pack_into("=Q", table, 8, freed + 1)
 
 
@@ -284,16 +288,16 @@ def wait(pipe: int, table: mmap.mmap | None) -> None:
     """Return when the daemon is gone; let all flows go each time it lets the deadline pass."""
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
-    late = 0
+    late = 0, 0
     while True:
         timeout = None
         if table is not None:
-            deadline = HEADER.unpack_from(table)[0]
+            deadline, _, listed = HEADER.unpack_from(table)
             left = deadline - time.monotonic_ns()
-            if left <= 0 and deadline != late:
+            if left <= 0 and (deadline, listed) != late:
+                late = deadline, listed
                 free_flows(table)
-                late = deadline
-            timeout = 20 if deadline in (0, late) else min(left // 1_000_000 + 1, LOOK_MS)
+            timeout = 20 if left <= 0 else min(left // 1_000_000 + 1, LOOK_MS)
         if poll.poll(timeout):
             return
 

@@ -7,9 +7,10 @@ direct queue). Below each class a TBF cuts super-packets (see `Cutter`). A guard
 all of it when the daemon dies.
 """
 
+import os
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from socket import IPPROTO_TCP, SO_PRIORITY, SO_PROTOCOL, SOL_SOCKET, TCP_INFO, socket
@@ -17,11 +18,11 @@ from socket import IPPROTO_TCP, SO_PRIORITY, SO_PROTOCOL, SOL_SOCKET, TCP_INFO, 
 from flowslotd.pacing import guardian
 from flowslotd.pacing.attached import GUARDED, AttachedPacer
 from flowslotd.pacing.base import PacingError, Traits
-from flowslotd.pacing.devices import Device, Devices, qdisc_trial, refusal
+from flowslotd.pacing.devices import Device, Devices, qdisc_trial, root_changes
 from flowslotd.pacing.rtnetlink import Cutter, HtbClass, class_counts, packed
 from flowslotd.pacing.ways import Change, Ways
 
-MOST_CLASSES = 4095
+MOST_CLASSES = guardian.KEEPER - 1
 """Of one daemon: minors have 16 bits, four of them are the daemon's number."""
 BURST_S = 0.002
 """A class may catch up this much: as late as its timer may fire without loss of rate."""
@@ -86,10 +87,9 @@ class HtbPacer(AttachedPacer):
         ),
     )
 
-    def __init__(self, devices: Sequence[str] = (), addresses: Collection[str] = ()) -> None:
+    def __init__(self, devices: Sequence[str] = ()) -> None:
         super().__init__()
-        self._names, self._addresses = devices, addresses
-        self._ways: Ways | None = None
+        self._names = devices
         self._flows: dict[int, _Flow] = {}
         self._free = _minors()
 
@@ -129,10 +129,13 @@ class HtbPacer(AttachedPacer):
             ):
                 time.sleep(0.002)
 
-    @staticmethod
-    def _add(devices: Devices, device: Device) -> None:
+    def _add(self, devices: Devices, device: Device) -> None:
+        assert self._ways is not None
         if device.root is None or device.root.handle != guardian.HTB:
             devices.do(lambda r: r.tc("add", "htb", device.index, guardian.HTB, default=0))
+        ours = HtbClass(device.index, self._handle(guardian.KEEPER), UNLIMITED, SUPER_PACKET)
+        for code in self._ways.rtnetlink.put([ours]).values():
+            raise OSError(code, os.strerror(code))
 
     # -- rates --------------------------------------------------------------------------------
 
@@ -144,11 +147,6 @@ class HtbPacer(AttachedPacer):
             if flow is not None and flow.rate != rate:
                 changed.append((cookie, rate))
         return len(changed) - len(self._write(changed))
-
-    def refresh(self, deadline_ns: int) -> bool:
-        """See `Pacer`."""
-        in_force = super().refresh(deadline_ns)
-        return in_force and not (self._ways is not None and self._ways.due())
 
     def _undone(self) -> None:
         for cookie in self._flows:  # the guardian may have been half-way when we came back
@@ -328,10 +326,7 @@ def _described(sock: socket, minor: int, devices: tuple[int, ...], mtu: int) -> 
 def changes_to(device: Device, number: int) -> list[str]:
     """What pacing there does to a device, whichever the daemon's number, one sentence each. Raises
     PacingError: it would be refused, and why."""
-    why = refusal(device, guardian.HTB)
-    if why:
-        raise PacingError(why)
+    each = "below it a class and a TBF for each flow"
     if device.root is not None and device.root.handle == guardian.HTB:
-        return ["classes for flows in the root qdisc htb f510:, which is flowslot's"]
-    default = device.root.kind if device.root is not None else "noqueue"
-    return [f"root qdisc htb f510: in place of the kernel's default ({default})"]
+        return ["the root qdisc htb f510: is flowslot's already", each]
+    return [*root_changes(device, guardian.HTB, "htb f510:"), each]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """No pacing: mode `observe`, and hosts that offer nothing else."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from flowslotd.pacing.base import Entries, FlowCounters, KernelEvent, Traits
 
@@ -18,6 +18,9 @@ class NullPacer:
         """Nothing."""
 
     def close(self) -> None:
+        """Nothing."""
+
+    def leave_by(self, addresses: Collection[str]) -> None:
         """Nothing."""
 
     def attach(self, cookie: int, pid: int, fd: int) -> None:

@@ -2,7 +2,7 @@
 """Which way of pacing this host can use."""
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
 from flowslotd.pacing.base import Pacer, PacingError, Traits
 from flowslotd.pacing.bpf_cc import BpfPacer
@@ -28,20 +28,19 @@ def make_pacer(
     instance: str,
     *,
     devices: Sequence[str] = (),
-    addresses: Collection[str] = (),
     sysctls: bool = True,
 ) -> Pacer:
     """An opened pacer. `auto`: the first of AUTO that works here. `devices`: for `edt` and `htb`,
-    the names of those that all flows leave by; none: what each flow's route says, among those that
-    have one of the host's `addresses`. `sysctls`: whether any may be set.
+    the names of those that all flows leave by; none: what each flow's route says (see
+    `Pacer.leave_by`). `sysctls`: whether any may be set.
 
     Raises PacingError or OSError when the chosen back end does not work here, ValueError when
     there is none of that name.
     """
     makers: dict[str, Callable[[], Pacer]] = {
         "bpf": lambda: BpfPacer(instance),
-        "edt": lambda: EdtPacer(devices, addresses, sysctls),
-        "htb": lambda: HtbPacer(devices, addresses),
+        "edt": lambda: EdtPacer(devices, sysctls),
+        "htb": lambda: HtbPacer(devices),
         "socket": lambda: SocketPacer(sysctls),
         "none": NullPacer,
     }

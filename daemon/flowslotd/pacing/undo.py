@@ -23,7 +23,7 @@ class UndoTable:
         self._table: mmap.mmap | None = None
         self.guard: Guard | None = None
         self._keep: tuple[int, ...] = ()
-        self._freed = 0
+        self._freed = self._listed = 0
         self._rows: dict[int, int] = {}
         self._free_rows: list[int] = []
         self._changes: dict[tuple[int, int], int] = {}
@@ -39,7 +39,7 @@ class UndoTable:
         self._free_changes = list(range(guardian.CHANGES - 1, -1, -1))
         self._rows.clear()
         self._changes.clear()
-        self._freed = 0
+        self._freed = self._listed = 0
         self.guard = Guard(table=self._memory, keep=self._keep)
 
     def close(self) -> None:
@@ -67,7 +67,7 @@ class UndoTable:
             with suppress(OSError):  # no process to be had: again at the next call
                 self.guard = Guard(table=self._memory, keep=self._keep)
         struct.pack_into("=Q", self._table, 0, deadline_ns)
-        freed = int(guardian.HEADER.unpack_from(self._table)[1])
+        freed = int(struct.unpack_from("=Q", self._table, 8)[0])
         was_late, self._freed = freed != self._freed, freed
         return was_late
 
@@ -83,6 +83,8 @@ class UndoTable:
         guardian.ROW.pack_into(
             self._table, _ROWS + row * guardian.ROW.size, cookie, pid, fd, *option
         )
+        self._listed += 1
+        struct.pack_into("=Q", self._table, 16, self._listed)
 
     def free_socket(self, cookie: int) -> None:
         """Give a socket its option back now, if it is listed. One that is closed needs none."""

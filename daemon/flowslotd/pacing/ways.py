@@ -14,7 +14,7 @@ from typing import NamedTuple
 from flowslotd.pacing import guardian
 from flowslotd.pacing.base import PacingError
 from flowslotd.pacing.berth import Berth
-from flowslotd.pacing.devices import Device, Devices
+from flowslotd.pacing.devices import QUEUE_LENGTH, Device, Devices
 from flowslotd.pacing.rtnetlink import Rtnetlink
 from flowslotd.pacing.undo import UndoTable
 
@@ -33,8 +33,8 @@ class Change(NamedTuple):
 
     kind: int
     """guardian.CLASSES or FILTER."""
-    refuse: Callable[[Device, int], object]
-    """Raises PacingError where it cannot be done, by the daemon with this number."""
+    what: Callable[[Device, int], list[str]]
+    """In words. Raises PacingError where it cannot be done, by the daemon with this number."""
     add: Callable[[Devices, Device], None]
 
 
@@ -69,6 +69,11 @@ class Ways:
             self._berth = Berth()
             stack.callback(self._berth.close)
             self._open = stack.pop_all()
+
+    def leave_by(self, addresses: Collection[str]) -> None:
+        """From now on."""
+        self._addresses = tuple(addresses)
+        self._refused.clear()
 
     def close(self) -> None:
         """What was set up stays: the undo table's business."""
@@ -114,6 +119,9 @@ class Ways:
         now = time.monotonic()
         if not (self._refused or self._waits) or now - self._tried < AGAIN_S:
             return False
+        for index, (when, _) in list(self._refused.items()):
+            if now - when > 3 * AGAIN_S:  # nobody asks for it any more
+                del self._refused[index]
         self._tried, self._waits = now, False
         return True
 
@@ -148,23 +156,20 @@ class Ways:
                 self._refused[index] = time.monotonic(), why
         raise PacingError(why)
 
-    def _is_likely(self, index: int) -> bool:
-        return any(one.index == index for one in self._devices.likely(self._addresses))
-
     def _set_up(self, index: int) -> None:
         try:
+            if not self._names and index not in self._devices.indices(self._addresses):
+                raise PacingError(
+                    f"{socket.if_indextoname(index)} has none of this host's addresses: if flows "
+                    "are to be paced there, name it in pacing.devices"
+                )
             with self._berth.deserted() as numbers:
                 for number in numbers:
                     guardian.undo_change(self._change.kind, index, number)
             device = self._devices.device(index)
-            if not self._names and not self._is_likely(index):
-                raise PacingError(
-                    f"{device.name} has none of this host's addresses: if flows are to be paced "
-                    "there, name it in pacing.devices"
-                )
-            self._change.refuse(device, self.number)
+            changes = self._change.what(device, self.number)
             self._undo.list_change(self._change.kind, index, self.number)
-            if not device.queue_length:
+            if QUEUE_LENGTH in changes:
                 self._undo.list_change(guardian.QUEUE_LENGTH, index, 0)
             self._change.add(self._devices, device)
         except OSError as error:

@@ -23,12 +23,10 @@ def changes_devices(on: Bench) -> bool:
 
 
 FOREIGN = [
-    ("edt", "htb default 1"),
     ("edt", "tbf rate 800mbit burst 100k limit 1m"),
     ("htb", "htb default 1"),
     ("htb", "pfifo"),
-    ("bpf", "tbf rate 800mbit burst 100k limit 1m"),
-    ("socket", "pfifo"),
+    ("socket", "tbf rate 800mbit burst 100k limit 1m"),
 ]
 
 

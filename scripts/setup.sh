@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Brings a fresh Debian 12 machine to where `make demo` and `make test` run:
-# packages by apt, a virtual environment in .venv with the loops compiled, the BPF object in bpf/.
+# packages by apt, a virtual environment in .venv with the loops compiled, the BPF objects in bpf/,
+# ps-lite in build/pslite.
 # Quick when nothing changed: a stamp holds the checksum of all its inputs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -14,6 +15,7 @@ packages=(
   libbpf1 libbpf-dev libelf1    # their loader
   libatomic1                    # fences for the progress record
   libnghttp2-dev                # HTTP/2, below gRPC
+  libzmq3-dev                   # ps-lite
   iproute2 ethtool procps       # the lab's networks
   systemd                       # systemd-analyze verify
 )
@@ -21,8 +23,10 @@ packages=(
 stamp=.venv/.setup-stamp
 sources=$(ls bpf/*.c bpf/*.h | grep -v vmlinux.h) # that one is made from the running kernel
 loops=$(ls scripts/hatch_build.py; find core shm rpc daemon switchemu sim lab -name 'loops.p*' -o -name '*.pyx' | sort)
-want=$(cat pyproject.toml scripts/setup.sh $loops $sources bpf/Makefile /proc/version | sha256sum)
-if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ] && ls bpf/*.bpf.o >/dev/null 2>&1; then
+pslite=$(ls pslite_patch/*.{sh,py,patch,h,txt} shm/flowslot_shm.h)
+want=$(cat pyproject.toml scripts/setup.sh $pslite $loops $sources bpf/Makefile /proc/version | sha256sum)
+if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ] &&
+  ls bpf/*.bpf.o build/pslite/flowslot-calm/build/libps.a >/dev/null 2>&1; then
   exit 0
 fi
 
@@ -65,6 +69,9 @@ echo "setup: Python packages"
 
 echo "setup: BPF programs"
 make --no-print-directory -s -C bpf
+
+echo "setup: ps-lite"
+pslite_patch/build.sh
 
 echo "$want" >"$stamp"
 echo "setup: done"

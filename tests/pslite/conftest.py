@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real ps-lite jobs on loopback, and the daemon's real registration server."""
+
+import asyncio
+import os
+import re
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from flowslotd.registration import Record, RegistrationServer
+
+ROOT = Path(__file__).parents[2]
+BUILT = ROOT / "build" / "pslite"
+TOTALS = re.compile(
+    r"flowslot: node (\d+) to (\d+): iteration (\d+), ready (\d+), posted (\d+), done (\d+)"
+)
+SCHEDULER = "127.0.0.1"
+
+
+@dataclass
+class PsJob:
+    """A scheduler, servers and workers of one of ps-lite's test programs."""
+
+    program: str
+    arguments: tuple[object, ...]
+    servers: int = 2
+    workers: int = 2
+    variant: str = "flowslot-calm"
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        with socket.create_server((SCHEDULER, 0)) as free:
+            self.port = free.getsockname()[1]
+        self._processes: list[subprocess.Popen[str]] = []
+        self.said: list[str] = []
+
+    def __enter__(self) -> "PsJob":
+        base = os.environ | {
+            "DMLC_NUM_SERVER": str(self.servers),
+            "DMLC_NUM_WORKER": str(self.workers),
+            "DMLC_PS_ROOT_URI": SCHEDULER,
+            "DMLC_PS_ROOT_PORT": str(self.port),
+            "DMLC_NODE_HOST": SCHEDULER,
+            "DMLC_INTERFACE": "lo",
+            "FLOWSLOT_SOCKET": "/nonexistent/register.sock",
+            "FLOWSLOT_TOTALS": "1",
+        }
+        command = [str(BUILT / self.variant / "tests" / self.program), *map(str, self.arguments)]
+        roles = ["scheduler", *["server"] * self.servers, *["worker"] * self.workers]
+        for role in roles:
+            process = subprocess.Popen(
+                command,
+                env=base | self.environment | {"DMLC_ROLE": role},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            self._processes.append(process)
+        return self
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._processes]
+
+    def wait(self) -> list[int]:
+        """Exit statuses of scheduler, servers and workers; `said` is what each said."""
+        readers = [
+            threading.Thread(target=lambda p=process: self.said.append(p.communicate()[0]))
+            for process in self._processes
+        ]
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join(90)
+        return [process.poll() for process in self._processes]  # type: ignore[misc]
+
+    def totals(self) -> dict[tuple[int, int], tuple[int, int, int, int]]:
+        """By node and peer: the last iteration's number; bytes ready, posted, done in all."""
+        found = {}
+        for text in self.said:
+            for line in TOTALS.finditer(text):
+                node, peer, *numbers = map(int, line.groups())
+                found[node, peer] = (numbers[0], numbers[1], numbers[2], numbers[3])
+        return found
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+
+
+class Daemon:
+    """The registration server on a thread of its own; names a congestion control."""
+
+    def __init__(self, path: str, congestion_control: str) -> None:
+        self.left: list[Record] = []
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self.server = RegistrationServer(
+            path, congestion_control, lambda _: None, lambda *_: None, self.left.append
+        )
+        self._call(self.server.start)
+
+    def _call(self, function: Callable[[], object]) -> None:
+        async def run() -> None:
+            result = function()
+            if asyncio.iscoroutine(result):
+                await result
+
+        asyncio.run_coroutine_threadsafe(run(), self._loop).result(20)
+
+    def records(self) -> list[Record]:
+        return list(self.server.records.values())
+
+    def close(self) -> None:
+        self._call(self.server.close)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+@pytest.fixture
+def start_daemon(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
+    made: list[Daemon] = []
+
+    def start(congestion_control: str = "") -> Daemon:
+        made.append(Daemon(str(tmp_path / "register.sock"), congestion_control))
+        return made[-1]
+
+    yield start
+    for daemon in made:
+        daemon.close()

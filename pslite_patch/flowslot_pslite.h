@@ -7,13 +7,14 @@
  * sends there. Bytes are those of values: keys, lengths and ps-lite's own headers do not count.
  *
  *   ready   KVWorker::Send or KVServer::Response was called
- *   posted  ZeroMQ has handed the last byte of a message to the kernel, and frees it
+ *   posted  ZeroMQ frees a message: the kernel has it, but for up to 8 kB that it gathers first
  *   done    the other end's kernel has acknowledged it (SIOCOUTQ)
  *
  * An iteration begins when a key comes that the present one has had, or with flowslot_ps::Iteration().
  *
  * Nothing here waits for a daemon, and nothing is allocated once a connection was made. A flow's
- * mutex is held for some arithmetic and at most one system call that does not wait.
+ * mutex is held for some arithmetic, and, where an iteration or a connection begins, for some system
+ * calls that do not wait.
  *
  * $FLOWSLOT_JOB names the job (default: pslite- and the scheduler's address), $FLOWSLOT_SOCKET the
  * daemon's socket; with $FLOWSLOT_TOTALS=1 each flow's totals are printed at the end.
@@ -38,6 +39,10 @@
 
 #include "ps/sarray.h"
 
+#if ZMQ_VERSION < ZMQ_MAKE_VERSION(4, 2, 0)
+#error "flowslot needs ZeroMQ 4.2 or later: before, it does not tell which socket a message came by"
+#endif
+
 namespace ps {
 inline void FreeData(void *data, void *hint);
 }
@@ -47,6 +52,7 @@ namespace flowslot_ps {
 constexpr int kNodes = 512;      /* ids of nodes below this are reported */
 constexpr uint32_t kKeys = 4096; /* places for an iteration's keys, of which half are used */
 constexpr uint64_t kTickNs = 1000000;
+constexpr uint64_t kPoll = 10; /* ticks */
 
 /* The keys that an iteration has had. */
 class Keys {
@@ -87,9 +93,11 @@ class Flow {
     /* From now on it goes through this socket. */
     void Open(struct flowslot *job, int fd, int peer, enum flowslot_role role) {
         std::lock_guard<std::mutex> lock(mu_);
-        if (fd == fd_) return;
+        uint64_t cookie = Cookie(fd); /* its number may have been another socket's */
+        if (cookie == 0 || (open_ && cookie == cookie_)) return;
         CloseLocked();
         fd_ = fd;
+        cookie_ = cookie;
         done_ = posted_; /* whatever a connection before had is lost with it */
         open_ = flowslot_flow_open(job, &flow_, fd, peer, 0, role) == 0;
         Begin();
@@ -116,6 +124,12 @@ class Flow {
         std::lock_guard<std::mutex> lock(mu_);
         sent_ += bytes;
         after_ = after;
+        if (sent_ > ready_) { /* sent again (PS_RESEND), or by a way that we do not know */
+            uint64_t more = sent_ - ready_;
+            ready_ += more;
+            bytes_ += more;
+            if (open_) flowslot_ready(&flow_, more);
+        }
     }
 
     void Posted(uint64_t bytes) {
@@ -133,7 +147,7 @@ class Flow {
     bool IsDone() {
         std::lock_guard<std::mutex> lock(mu_);
         Look();
-        return !open_ || done_ == posted_;
+        return !open_ || (done_ == posted_ && posted_ == sent_);
     }
 
     void Iteration() {
@@ -160,10 +174,12 @@ class Flow {
     }
 
     void Begin() {
+        uint64_t left = ready_ - done_, total = expected_;
         if (!open_) return;
-        flowslot_begin(&flow_, iteration_, expected_);
-        /* What the iteration before has left. */
-        if (ready_ != done_) flowslot_progress_add(&flow_, ready_ - done_, posted_ - done_, 0);
+        /* What is left to be sent: of the iteration before, or of this one by a new connection. */
+        if (total != 0) total += left - (bytes_ < expected_ ? bytes_ : expected_);
+        flowslot_begin(&flow_, iteration_, total);
+        if (left != 0) flowslot_progress_add(&flow_, left, posted_ - done_, 0);
     }
 
     /* How much of what was posted does the kernel still have? Its queue also holds headers, and
@@ -172,7 +188,13 @@ class Flow {
     void Look() {
         int queue = 0;
         uint64_t queued, done;
-        if (!open_ || done_ == posted_ || ioctl(fd_, SIOCOUTQ, &queue) != 0 || queue < 0) return;
+        if (!open_ || done_ == posted_) return;
+        if (ioctl(fd_, SIOCOUTQ, &queue) != 0 || Cookie(fd_) != cookie_) { /* it is closed */
+            done_ = posted_;
+            CloseLocked();
+            return;
+        }
+        if (queue < 0) return;
         queued = (uint64_t)queue;
         if (sent_ == posted_) queued -= queued < after_ ? queued : after_;
         if (queued >= posted_ - done_) return;
@@ -184,13 +206,19 @@ class Flow {
     void CloseLocked() {
         if (open_) flowslot_flow_close(&flow_);
         open_ = false;
-        fd_ = -1;
+    }
+
+    static uint64_t Cookie(int fd) {
+        uint64_t cookie = 0;
+        socklen_t size = sizeof(cookie);
+        return getsockopt(fd, SOL_SOCKET, SO_COOKIE, &cookie, &size) == 0 ? cookie : 0;
     }
 
     std::mutex mu_;
     struct flowslot_flow flow_ = {};
     bool open_ = false;
     int fd_ = -1;
+    uint64_t cookie_ = 0;
     uint64_t iteration_ = 0;
     uint64_t ready_ = 0, sent_ = 0, posted_ = 0, done_ = 0; /* in all iterations */
     uint64_t after_ = 0;
@@ -240,12 +268,13 @@ class Reporter {
         snprintf(endpoint, sizeof(endpoint), "inproc://flowslot-%d-%zu", peer, watches_.size());
         if (To(peer) == NULL || zmq_socket_monitor(socket, endpoint, ZMQ_EVENT_CONNECTED) != 0) return;
         events = zmq_socket(context, ZMQ_PAIR);
-        if (events == NULL) return;
-        zmq_setsockopt(events, ZMQ_LINGER, &linger, sizeof(linger));
-        if (zmq_connect(events, endpoint) != 0)
-            zmq_close(events);
-        else
+        if (events != NULL) zmq_setsockopt(events, ZMQ_LINGER, &linger, sizeof(linger));
+        if (events != NULL && zmq_connect(events, endpoint) == 0) {
             watches_.emplace_back(peer, events);
+            return;
+        }
+        zmq_socket_monitor(socket, NULL, 0); /* ZeroMQ would wait for somebody to listen */
+        if (events != NULL) zmq_close(events);
     }
 
     /* A server: a worker's message came through this socket. */
@@ -267,6 +296,7 @@ class Reporter {
         if (!lock.owns_lock()) return;
         for (auto &watch : watches_) Events(watch.first, watch.second);
         for (int peer : peers_) To(peer)->Tick();
+        if (node_ >= 0 && ++ticks_ % kPoll == 0) flowslot_poll(&job_); /* has the daemon answered? */
     }
 
     void Iteration() {
@@ -318,6 +348,7 @@ class Reporter {
     std::vector<int> peers_;
     std::vector<std::pair<int, void *>> watches_;
     std::atomic<uint64_t> next_{0};
+    uint64_t ticks_ = 0;
 };
 
 /* Called by ZeroMQ instead of ps::FreeData, once the kernel has all of a value. */

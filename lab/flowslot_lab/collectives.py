@@ -132,7 +132,7 @@ class PsWorker:
     """
 
     def __init__(self, spec: JobSpec, out: Links, loop: Loop, make_flow: MakeFlow) -> None:
-        self._rank, self._workers = spec.rank, len(spec.addresses) - 1
+        self._rank, self._workers = spec.rank, spec.workers
         shape = (spec.sockets, spec.slices, spec.slice_bytes // WORD_BYTES)
         self._content = Content(spec.seed, spec.job, int(np.prod(shape)), self._workers)
         self._gradient: Words = np.empty(shape, Word)
@@ -187,7 +187,7 @@ class PsServer:
     """
 
     def __init__(self, spec: JobSpec, into: Links, loop: Loop, make_flow: MakeFlow) -> None:
-        self._workers, self._keys = len(spec.addresses) - 1, spec.slices
+        self._workers, self._keys = spec.workers, spec.slices
         self._channels, self._stripe_bytes = spec.sockets, spec.slice_bytes
         self._barrier = spec.barrier
         shape = (spec.sockets, spec.slices, spec.slice_bytes // WORD_BYTES)

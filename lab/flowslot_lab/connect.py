@@ -22,7 +22,7 @@ def establish(spec: JobSpec, connect_to: list[int], accept_from: list[int]) -> t
     second; returns both, non-blocking. Raises OSError when the peers do not come in time.
     """
     deadline = time.monotonic() + _TIMEOUT_S
-    listener = _socket(spec)
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     with listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((spec.addresses[spec.rank], spec.port))
@@ -49,16 +49,9 @@ def establish(spec: JobSpec, connect_to: list[int], accept_from: list[int]) -> t
     return out, into
 
 
-def _socket(spec: JobSpec) -> socket.socket:
-    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    name = spec.congestion_control.encode()
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)
-    return sock
-
-
 def _connect(spec: JobSpec, address: str, deadline: float) -> socket.socket:
     while True:
-        sock = _socket(spec)
+        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         sock.settimeout(max(0.1, deadline - time.monotonic()))
         with contextlib.suppress(ConnectionRefusedError):  # the peer does not listen yet
             sock.connect((address, spec.port))

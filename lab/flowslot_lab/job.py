@@ -8,17 +8,21 @@ TCP, and does it again. See `jobspec` for how it talks with the lab.
 from __future__ import annotations
 
 import json
+import os
 import resource
 import socket
 import sys
 import time
+import traceback
 from dataclasses import asdict
 from pathlib import Path
+from typing import Protocol
 
 from flowslot_lab.collectives import Collective, MakeFlow, PsServer, PsWorker, Ring
 from flowslot_lab.connect import Links, establish
 from flowslot_lab.content import CorruptionError
 from flowslot_lab.jobspec import JobSpec, Report
+from flowslot_lab.pslite import Node, PsLiteScheduler, PsLiteServer, PsLiteWorker
 from flowslot_lab.wire import Flow, Loop, PeerGone
 from flowslot_scenario import job as jobs
 from flowslot_shm.client import JobClient
@@ -61,13 +65,60 @@ def connect(spec: JobSpec) -> tuple[Links, Links]:
     return establish(spec, [ranks - 1], [])
 
 
-def work(spec: JobSpec, collective: Collective, loop: Loop, report: Report) -> None:
+class Clock(Protocol):
+    """Waits for a process, and keeps its trace."""
+
+    tracing: bool
+
+    @property
+    def trace(self) -> list[tuple[int, int]]:
+        """(monotonic ns, bytes received)."""
+        ...
+
+    def sleep_until(self, at_ns: int) -> None:
+        """Compute."""
+
+
+class Serving(Protocol):
+    """What a process does that is no worker."""
+
+    verified: int
+
+    def serve(self, iterations: int) -> None:
+        """Returns when that many iterations (from the first) have been sent back."""
+
+
+def worker(spec: JobSpec) -> tuple[Collective, Clock]:
+    """Meet the job's other processes. Raises OSError when they do not come in time."""
+    if spec.kind == "pslite":
+        node = Node(spec)
+        return PsLiteWorker(spec, node), node
+    out, into = connect(spec)
+    loop, make_flow = Loop(), flow_maker(spec)
+    if spec.kind == "ring":
+        return Ring(spec, out, into, loop, make_flow), loop
+    return PsWorker(spec, out, loop, make_flow), loop
+
+
+def server(spec: JobSpec) -> tuple[Serving, Clock]:
+    """As `worker`, for all other ranks."""
+    if spec.kind == "pslite":
+        node = Node(spec)
+        if spec.is_server:
+            return PsLiteServer(spec, node), node
+        return PsLiteScheduler(spec.iterations), node
+    _, into = connect(spec)
+    loop = Loop()
+    return PsServer(spec, into, loop, flow_maker(spec)), loop
+
+
+def work(spec: JobSpec, collective: Collective, clock: Clock, report: Report) -> None:
     """Compute and communicate until killed; report after the measured iterations."""
     at = report.started
     for iteration in range(_ENDLESS):
         until = at + compute_ns(spec, iteration)
         collective.prepare(iteration)
-        loop.sleep_until(until)
+        clock.sleep_until(until)
         collective.communicate(iteration)
         at = time.monotonic_ns()
         if iteration < spec.iterations:
@@ -75,7 +126,7 @@ def work(spec: JobSpec, collective: Collective, loop: Loop, report: Report) -> N
             say("iteration", n=iteration + 1)
         collective.verify(iteration)
         if iteration + 1 == spec.iterations:
-            finish(report, collective.verified, loop)
+            finish(report, collective.verified, clock)
 
 
 def cpu_s() -> float:
@@ -84,36 +135,33 @@ def cpu_s() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def finish(report: Report, verified: int, loop: Loop) -> None:
+def finish(report: Report, verified: int, clock: Clock) -> None:
     """Complete and send the report."""
     report.verified_bytes = verified
     report.cpu_s = cpu_s() - report.cpu_s
-    report.trace = loop.trace
-    loop.tracing = False
+    report.trace = clock.trace
+    clock.tracing = False
     say("done", **asdict(report))
 
 
 def run(spec: JobSpec) -> None:
     """The life of a job process."""
-    out, into = connect(spec)
-    loop, make_flow = Loop(), flow_maker(spec)
-    collective: Collective | None = None
-    if spec.kind == "ring":
-        collective = Ring(spec, out, into, loop, make_flow)
-    elif not spec.is_server:
-        collective = PsWorker(spec, out, loop, make_flow)
+    collective = serving = None
+    clock: Clock
+    if spec.is_worker:
+        collective, clock = worker(spec)
     else:
-        server = PsServer(spec, into, loop, make_flow)
+        serving, clock = server(spec)
     say("ready")
     start_ns = int(sys.stdin.readline()) + round(spec.start_s * 1e9)
-    loop.sleep_until(start_ns)
+    clock.sleep_until(start_ns)
     report = Report(started=start_ns, cpu_s=cpu_s())
     if collective is not None:
-        work(spec, collective, loop, report)
-        return
-    server.serve(spec.iterations)
-    finish(report, server.verified, loop)
-    server.serve(_ENDLESS)
+        work(spec, collective, clock, report)
+    elif serving is not None:
+        serving.serve(spec.iterations)
+        finish(report, serving.verified, clock)
+        serving.serve(_ENDLESS)
 
 
 def main() -> int:
@@ -128,4 +176,12 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = 1
+    try:
+        status = main()
+    except Exception:
+        traceback.print_exc()
+    finally:  # an ordinary exit would wait for ps-lite's threads, and these for their peers
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields
 from flowslot_lab.jobspec import JobSpec, Report
 from flowslot_lab.net import LabError, Network, data_ip
 from flowslot_lab.procs import Process, start, stop
+from flowslot_lab.pslite import environment
 from flowslot_lab.state import RunState
 from flowslot_scenario.job import Job
 from flowslot_scenario.scenario import Scenario
@@ -49,7 +50,6 @@ class JobSet:
         net: Network,
         state: RunState,
         *,
-        congestion_control: str,
         register: Callable[[str], str],
         iterations: int,
     ) -> None:
@@ -57,7 +57,6 @@ class JobSet:
         self._scenario = scenario
         self._net = net
         self._state = state
-        self._cc = congestion_control
         self._register = register
         self._iterations = iterations
         self._selector = selectors.DefaultSelector()
@@ -71,10 +70,12 @@ class JobSet:
             for rank, host in enumerate(job.processes):
                 name = f"job-{job.name}-{rank}"
                 path = self._state.folder / f"{name}.json"
-                self._spec(number, job, rank).write(path)
+                spec = self._spec(number, job, rank)
+                spec.write(path)
                 command = [sys.executable, "-m", "flowslot_lab.job", str(path)]
                 netns = self._net.hosts[host]
-                process = start(self._state, name, netns, command, pipes=True)
+                more = environment(spec) if job.kind == "pslite" else {}
+                process = start(self._state, name, netns, command, pipes=True, environment=more)
                 worker = _Worker(job, rank, process)
                 self.workers.append(worker)
                 assert process.popen.stdout is not None
@@ -87,6 +88,8 @@ class JobSet:
             job=job.name,
             kind=job.kind,
             rank=rank,
+            workers=job.workers,
+            servers=len(job.server_hosts),
             addresses=tuple(data_ip(self._scenario.index(host)) for host in job.processes),
             port=_FIRST_PORT + number,
             sockets=job.sockets,
@@ -98,8 +101,8 @@ class JobSet:
             seed=self._scenario.seed,
             iterations=self._iterations,
             start_s=job.start_s,
-            congestion_control=self._cc,
             register=self._register(job.processes[rank]),
+            patched=job.patched,
         )
 
     def go(self, delay_s: float = 0.1) -> None:

@@ -23,7 +23,7 @@ from flowslot_scenario.results import Floats
 class JobSpec:
     """One process of a job.
 
-    `addresses`: data address of every rank (the server is the last rank of a ps job).
+    `addresses`: data address of every rank: workers, then servers, then ps-lite's scheduler.
     `slices`: per socket and chunk (ring) or per socket (ps: one of each key). `iterations` includes
     warm-up. `register`: the daemon's registration socket, empty when there is no daemon.
     """
@@ -31,6 +31,8 @@ class JobSpec:
     job: str
     kind: str
     rank: int
+    workers: int
+    servers: int
     addresses: tuple[str, ...]
     port: int
     sockets: int
@@ -42,8 +44,8 @@ class JobSpec:
     seed: int
     iterations: int
     start_s: float
-    congestion_control: str
     register: str
+    patched: bool
 
     def write(self, path: Path) -> None:
         """Write as JSON."""
@@ -57,9 +59,14 @@ class JobSpec:
         return cls(**data)
 
     @property
+    def is_worker(self) -> bool:
+        """Whether this process computes, pushes and pulls."""
+        return self.rank < self.workers
+
+    @property
     def is_server(self) -> bool:
-        """Whether this process is the parameter server."""
-        return self.kind == "ps" and self.rank == len(self.addresses) - 1
+        """Whether this process is a parameter server."""
+        return 0 <= self.rank - self.workers < self.servers
 
 
 @dataclass(slots=True)

@@ -164,8 +164,11 @@ class Network:
         timer_slack_us: float = TIMER_SLACK_US,
         *,
         stacked: bool = False,
+        congestion_control: str = "cubic",
     ) -> None:
-        """`stacked`: leave the queueing of `NIC` to others."""
+        """`stacked`: leave the queueing of `NIC` to others. `congestion_control`: of all
+        connections between hosts that do not choose one themselves."""
+        self._congestion_control = congestion_control
         self._slack_us = timer_slack_us
         self._wire = WIRE if stacked else NIC
         self.scenario = scenario
@@ -239,10 +242,12 @@ class Network:
             f"link set {NIC} gso_max_segs {segments} addrgenmode none up\n"
             f"link set ctl0 addrgenmode none up\n",
         )
+        # Of the route: in a namespace, sysctl refuses whatever the host has not opened to users.
+        route = f"10.78.0.0/16 dev {NIC} scope link src {data_ip(i)}"
+        route += f" congctl {self._congestion_control}"
         if self.scenario.rto_min_ms is not None:
-            net = f"10.78.0.0/16 dev {NIC} scope link src {data_ip(i)}"
-            rto_min = f"rto_min {self.scenario.rto_min_ms}ms"
-            run(["ip", "-n", space, "route", "replace", *net.split(), *rto_min.split()])
+            route += f" rto_min {self.scenario.rto_min_ms}ms"
+        run(["ip", "-n", space, "route", "replace", *route.split()])
         self._tune(space, list({self._wire, NIC}), "tso on gso on gro off")
 
     def _tune(self, space: str, devices: Sequence[str], offloads: str) -> None:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -59,13 +59,14 @@ def start(
     *,
     urgent: bool = False,
     pipes: bool = False,
+    environment: Mapping[str, str] | None = None,
 ) -> Process:
     """Start `command` in a network namespace (None: the lab's own).
 
     `nsenter` and not `ip netns exec`: the latter remounts /sys and hides bpffs.
     The process gets SIGKILL when the lab dies, whatever the lab died of, and does not see
     the terminal's Ctrl-C: the lab ends it in order. `urgent`: it need not wait for the others, nor
-    for the network.
+    for the network. `environment`: variables besides the lab's own.
     """
     log = state.folder / f"{name}.log"
     argv = ["setpriv", "--pdeathsig", "KILL", "sh", "-c", _IF_WE_LIVE, str(os.getpid()), *command]
@@ -81,6 +82,7 @@ def start(
             stdin=pipe if pipes else subprocess.DEVNULL,
             stdout=pipe if pipes else err,
             stderr=err,
+            env=os.environ | dict(environment or {}),
             start_new_session=True,
         )
     process = Process(name, popen, log)

@@ -91,9 +91,12 @@ class LiveRun:
         self.policy = policy
         self._kind, _, backend = policy.partition("@")
         self.iterations = iterations
-        self.net = Network(scenario, state, stacked=stacked)
+        baseline = self._kind not in DAEMON_POLICIES
+        self.net = Network(
+            scenario, state, stacked=stacked, congestion_control=policy if baseline else "cubic"
+        )
         self.plane: ControlPlane | None = None
-        if self._kind in DAEMON_POLICIES:
+        if not baseline:
             self.plane = ControlPlane(
                 scenario,
                 self.net,
@@ -107,7 +110,6 @@ class LiveRun:
             scenario,
             self.net,
             state,
-            congestion_control=policy if self.plane is None else "cubic",
             register=self.plane.register if self.plane is not None else lambda _host: "",
             iterations=scenario.warmup + iterations,
         )
@@ -254,8 +256,8 @@ def expected_bytes(scenario: Scenario, iterations: int) -> int:
     """Payload bytes that all receivers of a scenario must verify in so many iterations."""
     per_iteration = 0
     for job in scenario.jobs:
-        # Each worker receives as much as it sends; a server receives what all workers push.
-        parts = job.workers * (2 if job.server is not None else 1)
+        # Each worker receives as much as it sends; servers receive what all workers push.
+        parts = job.workers * (2 if job.server_hosts else 1)
         per_iteration += job.sent_bytes * parts
     return per_iteration * iterations
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Iterator
 from typing import Annotated, Literal, NamedTuple
@@ -28,17 +29,24 @@ class Transfer(NamedTuple):
 
 
 class Job(Settings):
-    """A training job: compute, then communicate, again and again."""
+    """A training job: compute, then communicate, again and again.
+
+    `ring` and `ps` are the lab's own programs; `pslite` is ps-lite itself, where each key is at one
+    of several servers.
+    """
 
     name: JobName
-    kind: Literal["ring", "ps"]
+    kind: Literal["ring", "ps", "pslite"]
     hosts: tuple[Text, ...] = Field(min_length=1)
     server: Text | None = None
+    servers: tuple[Text, ...] = ()
     bytes: Annotated[int, Field(ge=1, le=10_000_000_000)]
     sockets: Annotated[int, Field(ge=1, le=64)] = 1
     slice_kb: Annotated[FiniteFloat, Field(ge=1, le=1e6)] = 50.0
     keys: Annotated[int, Field(ge=1, le=65_536)] = 64
     barrier: bool = False
+    patched: bool = True
+    """Of ps-lite: it reports to the daemon, which otherwise looks on from outside."""
     compute_s: Annotated[FiniteFloat, Field(ge=0, le=30)]
     jitter: Annotated[FiniteFloat, Field(ge=0, le=0.5)] = 0.02
     start_s: Annotated[FiniteFloat, Field(ge=0, le=3600)] = 0.0
@@ -49,24 +57,30 @@ class Job(Settings):
         return len(self.hosts)
 
     @property
+    def server_hosts(self) -> tuple[str, ...]:
+        """The parameter servers' hosts; none in a ring."""
+        return self.servers if self.server is None else (self.server,)
+
+    @property
     def processes(self) -> tuple[str, ...]:
-        """The host of every process by rank: the workers, then the server if there is one."""
-        return self.hosts if self.server is None else (*self.hosts, self.server)
+        """The host of every process by rank: the workers, then the servers, then ps-lite's
+        scheduler, beside the first of them."""
+        return (*self.hosts, *self.server_hosts, *self.servers[:1])
 
     @property
     def slices(self) -> int:
         """Slices in which one socket's part of a chunk is forwarded: about `slice_kb` each.
 
-        Of a parameter server's: its keys, each striped over all sockets.
+        With parameter servers: the keys. Each is striped over all sockets of `ps`.
         """
-        if self.kind == "ps":
+        if self.kind != "ring":
             return self.keys
         section = self.bytes / (self.workers * self.sockets)
         return max(1, round(section / (self.slice_kb * 1000)))
 
     @property
     def slice_bytes(self) -> int:
-        """Size of a slice (ring) or of a key's stripe (ps): whole words, rounded up."""
+        """Size of a slice (ring) or of a key's stripe: whole words, rounded up."""
         parts = self.sockets * self.slices * (self.workers if self.kind == "ring" else 1)
         return WORD_BYTES * -(-self.bytes // (WORD_BYTES * parts))
 
@@ -78,13 +92,14 @@ class Job(Settings):
 
     def transfers(self) -> Iterator[Transfer]:
         """What one iteration sends from host to host."""
-        if self.server is None:
+        if self.kind == "ring":
             for src, dst in zip(self.hosts, (*self.hosts[1:], self.hosts[0]), strict=True):
                 yield Transfer(src, dst, self.sent_bytes, self.sockets)
             return
-        for worker in self.hosts:
-            yield Transfer(worker, self.server, self.sent_bytes, self.sockets)
-            yield Transfer(self.server, worker, self.sent_bytes, self.sockets)
+        share = self.sent_bytes // len(self.server_hosts)
+        for worker, server in itertools.product(self.hosts, self.server_hosts):
+            yield Transfer(worker, server, share, self.sockets)
+            yield Transfer(server, worker, share, self.sockets)
 
     @property
     def turns(self) -> int:

@@ -12,9 +12,9 @@ name = "h1"                  # may set rate_mbps and buffer_kb of its own
 rack = "r1"                  # every host has one, or none has
 [[jobs]]
 name = "a"
-kind = "ring"                # or "ps", with server = "h1"
+kind = "ring"                # or "ps", with server = "h1"; or "pslite", with servers = ["h1"]
 hosts = ["h1", "h2"]         # one worker each
-bytes = 5_000_000            # ring: the tensor; ps: pushed, and pulled, by each worker
+bytes = 5_000_000            # ring: the tensor; else pushed, and pulled, by each worker
 compute_s = 0.125
 
 Without racks there is one switch, `s1`: links `h1->s1`, `s1->h1`. With racks, each has a switch of
@@ -42,6 +42,19 @@ CORE = "core"
 """The switch between the racks."""
 MAX_HOSTS = 200  # 10.77.0.250 is the switch's
 MAX_JOBS = 64
+_PS, _PSLITE, _OWN = 'is for kind "ps"', 'is for kind "pslite"', 'is for kinds "ring" and "ps"'
+_OF_OTHERS = {
+    "ring": {
+        "server": _PS,
+        "barrier": _PS,
+        "servers": _PSLITE,
+        "patched": _PSLITE,
+        "keys": "is for kinds with servers",
+    },
+    "ps": {"servers": _PSLITE, "patched": _PSLITE},
+    "pslite": {"server": _PS, "barrier": _PS, "sockets": _OWN, "slice_kb": 'is for kind "ring"'},
+}
+"""Fields that a kind of job has no use for, and whose they are."""
 
 
 class Links(Settings):
@@ -299,21 +312,29 @@ class _Checker:
             self._known(host, hosts, f"{at}.hosts[{k}]")
             if host in job.hosts[:k]:
                 self._fail(f"{at}.hosts[{k}]", f'"{host}" has a worker already; name each once')
+        for key in sorted(job.model_fields_set & _OF_OTHERS[job.kind].keys()):
+            self._fail(f"{at}.{key}", f'{_OF_OTHERS[job.kind][key]}; "{job.kind}" has none')
         if job.kind == "ring":
-            self._check_ring(job, at)
-        elif job.server is None:
-            self._fail(f"{at}.server", 'is required for kind "ps": the parameter server\'s host')
+            if job.workers < 2:
+                self._fail(f"{at}.hosts", "must name at least 2 hosts for a ring")
         else:
-            self._known(job.server, hosts, f"{at}.server")
-            if job.server in job.hosts:
-                self._fail(f"{at}.server", "must be a host of its own, not one of the workers'")
+            self._check_servers(job, at, hosts)
 
-    def _check_ring(self, job: Job, at: str) -> None:
-        if job.workers < 2:
-            self._fail(f"{at}.hosts", "must name at least 2 hosts for a ring")
-        for key in ("server", "keys", "barrier"):
-            if key in job.model_fields_set:
-                self._fail(f"{at}.{key}", 'is for kind "ps"; a ring has none')
+    def _check_servers(self, job: Job, at: str, hosts: list[str]) -> None:
+        field = "server" if job.kind == "ps" else "servers"
+        if not job.server_hosts:
+            problem = f'is required for kind "{job.kind}": where the parameters are'
+            self._fail(f"{at}.{field}", problem)
+        for k, server in enumerate(job.server_hosts):
+            each = f"{at}.{field}" if job.kind == "ps" else f"{at}.{field}[{k}]"
+            self._known(server, hosts, each)
+            if server in job.hosts:
+                self._fail(each, "must be a host of its own, not one of the workers'")
+            if server in job.servers[:k]:
+                self._fail(each, f'"{server}" has a server already; name each once')
+        if job.keys % len(job.server_hosts):
+            problem = f"must be a multiple of {len(job.servers)}: all servers hold as many"
+            self._fail(f"{at}.keys", problem)
 
     def _unique(self, kind: str, names: list[str], field: str) -> None:
         for i, name in enumerate(names):

@@ -89,7 +89,7 @@ Path = Callable[[str, str], tuple[int, ...]]
 
 
 def _job(scenario: Scenario, job: Job, path: Path, seed: int) -> SimJob:
-    flows = ring(job, path) if job.kind == "ring" else server(job, path)
+    flows = ring(job, path) if job.kind == "ring" else servers(job, path)
     rounds = 2 * (job.workers - 1) if job.kind == "ring" else 0
     return SimJob(
         name=job.name,
@@ -126,38 +126,38 @@ def ring(job: Job, path: Path) -> list[FlowSpec]:
     return flows
 
 
-def server(job: Job, path: Path) -> list[FlowSpec]:
+def servers(job: Job, path: Path) -> list[FlowSpec]:
     """Every worker pushes; the sums of a key go back when all have pushed it (with a barrier: when
     all have pushed everything)."""
-    assert job.server is not None
-    total = float(job.slice_bytes * job.slices)
-    server, at = job.server, job.workers
-    workers = [(r, host, c) for r, host in enumerate(job.hosts) for c in range(job.sockets)]
-    pushes = [
-        FlowSpec(
-            host,
-            path(host, server),
-            total,
-            to=server,
-            group=Group(job.name, "push", rank, at, channel),
-        )
-        for rank, host, channel in workers
-    ]
+    share = float(job.slice_bytes * job.slices // len(job.server_hosts))
     behind = -float("inf") if job.barrier else -float(job.slice_bytes)
-    every = tuple(range(len(pushes)))
-    pulls = [
-        FlowSpec(
-            server,
-            path(server, host),
-            total,
-            head=behind,
-            preds=every,
-            to=host,
-            group=Group(job.name, "pull", at, rank, channel),
-        )
-        for rank, host, channel in workers
-    ]
-    return pushes + pulls
+    workers = [(r, host, c) for r, host in enumerate(job.hosts) for c in range(job.sockets)]
+    flows: list[FlowSpec] = []
+    for at, server in enumerate(job.server_hosts, start=job.workers):
+        every = tuple(range(len(flows), len(flows) + len(workers)))
+        flows += [
+            FlowSpec(
+                host,
+                path(host, server),
+                share,
+                to=server,
+                group=Group(job.name, "push", rank, at, channel),
+            )
+            for rank, host, channel in workers
+        ]
+        flows += [
+            FlowSpec(
+                server,
+                path(server, host),
+                share,
+                head=behind,
+                preds=every,
+                to=host,
+                group=Group(job.name, "pull", at, rank, channel),
+            )
+            for rank, host, channel in workers
+        ]
+    return flows
 
 
 def offsets(jobs: Sequence[SimJob]) -> list[int]:

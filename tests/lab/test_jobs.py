@@ -2,6 +2,7 @@
 """Real job processes over the loopback interface, without the lab's network."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -15,16 +16,21 @@ import pytest
 from flowslot_lab.content import Content, CorruptionError
 from flowslot_lab.job import compute_ns
 from flowslot_lab.jobspec import JobSpec
+from flowslot_lab.pslite import environment
 
 ITERATIONS = 4
 Start = Callable[..., list[subprocess.Popen[str]]]
 
 
 def make_spec(kind: str, rank: int, ranks: int, **changes: Any) -> JobSpec:
+    servers = {"ring": 0, "ps": 1, "pslite": 2}[kind]
+    scheduler = kind == "pslite"
     values: dict[str, Any] = {
         "job": "j",
         "kind": kind,
         "rank": rank,
+        "workers": ranks - servers - scheduler,
+        "servers": servers,
         "addresses": tuple(f"127.0.0.{i + 1}" for i in range(ranks)),
         "port": 0,
         "sockets": 2,
@@ -36,8 +42,8 @@ def make_spec(kind: str, rank: int, ranks: int, **changes: Any) -> JobSpec:
         "seed": 1,
         "iterations": ITERATIONS,
         "start_s": 0.0,
-        "congestion_control": "reno",
         "register": "",
+        "patched": True,
     }
     return JobSpec(**{**values, **changes})
 
@@ -49,11 +55,19 @@ def start(tmp_path: Path, unused_port: int) -> Iterator[Start]:
     def run(specs: list[dict[str, Any]], kind: str) -> list[subprocess.Popen[str]]:
         for rank, changes in enumerate(specs):
             path = tmp_path / f"{rank}.json"
-            make_spec(kind, rank, len(specs), port=unused_port, **changes).write(path)
+            spec = make_spec(kind, rank, len(specs), port=unused_port, **changes)
+            spec.write(path)
             command = [sys.executable, "-m", "flowslot_lab.job", str(path)]
             pipe = subprocess.PIPE
             processes.append(
-                subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+                subprocess.Popen(
+                    command,
+                    stdin=pipe,
+                    stdout=pipe,
+                    stderr=pipe,
+                    text=True,
+                    env=os.environ | (environment(spec) if kind == "pslite" else {}),
+                )
             )
         for process in processes:
             assert json.loads(process.stdout.readline()) == {"event": "ready"}
@@ -106,9 +120,26 @@ def test_parameter_server_verifies_every_byte(start: Start, barrier: bool) -> No
     assert done[3]["ends"] == []
 
 
-@pytest.mark.parametrize("kind", ["ring", "ps"])
-def test_wrong_content_is_noticed(start: Start, kind: str) -> None:
-    processes = start([{}, {"seed": 2}, {}], kind)
+@pytest.mark.parametrize("patched", [False, True])
+def test_ps_lite_verifies_every_byte(start: Start, patched: bool) -> None:
+    """Three workers, two servers of three keys each, a scheduler."""
+    changes = {"patched": patched, "slices": 6, "slice_bytes": 5000}
+    done = reports(start([changes] * 6, "pslite"))
+    each = ITERATIONS * 6 * 5000
+    half = 3 * each // 2  # of what all workers push
+    assert [report["verified_bytes"] for report in done] == [each] * 3 + [half] * 2 + [0]
+    assert [len(report["ends"]) for report in done] == [ITERATIONS] * 3 + [0] * 3
+    assert [report["trace"][-1][1] for report in done[:3]] == [each] * 3
+
+
+@pytest.mark.parametrize(("kind", "ranks"), [("ring", 3), ("ps", 3), ("pslite", 5)])
+def test_wrong_content_is_noticed(start: Start, kind: str, ranks: int) -> None:
+    changes = [{"slices": 4}, {"slices": 4, "seed": 2}, *[{"slices": 4}] * (ranks - 2)]
+    processes = start(changes, kind)
+    if kind == "pslite":  # whose other nodes wait for the first one to leave
+        while all(process.poll() is None for process in processes):
+            time.sleep(0.01)
+        processes = [process for process in processes if process.poll() is not None]
     errors = [process.communicate()[1] for process in processes]
     assert any("CorruptionError: word" in error for error in errors)
     assert all(process.returncode == 1 for process in processes)

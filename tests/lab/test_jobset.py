@@ -16,7 +16,7 @@ def jobs(*changes: str) -> JobSet:
     """Two jobs of one process each, that nobody has started."""
     scenario = load(SCENARIOS / "two-equal.toml", changes)
     nothing: Any = None
-    made = JobSet(scenario, nothing, nothing, congestion_control="", register=str, iterations=1)
+    made = JobSet(scenario, nothing, nothing, register=str, iterations=1)
     now = time.monotonic()
     made.workers = [_Worker(job, 0, nothing, heard_s=now + job.start_s) for job in scenario.jobs]
     return made

@@ -46,6 +46,18 @@ def test_incast_has_exactly_the_size_that_was_asked() -> None:
     assert scenario.flows_on_link()["h3->s1"] == 4
 
 
+def test_keys_of_ps_lite_are_spread_over_its_servers() -> None:
+    scenario = load(SCENARIOS / "pslite-two-jobs.toml")
+    job = scenario.jobs[0]
+    assert (job.sent_bytes, job.slices, job.slice_bytes) == (3_000_000, 60, 50_000)
+    assert job.processes == ("h3", "h4", "h1", "h2", "h1")  # the scheduler beside a server
+    ways = [f"{host}->s1" for host in ("h1", "h2", "h3", "h4")]
+    assert scenario.link_bytes(job) == dict.fromkeys(
+        [link for way in ways for link in (way, "->".join(way.split("->")[::-1]))], 3_000_000
+    )
+    assert scenario.flows_on_link()["h3->s1"] == 4  # two servers, two jobs
+
+
 def test_ideal_of_a_ring_counts_steps_and_round_trips() -> None:
     text = TWO_HOSTS.replace('["h1", "h2"]', '["h1", "h2", "h3"]').replace(
         '[[hosts]]\nname = "h2"', '[[hosts]]\nname = "h2"\n[[hosts]]\nname = "h3"\nrate_mbps = 100'
@@ -92,9 +104,37 @@ def edit(old: str, new: str) -> str:
     return TWO_HOSTS.replace(old, new)
 
 
+PSLITE = (SCENARIOS / "pslite-two-jobs.toml").read_text()
 PS = edit('kind = "ring"', 'kind = "ps"').replace("slice_kb = 25\n", "")
 
+
+def pslite(old: str, new: str) -> str:
+    assert old in PSLITE
+    return PSLITE.replace(old, new, 1)
+
+
 ERRORS = {
+    pslite('servers = ["h1", "h2"]\n', ""): (
+        'field `jobs[0].servers`: is required for kind "pslite": where the parameters are'
+    ),
+    pslite('servers = ["h1", "h2"]', 'servers = ["h1", "h1"]'): (
+        'field `jobs[0].servers[1]`: "h1" has a server already; name each once'
+    ),
+    pslite('servers = ["h1", "h2"]', 'servers = ["h1", "h3"]'): (
+        "field `jobs[0].servers[1]`: must be a host of its own, not one of the workers'"
+    ),
+    pslite('servers = ["h1", "h2"]', 'server = "h1"'): (
+        'field `jobs[0].server`: is for kind "ps"; "pslite" has none'
+    ),
+    pslite("keys = 60", "sockets = 2\nkeys = 60"): (
+        'field `jobs[0].sockets`: is for kinds "ring" and "ps"; "pslite" has none'
+    ),
+    pslite("keys = 60", "keys = 61"): (
+        "field `jobs[0].keys`: must be a multiple of 2: all servers hold as many"
+    ),
+    edit("sockets = 2", "sockets = 2\npatched = false"): (
+        'field `jobs[0].patched`: is for kind "pslite"; "ring" has none'
+    ),
     edit('name = "h2"', 'name = "h1"'): (
         'field `hosts[1].name`: host "h1" is already at `hosts[0].name`; name each once'
     ),
@@ -126,12 +166,12 @@ ERRORS = {
         "field `jobs[0].compute_ms`: unknown key; did you mean `compute_s`?"
     ),
     edit('kind = "ring"', 'kind = "tree"'): (
-        "field `jobs[0].kind`: must be 'ring' or 'ps', got \"tree\""
+        "field `jobs[0].kind`: must be 'ring', 'ps' or 'pslite', got \"tree\""
     ),
     edit("sockets = 2", 'sockets = 2\nserver = "h1"'): (
-        'field `jobs[0].server`: is for kind "ps"; a ring has none'
+        'field `jobs[0].server`: is for kind "ps"; "ring" has none'
     ),
-    PS: 'field `jobs[0].server`: is required for kind "ps": the parameter server\'s host',
+    PS: 'field `jobs[0].server`: is required for kind "ps": where the parameters are',
     PS + 'server = "h1"\n': (
         "field `jobs[0].server`: must be a host of its own, not one of the workers'"
     ),

@@ -19,6 +19,8 @@ cdef packed struct Row:
     int64_t origin
     int64_t target
     int64_t remaining
+    int64_t unreported
+    int64_t unreported_last
     int64_t ready
     int64_t supplied
     int64_t expected
@@ -35,8 +37,12 @@ cdef packed struct Row:
 
 cdef double _smoothing, _keep_ratio, _keep_slack, _full
 cdef int64_t _most_steps, _most_steps_quiet, _soon, _late, _never, _millisecond, _second, _stalled
+cdef int64_t _unreported
 cdef int64_t _active
 cdef Py_ssize_t _iteration, _ready, _posted, _done, _total, _start
+
+@cython.locals(beyond=int64_t, ended=cython.bint)
+cdef void learn_unreported(Row[::1] rows, Py_ssize_t r)
 
 @cython.locals(still=cython.bint)
 cdef void supply(

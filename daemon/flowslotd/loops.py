@@ -27,6 +27,8 @@ it was expected."""
 KEEP_RATIO = 1.1
 KEEP_SLACK_S = 0.004
 """Flows keep their rates while the last one ends at most 10 % + 4 ms later than it could."""
+UNREPORTED = 16
+"""At most a part of 1 in so many of what is reported; more is not taken for headers."""
 STALLED_NS = 60_000_000
 """Who had nothing to send for so long, and got nothing, is not given a rate until it has: a slot of
 usual length, or from one look to the next where slots are longer."""
@@ -38,7 +40,7 @@ NEVER = 2**62
 _smoothing, _most_steps, _most_steps_quiet = SMOOTHING, MOST_STEPS, MOST_STEPS_QUIET
 _soon, _late, _keep_ratio, _keep_slack = SOON_NS, LATE_NS, KEEP_RATIO, KEEP_SLACK_S
 _never, _millisecond, _second = NEVER, 1_000_000, 1_000_000_000
-_full, _stalled = 1 + 1e-9, STALLED_NS
+_full, _stalled, _unreported = 1 + 1e-9, STALLED_NS, UNREPORTED
 _active = State.ACTIVE.value
 _iteration, _ready, _posted = offset("iteration") // 8, offset("ready") // 8, offset("posted") // 8
 _done, _total = offset("done") // 8, offset("iteration_total") // 8
@@ -101,6 +103,7 @@ def advance(  # noqa: PLR0917
         if began:
             if rows[r].target > 0:
                 rows[r].expected = smooth(rows[r].expected, rows[r].target, _smoothing)
+            learn_unreported(rows, r)
             rows[r].inc += 1
             # An iteration that was complete ended at the counter's last value: libraries send
             # some bytes that they do not report (headers), and these must not add up.
@@ -135,6 +138,20 @@ def advance(  # noqa: PLR0917
         if (remaining > 0 or quiet) and rows[r].onset_inc != rows[r].inc:
             begin(now, rows, r, quiet, words[s, _start])
     return moved
+
+
+def learn_unreported(rows: Any, r: int) -> None:
+    """An iteration of row `r` is over: how much did the kernel send that no record speaks of?
+
+    Only when all of that has gone is the flow at its end, and may lend its rate. The least of two
+    iterations: with too much the kernel would wait for an end that never comes.
+    """
+    beyond = rows[r].counter - rows[r].origin - rows[r].target
+    ended = rows[r].kernel and rows[r].remaining == 0
+    if not (ended and 0 <= beyond <= rows[r].target // _unreported):
+        beyond = 0
+    rows[r].unreported = min(beyond, rows[r].unreported_last)
+    rows[r].unreported_last = beyond
 
 
 def supply(  # noqa: PLR0917
@@ -195,7 +212,7 @@ def watch(rows: Any, all_quiet: bool, at: NDArray[np.intp]) -> int:
     many; which, in `at`, intp[F]. Their `watched` is then up to date."""
     n = 0
     for i in range(len(rows)):
-        end = rows[i].origin + rows[i].target
+        end = rows[i].origin + rows[i].target + rows[i].unreported
         heard = rows[i].kernel and not (rows[i].quiet or all_quiet)
         if rows[i].active and heard and rows[i].watched != end:
             rows[i].watched = end

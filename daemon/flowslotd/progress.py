@@ -26,6 +26,8 @@ ROW = np.dtype(
         ("origin", "i8"),  # and what it was when the iteration began
         ("target", "i8"),  # bytes of this iteration
         ("remaining", "i8"),
+        ("unreported", "i8"),  # headers and the like, which the kernel sends besides the target:
+        ("unreported_last", "i8"),  # the least, and the last, of the last two iterations
         ("ready", "i8"),  # bytes of this iteration that may be sent by now, as the record says
         ("supplied", "i8"),  # when it last had something to send, or got it (monotonic)
         ("expected", "i8"),  # bytes of an iteration, learnt; 0 unknown

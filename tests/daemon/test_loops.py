@@ -54,8 +54,9 @@ def some_rows(rng: RNG, n: int) -> np.ndarray:
     rows["inc"] = rng.integers(1, 4, n)
     rows["onset_inc"] = rows["inc"] - rng.integers(0, 2, n)
     rows["onset_iteration"] = rng.integers(0, 4, n)
-    for size in ("counter", "origin", "target", "remaining", "expected", "ready"):
+    for size in ("counter", "origin", "target", "remaining", "expected", "ready", "unreported"):
         rows[size] = rng.integers(0, 1_000_000, n) * rng.integers(0, 2, n)
+    rows["unreported_last"] = rng.integers(0, 100_000, n)
     rows["onset"] = (NOW - rng.integers(1, 10**9, n)) * rng.integers(0, 2, n)
     rows["looked"] = NOW - rng.integers(0, 10**8, n)
     rows["supplied"] = rows["looked"] - rng.integers(0, 2, n) * rng.integers(0, 10**8, n)

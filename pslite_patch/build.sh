@@ -5,7 +5,8 @@
 #   pslite_patch/build.sh [--asan] [VARIANT...]
 #
 #   upstream        as it is
-#   calm            its receive threads sleep when there is nothing (calm.patch)
+#   calm            its receive threads sleep when there is nothing (calm.patch), and data may come
+#                   before a server is ready (start.patch), as it does more often then
 #   flowslot        reports to flowslot (flowslot.patch)
 #   flowslot-calm   both
 #
@@ -48,9 +49,9 @@ fetch() {
 patches_of() {
   case $1 in
     upstream) ;;
-    calm) echo calm.patch ;;
+    calm) echo calm.patch start.patch ;;
     flowslot) echo flowslot.patch ;;
-    flowslot-calm) echo flowslot.patch calm.patch ;;
+    flowslot-calm) echo flowslot.patch calm.patch start.patch ;;
     *) fail "there is no variant $1: upstream, calm, flowslot or flowslot-calm" ;;
   esac
 }

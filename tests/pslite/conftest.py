@@ -80,6 +80,12 @@ class PsJob:
             reader.join(90)
         return [process.poll() for process in self._processes]  # type: ignore[misc]
 
+    def says(self, text: str) -> bool:
+        """Whether the last worker says so before it ends."""
+        stdout = self._processes[-1].stdout
+        assert stdout is not None
+        return any(text in line for line in stdout)
+
     def totals(self) -> dict[tuple[int, int], tuple[int, int, int, int]]:
         """By node and peer: the last iteration's number; bytes ready, posted, done in all."""
         found = {}

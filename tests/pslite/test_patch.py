@@ -11,7 +11,7 @@ import pytest
 HERE = Path(__file__).parents[2]
 PATCHES = HERE / "pslite_patch"
 SOURCE = HERE / "build" / "pslite" / "source"
-NAMES = ("flowslot.patch", "calm.patch")
+NAMES = ("flowslot.patch", "calm.patch", "start.patch")
 
 
 def apply(to: Path, *patches: Path) -> subprocess.CompletedProcess[str]:
@@ -20,7 +20,7 @@ def apply(to: Path, *patches: Path) -> subprocess.CompletedProcess[str]:
 
 
 def files(folder: Path) -> dict[str, list[str]]:
-    names = ("src/zmq_van.h", "include/ps/kv_app.h")
+    names = ("src/zmq_van.h", "include/ps/kv_app.h", "src/van.cc")
     return {name: (folder / name).read_text().split("\n") for name in names}
 
 
@@ -32,7 +32,7 @@ def test_they_only_insert_and_quote_nothing(name: str) -> None:
     assert "@@" in text
 
 
-@pytest.mark.parametrize("names", [NAMES, NAMES[:1], NAMES[1:]])
+@pytest.mark.parametrize("names", [NAMES, NAMES[:1], NAMES[1:], NAMES[2:]])
 def test_what_was_there_is_there_still(tmp_path: Path, names: tuple[str, ...]) -> None:
     shutil.copytree(SOURCE, tmp_path / "ps-lite")
     done = apply(tmp_path / "ps-lite", *(PATCHES / name for name in names))

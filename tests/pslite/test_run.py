@@ -154,6 +154,24 @@ def test_its_own_programs_pass(
         assert job.wait() == [0] * 5, job.said
 
 
+@pytest.mark.parametrize("daemon_is_there", [False, True])
+def test_its_endless_program_goes_on(
+    start_daemon: Callable[..., Daemon], tmp_path: Path, daemon_is_there: bool
+) -> None:
+    """It says so after every ten rounds, and leaves its shared memory behind when it is killed."""
+    before = set(Path("/dev/shm").glob("BytePS_ShM_*"))
+    if daemon_is_there:
+        start_daemon("reno")
+    environment = {"FLOWSLOT_SOCKET": str(tmp_path / "register.sock"), "NUM_KEY_PER_SERVER": "4"}
+    try:
+        one_each = PsJob("test_ipc_benchmark", (VALUE,), 1, 1, environment=environment)
+        with one_each as job:  # with more, unpatched ps-lite's aborts, too
+            assert all(job.says("Application goodput") for _ in range(3))
+    finally:
+        for left in set(Path("/dev/shm").glob("BytePS_ShM_*")) - before:
+            left.unlink()
+
+
 @pytest.fixture(scope="session")
 def with_asan() -> str:
     """The patched ps-lite under AddressSanitizer. Half a minute, the first time."""

@@ -125,7 +125,7 @@ def jobs(
     runtime_dir: RuntimeDirOption = None,
     watch: WatchOption = False,
 ) -> None:
-    """Jobs with flows on this host: iteration, period, bytes, rate."""
+    """Jobs with flows on this host, and how far each flow is: bytes ready, sent, acknowledged."""
     _show("jobs", output, control, runtime_dir, watch)
 
 

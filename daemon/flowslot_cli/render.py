@@ -134,9 +134,7 @@ def _feedback(data: Data) -> str:
 
 def jobs(data: Data) -> RenderableType:
     """`flowslot jobs`."""
-    table = _table(
-        "job", "flows", "active", "iteration", "period", "per iteration", "left", "Mbit/s"
-    )
+    table = _table("job", "flows", "active", "iteration", "period", "of", "left", "Mbit/s")
     for job in data["jobs"]:
         table.add_row(
             job["job"],
@@ -148,7 +146,33 @@ def jobs(data: Data) -> RenderableType:
             size(job["remaining_bytes"]),
             mbps(job["rate"]),
         )
-    return _or_none(table, "no job has registered on this host")
+    if not data["jobs"]:
+        return "no job has registered on this host"
+    return Group(table, "", _progress(data["jobs"]))
+
+
+def _progress(jobs: list[Data]) -> Table:
+    """How far the iteration of each flow is."""
+    table = _table(
+        *("job", "role", "ranks", "destination", "state", "iteration"),
+        *("ready", "sent", "acked", "of", "left", "Mbit/s"),
+    )
+    for job in jobs:
+        for flow in job["progress"]:
+            numbers = ("ready_bytes", "sent_bytes", "acked_bytes", "iteration_bytes")
+            channel = f" #{flow['channel']}" if flow["channel"] else ""
+            table.add_row(
+                job["job"],
+                flow["role"],
+                f"{flow['rank']} to {flow['peer']}{channel}",
+                flow["destination"],
+                flow["state"],
+                str(flow["iteration"]),
+                *(size(flow[name]) for name in numbers),
+                size(flow["remaining_bytes"]),
+                mbps(flow["rate"]),
+            )
+    return table
 
 
 def flows(data: Data) -> RenderableType:

@@ -46,6 +46,13 @@ class ArbiterSettings(Settings):
     floor_share: Annotated[FiniteFloat, Field(ge=0.001, le=1)] = 0.25
 
 
+class UnpatchedSettings(Settings):
+    """Jobs that report nothing themselves. `pslite`: whether processes of ps-lite are found, their
+    progress is read from the kernel, and, where flows are paced, their sockets enlisted."""
+
+    pslite: bool = False
+
+
 def _socket_folder(text: str) -> str:
     if len(os.fsencode(text)) > _MAX_FOLDER:
         raise ValueError(f"must have at most {_MAX_FOLDER} bytes: paths of sockets are short")
@@ -71,6 +78,7 @@ class DaemonSettings(Settings):
     pacing: PacingSettings = PacingSettings()
     static: StaticSettings = StaticSettings()
     arbiter: ArbiterSettings = ArbiterSettings()
+    unpatched: UnpatchedSettings = UnpatchedSettings()
 
     def enforces(self, spec: PolicySpec) -> bool:
         """Whether flows of this host are paced, under this policy."""

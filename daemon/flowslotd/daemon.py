@@ -24,9 +24,10 @@ from flowslotd.clock import monotonic, own_moment, read_slot, thread_cpu
 from flowslotd.config import Config, changed, load
 from flowslotd.control import Control, Json, claim
 from flowslotd.engine import Engine
-from flowslotd.flowinfo import Ended
+from flowslotd.flowinfo import Ended, Source
 from flowslotd.flowtable import FlowTable
 from flowslotd.metrics import Metrics
+from flowslotd.outside.service import Outside
 from flowslotd.ownership import holds_socket
 from flowslotd.registration import Record, RegistrationServer
 from flowslotd.sdnotify import Notifier
@@ -60,12 +61,14 @@ class Daemon:
         self.started_ns = monotonic()
         self.slot = 0
         self.registration = RegistrationServer(
-            str(config.runtime_dir / "register.sock"), "", self._joined, self._rang, self._left
+            str(config.runtime_dir / "register.sock"), "", self._registered, self._rang, self._left
         )
+        records = self.registration.records
+        self.outside = Outside(self._joined, self._rang, self._left, records, self.bug)
         self.engine: Engine
         self._clock = SlotClock(config.grid)
         self._notifier = Notifier()
-        self._touched: dict[int, Record] = {}
+        self._touched: dict[int, Source] = {}
         self._gathering: asyncio.TimerHandle | None = None
         self._gathering_until, self._is_lazy = Nanos(0), False
         self._replan_cpu_ns = 0
@@ -100,6 +103,7 @@ class Daemon:
         async with AsyncExitStack() as stack:  # undone in the opposite order
             stack.push_async_callback(self._end)
             await self._begin()
+            stack.callback(self.outside.close)
             await self.registration.start()
             stack.push_async_callback(self.registration.close)
             await control.start()
@@ -180,7 +184,7 @@ class Daemon:
         delay_ms = max(-(-(when_ns - monotonic()) // MILLISECOND), 1)
         return self._loop.call_later(delay_ms / 1e3, partial(work, *args, **kwargs))
 
-    def _take_touched(self) -> Collection[Record]:
+    def _take_touched(self) -> Collection[Source]:
         """Those that something has happened to: their pass is now."""
         if self._gathering is not None:
             self._gathering.cancel()
@@ -251,18 +255,22 @@ class Daemon:
 
     def _touch(self, cookies: Iterable[int], lazy: bool = False) -> None:
         """Something happened to these flows: look at their jobs' records soon."""
-        infos, records = self.table.infos, self.registration.records
+        infos, records = self.table.infos, self.outside.sources()
         rows = {row for cookie in cookies if (row := self.table.find(cookie)) is not None}
         touched = {infos[row].source for row in rows} & records.keys()
         if touched:
             self._touched.update((source, records[source]) for source in touched)
             self._soon(lazy)
 
-    def _joined(self, record: Record) -> None:
+    def _registered(self, record: Record) -> None:
+        self.outside.give_way(record.pid)
+        self._joined(record)
+
+    def _joined(self, record: Source) -> None:
         self._touched[record.id] = record
         self._soon()
 
-    def _rang(self, record: Record, slot: int, message: Message) -> None:
+    def _rang(self, record: Source, slot: int, message: Message) -> None:
         # END: the last bytes are in the socket. The phase goes on until they are acknowledged.
         lazy = message != Message.BEGIN
         if record.id in self._touched and (lazy or not self._is_lazy):
@@ -270,7 +278,7 @@ class Daemon:
         self._touched[record.id] = record
         self._soon(lazy)
 
-    def _left(self, record: Record) -> None:
+    def _left(self, record: Source) -> None:
         self._touched.pop(record.id, None)
         self.table.forget(record.id)
         self._soon()
@@ -283,7 +291,7 @@ class Daemon:
             return Engine(
                 config,
                 table=self.table,
-                records=self.registration.records.values,
+                records=lambda: self.outside.sources().values(),
                 on_grants=self._on_grants,
                 on_planned=self._on_planned,
                 on_bug=self.bug,
@@ -298,7 +306,9 @@ class Daemon:
     async def _begin(self) -> None:
         engine = self.engine
         await engine.start()
-        self.registration.set_congestion_control(engine.congestion_control)
+        name, config = engine.congestion_control, engine.config
+        self.registration.set_congestion_control(name)
+        self.outside.use(config.settings.unpatched.pslite, config.addresses, name)
         fd = engine.pacer.event_fd() if engine.pacer else None
         if fd is not None:
             self._loop.add_reader(fd, self._on_readable, fd)

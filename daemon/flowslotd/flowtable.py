@@ -209,8 +209,8 @@ class FlowTable:
         )
 
     def transfers(self, rates: Mapping[int, float]) -> list[LocalFlow]:
-        """Flows to other hosts that others may wait for, or that may wait for others. `rates` in
-        force, payload bytes/s, by cookie."""
+        """Flows to other hosts that others may wait for, or that may wait for others: as far as
+        their ranks are known (not negative). `rates` in force, payload bytes/s, by cookie."""
         columns = (
             self.rows[name].tolist() for name in ("iteration", "target", "remaining", "ready")
         )
@@ -227,6 +227,7 @@ class FlowTable:
             )
             for info, iteration, target, remaining, ready in zip(self.infos, *columns, strict=True)
             if (role := ROLES.get(info.role)) is not None
+            and info.rank >= 0
             and target > 0
             and (host := self._topology.host_of(info.dst)) is not None
         ]

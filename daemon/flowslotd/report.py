@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from flowslot_shm.layout import SLOT, State
 from flowslotd.clock import monotonic
 from flowslotd.control import Answer, Json
 from flowslotd.flowinfo import FlowInfo
@@ -68,6 +71,11 @@ def status(daemon: Daemon) -> Json:
             "faulty_slots": sum(int((r.reader.faults != 0).sum()) for r in records.values()),
             "torn_slots": sum(int((r.reader.torn != 0).sum()) for r in records.values()),
         },
+        "unpatched": {
+            "watching": daemon.outside.watching,
+            "processes": len(daemon.outside.records),
+            "connections": sum(source.flows for source in daemon.outside.records.values()),
+        },
         "errors": dict(metrics.errors),
         "last_error": metrics.last_error,
         "config": {
@@ -81,10 +89,11 @@ def status(daemon: Daemon) -> Json:
 def jobs(daemon: Daemon) -> Json:
     """Jobs with flows that start at this host."""
     table = daemon.table
-    paced = _paced(daemon)
+    paced, said = _paced(daemon), _said(daemon)
     listed = []
     for number, name in enumerate(table.jobs):
-        rows = table.rows[table.rows["job"] == number]
+        at = np.flatnonzero(table.rows["job"] == number)
+        rows = table.rows[at]
         rates = [paced[c].reserved for c in rows["cookie"].tolist() if c in paced]
         listed.append(
             {
@@ -96,9 +105,51 @@ def jobs(daemon: Daemon) -> Json:
                 "iteration_bytes": int(rows["expected"].sum()),
                 "remaining_bytes": int(rows["remaining"].sum()),
                 "rate": sum(rates) if rates else None,
+                "progress": [
+                    _progress(table.infos[i], table.rows[i], said, paced) for i in at.tolist()
+                ],
             }
         )
     return {"jobs": listed}
+
+
+def _said(daemon: Daemon) -> dict[tuple[int, int], Records]:
+    """What records say at this moment: their slots by source and cookie."""
+    found = {}
+    for record in daemon.outside.sources().values():
+        record.reader.look()
+        slots = record.reader.good.view(SLOT)[:, 0]
+        for slot in slots[slots["state"] != State.FREE]:
+            found[record.id, int(slot["sock_cookie"])] = slot
+    return found
+
+
+def _progress(
+    info: FlowInfo,
+    row: Records,
+    said: Mapping[tuple[int, int], Records],
+    paced: Mapping[int, PaceEntry],
+) -> Json:
+    """How far a flow's iteration is: bytes by the job's own account, and what the kernel says is
+    left of them."""
+    slot = said.get((info.source, info.cookie))
+    entry = paced.get(info.cookie)
+    return {
+        "role": info.role.name.lower(),
+        "rank": info.rank,
+        "peer": info.peer,
+        "channel": info.channel,
+        "source": f"{info.src}:{info.sport}",
+        "destination": f"{info.dst}:{info.dport}",
+        "state": "active" if row["active"] else "idle",
+        "iteration": int((slot if slot is not None else row)["iteration"]),
+        "ready_bytes": int(slot["ready"]) if slot is not None else None,
+        "sent_bytes": int(slot["posted"]) if slot is not None else None,
+        "acked_bytes": int(slot["done"]) if slot is not None else None,
+        "iteration_bytes": int(row["target"]),
+        "remaining_bytes": int(row["remaining"]),
+        "rate": entry.reserved if entry else None,
+    }
 
 
 def flows(daemon: Daemon) -> Json:

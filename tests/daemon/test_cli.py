@@ -62,10 +62,28 @@ FLOW = {
     "remaining_bytes": 1_250_000, "acked_total_bytes": 9, "period_s": 0.25,
     "rate": 47_820_343.46, "ceiling": 47_820_343.46, "mode": "reserved", "note": "",
 }  # fmt: skip
+JOB = {
+    "job": "vgg", "flows": 1, "active": 1, "iteration": 3, "period_s": 0.25,
+    "iteration_bytes": 1_500_000, "remaining_bytes": 250_000, "rate": 11_955_085.9,
+    "progress": [
+        {
+            "role": "push", "rank": 9, "peer": 8, "channel": 0, "source": "10.78.0.1:5000",
+            "destination": "10.78.0.2:6000", "state": "active", "iteration": 3,
+            "ready_bytes": 1_500_000, "sent_bytes": 1_300_000, "acked_bytes": 1_250_000,
+            "iteration_bytes": 1_500_000, "remaining_bytes": 250_000, "rate": 11_955_085.9,
+        },
+        {
+            "role": "pull", "rank": 8, "peer": 9, "channel": 2, "source": "10.78.0.1:5000",
+            "destination": "10.78.0.2:6001", "state": "idle", "iteration": 0,
+            "ready_bytes": None, "sent_bytes": None, "acked_bytes": None,
+            "iteration_bytes": 0, "remaining_bytes": 0, "rate": None,
+        },
+    ],
+}  # fmt: skip
 ANSWERS = {
     "status": STATUS,
     "flows": {"flows": [FLOW]},
-    "jobs": {"jobs": []},
+    "jobs": {"jobs": [JOB]},
     "schedule": {
         "slot": 5, "slot_ms": 60.0, "horizon": 2,
         "flows": [{"job": "vgg", "cookie": 4660, "rates": [1_195_508.5866, 0.0]}],
@@ -82,6 +100,14 @@ FLOWS_TEXT = """\
 job  source          destination     state   path           left     Mbit/s  ceiling  mode      note
 vgg  10.78.0.1:5000  10.78.0.2:6000  active  h1->s1 s1->h2  1.25 MB  400     400      reserved
 """
+JOBS_TEXT = """\
+job  flows  active  iteration  period  of      left    Mbit/s
+vgg  1      1       3          0.25 s  1.5 MB  250 kB  100
+
+job  role  ranks      destination     state   iteration  ready   sent    acked    of      left    Mbit/s
+vgg  push  9 to 8     10.78.0.2:6000  active  3          1.5 MB  1.3 MB  1.25 MB  1.5 MB  250 kB  100
+vgg  pull  8 to 9 #2  10.78.0.2:6001  idle    0          -       -       -        0 B     0 B     -
+"""  # noqa: E501
 SCHEDULE_TEXT = """\
 slot 5, Mbit/s in each of the next slots of 60 ms
 job  cookie  +0    +1
@@ -146,13 +172,20 @@ def lines(text):
         ("flows", FLOWS_TEXT),
         ("schedule", SCHEDULE_TEXT),
         ("links", LINKS_TEXT),
-        ("jobs", "no job has registered on this host\n"),
+        ("jobs", JOBS_TEXT),
     ],
 )
 def test_tables(daemon, command, text):
     run = flowslot(command, "--runtime-dir", daemon[0])
     assert (run.returncode, run.stderr) == (0, "")
     assert lines(run.stdout) == text
+
+
+def test_no_jobs(daemon):
+    directory, special = daemon
+    special["jobs"] = json.dumps({"ok": True, "result": {"jobs": []}})
+    run = flowslot("jobs", "--runtime-dir", directory)
+    assert run.stdout == "no job has registered on this host\n"
 
 
 def test_status_names_the_switch_processes_that_are_gone(daemon):

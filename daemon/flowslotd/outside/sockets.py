@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TCP sockets of other processes, each borrowed for a moment with pidfd_getfd.
+
+No descriptor is kept: a connection is closed when its last descriptor is, so one of ours would hide
+from the peer that the process has closed its own, or has died.
+"""
+
+import ctypes
+import os
+import socket
+import struct
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from errno import EBADF, ENOTSOCK, ESRCH, ESTALE
+from typing import NamedTuple
+
+from flowslot_shm.writer import SO_COOKIE, cookie_of
+
+GONE = EBADF, ENOTSOCK, ESRCH, ESTALE
+"""Errors that say that it is closed, or that its process has ended."""
+ESTABLISHED, CLOSE_WAIT, LISTEN = 1, 8, 10
+SENDING = ESTABLISHED, CLOSE_WAIT
+"""States in which an application may send (CLOSE_WAIT: the other end does so no more)."""
+SYSCALL = 438
+"""pidfd_getfd: the same number on every architecture."""
+_SO_PROTOCOL, _TCP_CONGESTION = 38, 13
+# Of struct tcp_info: state, unacked (segments), bytes_acked, notsent_bytes, bytes_sent,
+# bytes_retrans.
+_INFO = struct.Struct("=B23xI92xQ16xI52xQQ")
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Info(NamedTuple):
+    """Of one socket at one moment; sizes in bytes."""
+
+    state: int
+    in_flight: int
+    """Segments that were sent and are not acknowledged."""
+    acked: int
+    """SYN and FIN count one each."""
+    unsent: int
+    sent: int
+    """More than once what was sent more than once,"""
+    resent: int
+    """which is so much."""
+
+
+@contextmanager
+def borrow(pidfd: int, fd: int, cookie: int | None = None) -> Iterator[socket.socket]:
+    """Socket `fd` of another process, for a moment.
+
+    Raises OSError where it is not to be had: no such descriptor, the process has ended (EBADF,
+    ESRCH), no permission (EPERM: CAP_SYS_PTRACE), no socket at all (ENOTSOCK), or one with another
+    cookie (ESTALE).
+    """
+    copy = _copy(pidfd, fd)
+    try:
+        sock = socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise
+    with sock:
+        if cookie is not None and cookie_of(sock) != cookie:
+            raise OSError(ESTALE, "another socket by now")
+        yield sock
+
+
+def peek(pidfd: int, fd: int, cookie: int) -> Info:
+    """What `look` tells of socket `fd`, known to be TCP, of another process, if its cookie is
+    right: four system calls, some 6 us. Raises OSError as `borrow` does."""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, _copy(pidfd, fd))
+    try:
+        raw = sock.getsockopt(socket.SOL_SOCKET, SO_COOKIE, 8)
+        if int.from_bytes(raw, sys.byteorder) != cookie:
+            raise OSError(ESTALE, "another socket by now")
+        return look(sock)
+    finally:
+        sock.close()
+
+
+def _copy(pidfd: int, fd: int) -> int:
+    copy: int = _libc.syscall(SYSCALL, pidfd, fd, 0)
+    if copy < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return copy
+
+
+def is_tcp(sock: socket.socket) -> bool:
+    """TCP over IPv4 or IPv6."""
+    known = sock.family in {socket.AF_INET, socket.AF_INET6}
+    return known and sock.getsockopt(socket.SOL_SOCKET, _SO_PROTOCOL) == socket.IPPROTO_TCP
+
+
+def look(sock: socket.socket) -> Info:
+    """What the kernel tells of a TCP socket. Raises OSError."""
+    raw = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
+    return Info._make(_INFO.unpack(raw))
+
+
+def enlist(sock: socket.socket, congestion_control: str) -> None:
+    """Select a congestion control. Raises OSError."""
+    sock.setsockopt(socket.IPPROTO_TCP, _TCP_CONGESTION, congestion_control.encode())
+
+
+class Odometer:
+    """How many bytes an application has given to the kernel, from what the kernel tells."""
+
+    def __init__(self) -> None:
+        self._skew = 0
+
+    def read(self, info: Info) -> tuple[int, int]:
+        """Bytes posted and acknowledged since the connection was made.
+
+        The kernel counts both in ways that differ a little (SYN and FIN; a retransmission that it
+        had no memory for). Whenever all is acknowledged they must be the same, and are made so.
+        """
+        _, in_flight, acked, unsent, sent, resent = info
+        posted = sent - resent + unsent
+        if not (in_flight or unsent):
+            self._skew = acked - posted
+        return max(posted + self._skew, acked), acked

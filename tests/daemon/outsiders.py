@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes that report nothing (unpatched.py), and where they send to."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+PROGRAM = Path(__file__).with_name("unpatched.py")
+HERE, THERE = "127.0.0.1", "127.0.0.2"
+"""This host, and another one: both on loopback."""
+SCHEDULER_PORT = 9
+
+
+def node(role: str = "worker", port: int = SCHEDULER_PORT, **more: str) -> dict[str, str]:
+    """The environment of a node of ps-lite."""
+    root = {"DMLC_PS_ROOT_URI": "10.0.0.9", "DMLC_PS_ROOT_PORT": str(port)}
+    return os.environ | root | {"DMLC_ROLE": role} | more
+
+
+class Sink:
+    """Accepts connections on THERE and reads them to their ends. `ended`: how many have."""
+
+    def __init__(self, stack: ExitStack, port: int = 0) -> None:
+        self.ended = 0
+        self._listener = socket.create_server((THERE, port))
+        self.port = self._listener.getsockname()[1]
+        stack.callback(self._listener.shutdown, socket.SHUT_RDWR)
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with self._listener, suppress(OSError):
+            while True:
+                peer, _ = self._listener.accept()
+                threading.Thread(target=self._drain, args=(peer,), daemon=True).start()
+
+    def _drain(self, peer: socket.socket) -> None:
+        with peer, suppress(OSError):
+            while peer.recv(1 << 20):
+                pass
+        self.ended += 1
+
+
+class Outsider:
+    """A process of unpatched.py."""
+
+    def __init__(self, stack: ExitStack, flows: int, *ends: object, **options: Any) -> None:
+        command = [*options.pop("prefix", ()), sys.executable, PROGRAM, flows, *ends]
+        self.process = subprocess.Popen(
+            list(map(str, command)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            **{"env": node(), **options},
+        )
+        stack.callback(self.end)
+        self.pid = int(self._hear().removeprefix("ready "))
+
+    def do(self, line: str) -> int:
+        """Let it do something; returns when it began (monotonic ns)."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        return int(self._hear().removeprefix("done "))
+
+    def train(self, size: int, iterations: int, compute_s: float = 0.06) -> None:
+        """Iterations of so many bytes on each connection."""
+        for _ in range(iterations):
+            self.do(f"send {size}")
+            time.sleep(compute_s)
+
+    def _hear(self) -> str:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, "the process has ended"
+        return line
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for file in (self.process.stdin, self.process.stdout):
+            assert file is not None
+            with suppress(OSError):
+                file.close()
+
+
+def settle(check: Callable[[], Any], seconds: float = 20.0) -> Any:
+    """What `check` returns, once it is true."""
+    end = time.monotonic() + seconds
+    while not (result := check()):
+        assert time.monotonic() < end, "it never came about"
+        time.sleep(0.005)
+    return result

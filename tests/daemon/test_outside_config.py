@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the configuration says of processes that report nothing, and what follows from it."""
+
+import numpy as np
+import pytest
+
+from flowslot.errors import ConfigError
+from flowslot_shm.layout import SLOT, Role
+from flowslotd import config
+from flowslotd.flowtable import FlowTable
+from flowslotd.preflight import changes
+
+
+def test_by_default_they_are_left_alone(write):
+    assert config.load(write('host = "h1"')).settings.unpatched.pslite is False
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "problem"),
+    [
+        ('pslite = "yes"', "unpatched.pslite", "must be"),
+        ("pslit = true", "unpatched.pslit", "did you mean `pslite`?"),
+    ],
+)
+def test_what_is_wrong_is_named(write, text, field, problem):
+    with pytest.raises(ConfigError) as caught:
+        config.load(write(f'host = "h1"\n[unpatched]\n{text}'))
+    assert caught.value.field == field
+    assert problem in caught.value.problem
+
+
+def test_a_reload_may_change_it(write):
+    old = config.load(write('host = "h1"'))
+    new = config.load(write('host = "h1"\n[unpatched]\npslite = true'))
+    assert config.changed(old, new) == ["unpatched"]
+
+
+@pytest.mark.parametrize(("backend", "told"), [("bpf", True), ("socket", False)])
+def test_preflight_says_that_their_sockets_would_be_changed(write, backend, told):
+    text = 'host = "h1"\nmode = "enforce"\n[unpatched]\npslite = true'
+    said = [change.what for change in changes(config.load(write(text)), backend)]
+    assert any("ps-lite" in what for what in said) == told
+
+
+def test_nobody_waits_for_flows_whose_ranks_are_not_known(topology, make_job):
+    """Iterations are counted from when they were first seen: those of two hosts do not match."""
+    table = FlowTable(topology, "h1", lambda *_: True)
+    job = make_job()
+    known, unknown = (job.flow(n, cookie=10 + n, role=Role.PUSH) for n in range(2))
+    np.frombuffer(job.record.slot(1), SLOT)["rank"] = -1
+    for flow in (known, unknown):
+        flow.begin(1, 1000)
+        flow.ready(1000)
+    table.observe(1, [job], None)
+    assert len(table) == 2
+    assert [flow.flow for flow in table.transfers({})] == [10]

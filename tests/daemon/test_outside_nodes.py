@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which processes are nodes of ps-lite, by what their environment says. Anybody can write one."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowslot_shm.layout import Role
+from flowslotd.outside.nodes import MAX_ENVIRONMENT, Node, node_of
+
+ROOT = b"DMLC_PS_ROOT_URI=10.0.0.1\0DMLC_PS_ROOT_PORT=9000\0"
+
+
+@pytest.mark.parametrize(
+    ("environment", "node"),
+    [
+        (ROOT + b"DMLC_ROLE=worker\0", Node(b"pslite-10.0.0.1-9000", Role.PUSH, 9000)),
+        (b"DMLC_ROLE=server\0" + ROOT, Node(b"pslite-10.0.0.1-9000", Role.PULL, 9000)),
+        (ROOT + b"DMLC_ROLE=worker\0FLOWSLOT_JOB=bert\0", Node(b"bert", Role.PUSH, 9000)),
+        (ROOT + b"DMLC_ROLE=worker\0FLOWSLOT_JOB=\0",
+         Node(b"pslite-10.0.0.1-9000", Role.PUSH, 9000)),
+        (ROOT + b"DMLC_ROLE=worker\0FLOWSLOT_JOB=" + b"a b\xe9" + b"x" * 40 + b"\0",
+         Node(b"a_b_" + b"x" * 27, Role.PUSH, 9000)),
+        # getenv() takes the first one.
+        (ROOT + b"DMLC_ROLE=worker\0DMLC_ROLE=server\0",
+         Node(b"pslite-10.0.0.1-9000", Role.PUSH, 9000)),
+        (b"DMLC_ROLE=worker\0DMLC_PS_ROOT_PORT=1\0", Node(b"pslite--1", Role.PUSH, 1)),
+        (ROOT + b"DMLC_ROLE=scheduler\0", None),
+        (ROOT + b"DMLC_ROLE=\0", None),
+        (ROOT + b"XDMLC_ROLE=worker\0", None),
+        (ROOT, None),
+        (b"DMLC_ROLE=worker\0", None),
+        (b"DMLC_ROLE=worker\0DMLC_PS_ROOT_PORT=0\0", None),
+        (b"DMLC_ROLE=worker\0DMLC_PS_ROOT_PORT=65536\0", None),
+        (b"DMLC_ROLE=worker\0DMLC_PS_ROOT_PORT=-1\0", None),
+        (b"DMLC_ROLE=worker\0DMLC_PS_ROOT_PORT=\xb2\0", None),
+        (b"DMLC_ROLE=worker\0DMLC_PS_ROOT_PORT=" + b"9" * 10_000, None),
+        (b"x" * MAX_ENVIRONMENT + b"\0DMLC_ROLE=worker\0" + ROOT, None),
+        (b"", None),
+    ],
+)  # fmt: skip
+def test_a_node_is_named_as_the_patch_names_it(environment: bytes, node: Node | None) -> None:
+    assert node_of(environment) == node
+
+
+@given(st.binary(max_size=200), st.binary(max_size=60), st.binary(max_size=60))
+def test_no_environment_is_strange_enough(junk: bytes, port: bytes, job: bytes) -> None:
+    node = node_of(
+        b"DMLC_ROLE=worker\0DMLC_PS_ROOT_PORT=" + port + b"\0FLOWSLOT_JOB=" + job + b"\0" + junk
+    )
+    if node is not None:
+        assert 1 <= len(node.job) <= 31
+        assert all(0x21 <= c <= 0x7E for c in node.job)
+        assert 1 <= node.scheduler_port <= 65535

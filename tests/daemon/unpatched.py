@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process that sends and says nothing to anybody. Its environment makes it a node of ps-lite.
+
+    python unpatched.py FLOWS ADDRESS PORT [ADDRESS PORT...]
+
+So many connections to each address. Does what its standard input says, line by line, and then
+prints `done` and the time (monotonic ns, before it did it):
+
+    send BYTES        on each connection, and waits until all is acknowledged
+    begin BYTES       the same, but does not wait
+    close             closes all connections
+    open N            opens so many more sockets, which are not connected
+    register SOCKET   reports itself to a daemon from now on
+"""
+
+import fcntl
+import os
+import resource
+import socket
+import struct
+import sys
+import time
+
+from flowslot_shm.client import JobClient
+from flowslot_shm.layout import Role
+
+_SIOCOUTQ = 0x5411
+
+
+def queued(sock: socket.socket) -> int:
+    """Bytes that are not acknowledged."""
+    return int(struct.unpack("=i", fcntl.ioctl(sock, _SIOCOUTQ, b"\0" * 4))[0])
+
+
+def main(flows: int, ends: list[tuple[str, int]]) -> None:
+    """Until standard input ends."""
+    socks = [socket.create_connection(end) for end in ends for _ in range(flows)]
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    print("ready", os.getpid(), flush=True)
+    clients: list[object] = []
+    for line in sys.stdin:
+        what, _, argument = line.strip().partition(" ")
+        at = time.monotonic_ns()
+        if what in {"send", "begin"}:
+            data = bytes(int(argument))
+            for sock in socks:
+                sock.sendall(data)
+            while what == "send" and any(map(queued, socks)):
+                time.sleep(0.0005)
+        elif what == "close":
+            for sock in socks:
+                sock.close()
+        elif what == "open":
+            clients.append([socket.socket() for _ in range(int(argument))])
+        elif what == "register":
+            client = JobClient(argument, "patched", rank=3)
+            clients.append(client)
+            for i, sock in enumerate(socks):
+                clients.append(client.flow(sock, 1, i, Role.PUSH))
+        print("done", at, flush=True)
+
+
+if __name__ == "__main__":
+    ends = zip(sys.argv[2::2], map(int, sys.argv[3::2]), strict=True)
+    main(int(sys.argv[1]), list(ends))

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Unpatched ps-lite, seen from outside: its data connections, and what an iteration sends there."""
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flowslot_shm.layout import Role, State, address
+from flowslotd.outside.service import Outside
+
+from .conftest import BUILT, PsJob
+from .test_run import sockets
+
+NODE = Path(__file__).with_name("training_node.py")
+KEYS, VALUE = 8, 250_000
+EACH = KEYS * VALUE // 2
+"""Bytes of values in an iteration from each worker to each of two servers, and back."""
+WORKERS_AT, SERVERS_AT = "127.0.0.1", "127.0.0.2"
+
+pytestmark = pytest.mark.root
+
+
+def training(variant: str, compute_s: float) -> PsJob:
+    library = BUILT / variant / "libpslite_job.so"
+    return PsJob(sys.executable, (NODE, library, KEYS, VALUE, compute_s), variant=variant)
+
+
+def slots(outside: Outside) -> list[Any]:
+    snapshots = [source.reader.snapshot() for source in outside.records.values()]
+    return [slot for snap in snapshots for slot in snap if slot["state"] != State.FREE]
+
+
+def ports(of: list[Any]) -> set[tuple[int, int]]:
+    return {(int(slot["sport"]), int(slot["dport"])) for slot in of}
+
+
+def watch(check: Callable[[Outside, Outside], Awaitable[None]], name: str = "") -> None:
+    """With the hosts of the workers and of the servers, both here."""
+    bugs: list[BaseException] = []
+
+    async def run() -> None:
+        def nothing(*_: object) -> None:
+            pass
+
+        both = [
+            Outside(nothing, nothing, nothing, {}, lambda _, bug: bugs.append(bug))
+            for _ in range(2)
+        ]
+        try:
+            for outside, at in zip(both, (WORKERS_AT, SERVERS_AT), strict=True):
+                outside.use(True, [at], name)
+            await check(*both)
+        finally:
+            for outside in both:
+                outside.close()
+
+    asyncio.run(run())
+    assert bugs == []
+
+
+async def until(check: Callable[[], Any], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not check():
+        assert time.monotonic() < end, "it never came about"
+        await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("variant", ["upstream", "calm"])
+def test_all_data_connections_are_found_and_enlisted_and_the_schedulers_are_not(
+    variant: str,
+) -> None:
+    async def check(workers: Outside, servers: Outside) -> None:
+        def all_there() -> bool:
+            return (len(slots(workers)), len(slots(servers))) == (4, 4)
+
+        await until(all_there)
+        pushes, pulls = slots(workers), slots(servers)
+        assert {(bytes(s["job"]), int(s["role"])) for s in pushes} == {(name, Role.PUSH)}
+        assert {(bytes(s["job"]), int(s["role"])) for s in pulls} == {(name, Role.PULL)}
+        assert {address(2, bytes(slot["dst"])) for slot in pushes} == {SERVERS_AT}
+        # Each is reported from both ends.
+        assert {(there, here) for here, there in ports(pulls)} == ports(pushes)
+        mine = ports(pushes) | ports(pulls)
+        await until(lambda: _named(job, "reno") == mine)
+        await asyncio.sleep(3)  # what is found later would be wrong
+        assert all_there()
+        found = sockets(job.pids)
+        assert {both for both, cc in found.items() if cc == "reno"} == mine
+        assert any(job.port in both for both in found)
+        assert not any(job.port in both for both in mine)
+
+    with training(variant, 0.15) as job:
+        name = f"pslite-{WORKERS_AT}-{job.port}".encode()
+        watch(check, "reno")
+
+
+def _named(job: PsJob, name: str) -> set[tuple[int, int]]:
+    return {both for both, cc in sockets(job.pids).items() if cc == name}
+
+
+def test_bytes_per_iteration_are_learnt_within_a_percent() -> None:
+    async def check(workers: Outside, servers: Outside) -> None:
+        def close(slot: Any) -> bool:
+            return EACH <= int(slot["iteration_total"]) <= EACH * 1.01
+
+        def learnt() -> bool:
+            known = slots(workers) + slots(servers)
+            return len(known) == 8 and all(map(close, known))
+
+        await until(learnt)
+        seen: dict[int, dict[int, int]] = {}
+        end = time.monotonic() + 6
+        while time.monotonic() < end:
+            await asyncio.sleep(0.005)
+            for slot in slots(workers) + slots(servers):
+                iterations = seen.setdefault(int(slot["sock_cookie"]), {})
+                iterations[int(slot["iteration"])] = int(slot["done"])
+        for iterations in seen.values():
+            whole = list(iterations.values())[1:-1]  # seen from beginning to end
+            assert len(whole) >= 5
+            right = [EACH <= done <= EACH * 1.01 for done in whole]
+            assert sum(right) >= 0.8 * len(right), whole
+
+    with training("calm", 0.3):
+        watch(check)
+
+
+def test_a_node_that_dies_is_forgotten() -> None:
+    async def check(workers: Outside, servers: Outside) -> None:
+        await until(lambda: len(slots(workers)) == 4)
+        worker = next(iter(workers.records.values())).pid
+        os.kill(worker, 9)
+        await until(lambda: worker not in {s.pid for s in workers.records.values()}, 5)
+
+    with training("calm", 0.1):
+        watch(check)
+
+
+def test_patched_ones_speak_for_themselves() -> None:
+    async def check(workers: Outside, servers: Outside) -> None:
+        await until(lambda: len(sockets(job.pids)) >= 16)
+        await asyncio.sleep(4)
+        assert not workers.records and not servers.records
+
+    with training("flowslot-calm", 0.1) as job:
+        watch(check)

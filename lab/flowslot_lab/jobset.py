@@ -63,6 +63,7 @@ class JobSet:
         one_by_one = sum(scenario.ideal_s(job) for job in scenario.jobs)
         self._patience_s = _STALL_S + _STALL_IDEALS * one_by_one
         self.workers: list[_Worker] = []
+        self._given_up: set[str] = set()
 
     def start(self) -> None:
         """Start every process; they connect to each other and wait."""
@@ -102,7 +103,7 @@ class JobSet:
             iterations=self._iterations,
             start_s=job.start_s,
             register=self._register(job.processes[rank]),
-            patched=job.patched,
+            library=job.library,
         )
 
     def go(self, delay_s: float = 0.1) -> None:
@@ -115,17 +116,24 @@ class JobSet:
         for worker in self.workers:
             worker.heard_s = at_ns / 1e9 + worker.job.start_s
 
+    def give_up(self, job: Job) -> None:
+        """From now on its processes may end, and are not waited for: some of them were killed."""
+        self._given_up.add(job.name)
+
+    def _expected(self) -> list[_Worker]:
+        return [worker for worker in self.workers if worker.job.name not in self._given_up]
+
     def follow(self, timeout_s: float = 0.2) -> bool:
         """Hear the processes for a while; True when all reports are here. Raises LabError, Stalled
         when a job has been silent for too long."""
         self._hear(timeout_s)
         silent_since = time.monotonic() - self._patience_s
         for job in self._scenario.jobs:
-            mine = [worker for worker in self.workers if worker.job is job]
+            mine = [worker for worker in self._expected() if worker.job is job]
             busy = any(worker.report is None for worker in mine)
             if busy and all(worker.heard_s < silent_since for worker in mine):
                 raise Stalled(f"job {job.name} made no progress for {self._patience_s:.0f} s")
-        return all(worker.report is not None for worker in self.workers)
+        return all(worker.report is not None for worker in self._expected())
 
     def iterations_done(self) -> int:
         """Iterations completed by the slowest worker of each job, summed over jobs."""
@@ -172,7 +180,8 @@ class JobSet:
 
     def _ended(self, worker: _Worker) -> None:
         """After all reports a process may end because its peers were stopped; not before."""
-        if not all(w.report is not None for w in self.workers):
+        expected = self._expected()
+        if worker in expected and not all(w.report is not None for w in expected):
             worker.process.popen.wait()
             status = worker.process.popen.returncode
             reason = worker.process.tail() or "it left no message"

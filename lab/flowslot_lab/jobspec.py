@@ -45,7 +45,7 @@ class JobSpec:
     iterations: int
     start_s: float
     register: str
-    patched: bool
+    library: str
 
     def write(self, path: Path) -> None:
         """Write as JSON."""

@@ -142,6 +142,8 @@ class ControlPlane:
             f"use_switch = {str(self.use_switch).lower()}",
             f'[pacing]\nbackend = "{self._backend}"',
         ]
+        if not all(job.reports for job in self._scenario.jobs):
+            lines.append("[unpatched]\npslite = true")
         if self._policy == "static":
             lines.append("[static.flows_on_link]")
             lines += [f'"{link}" = {n}' for link, n in self._flows_on_link.items()]

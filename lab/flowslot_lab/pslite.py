@@ -31,8 +31,7 @@ class Node:
 
     def __init__(self, spec: JobSpec) -> None:
         """Returns when all nodes of the job are there; see `environment`. Raises NotBuilt."""
-        variant = "flowslot-calm" if spec.patched else "calm"
-        path = BUILT / variant / "libpslite_job.so"
+        path = BUILT / spec.library / "libpslite_job.so"
         try:
             self.lib = ctypes.CDLL(str(path))
         except OSError as error:

@@ -45,11 +45,16 @@ class Job(Settings):
     slice_kb: Annotated[FiniteFloat, Field(ge=1, le=1e6)] = 50.0
     keys: Annotated[int, Field(ge=1, le=65_536)] = 64
     barrier: bool = False
-    patched: bool = True
-    """Of ps-lite: it reports to the daemon, which otherwise looks on from outside."""
+    library: Literal["flowslot-calm", "flowslot", "calm", "upstream"] = "flowslot-calm"
+    """Of ps-lite: which of those that pslite_patch/build.sh builds."""
     compute_s: Annotated[FiniteFloat, Field(ge=0, le=30)]
     jitter: Annotated[FiniteFloat, Field(ge=0, le=0.5)] = 0.02
     start_s: Annotated[FiniteFloat, Field(ge=0, le=3600)] = 0.0
+
+    @property
+    def reports(self) -> bool:
+        """Its processes register with the daemon, which otherwise looks on from outside."""
+        return self.library.startswith("flowslot")
 
     @property
     def workers(self) -> int:

@@ -48,10 +48,10 @@ _OF_OTHERS = {
         "server": _PS,
         "barrier": _PS,
         "servers": _PSLITE,
-        "patched": _PSLITE,
+        "library": _PSLITE,
         "keys": "is for kinds with servers",
     },
-    "ps": {"servers": _PSLITE, "patched": _PSLITE},
+    "ps": {"servers": _PSLITE, "library": _PSLITE},
     "pslite": {"server": _PS, "barrier": _PS, "sockets": _OWN, "slice_kb": 'is for kind "ring"'},
 }
 """Fields that a kind of job has no use for, and whose they are."""

@@ -43,7 +43,7 @@ def make_spec(kind: str, rank: int, ranks: int, **changes: Any) -> JobSpec:
         "iterations": ITERATIONS,
         "start_s": 0.0,
         "register": "",
-        "patched": True,
+        "library": "flowslot-calm",
     }
     return JobSpec(**{**values, **changes})
 
@@ -120,10 +120,10 @@ def test_parameter_server_verifies_every_byte(start: Start, barrier: bool) -> No
     assert done[3]["ends"] == []
 
 
-@pytest.mark.parametrize("patched", [False, True])
-def test_ps_lite_verifies_every_byte(start: Start, patched: bool) -> None:
+@pytest.mark.parametrize("library", ["flowslot-calm", "flowslot", "calm", "upstream"])
+def test_ps_lite_verifies_every_byte(start: Start, library: str) -> None:
     """Three workers, two servers of three keys each, a scheduler."""
-    changes = {"patched": patched, "slices": 6, "slice_bytes": 5000}
+    changes = {"library": library, "slices": 6, "slice_bytes": 5000}
     done = reports(start([changes] * 6, "pslite"))
     each = ITERATIONS * 6 * 5000
     half = 3 * each // 2  # of what all workers push

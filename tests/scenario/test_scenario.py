@@ -132,8 +132,8 @@ ERRORS = {
     pslite("keys = 60", "keys = 61"): (
         "field `jobs[0].keys`: must be a multiple of 2: all servers hold as many"
     ),
-    edit("sockets = 2", "sockets = 2\npatched = false"): (
-        'field `jobs[0].patched`: is for kind "pslite"; "ring" has none'
+    edit("sockets = 2", 'sockets = 2\nlibrary = "calm"'): (
+        'field `jobs[0].library`: is for kind "pslite"; "ring" has none'
     ),
     edit('name = "h2"', 'name = "h1"'): (
         'field `hosts[1].name`: host "h1" is already at `hosts[0].name`; name each once'

@@ -97,7 +97,8 @@ def turn(state: RunState, harm: str, iterations: int) -> Turn:
         for done in live.follow(Silent()):
             if done > 2 * iterations / 3:
                 break
-        while not in_mid_iteration(live):
+        deadline = time.monotonic() + PATIENCE_S
+        while not in_mid_iteration(live) and time.monotonic() < deadline:
             live.jobs.follow(0.0)
         at_ns = time.monotonic_ns()
         end = vandalise(live) if harm == "random bytes" else lambda: None
@@ -115,6 +116,8 @@ def turn(state: RunState, harm: str, iterations: int) -> Turn:
         each = np.array([report.ends for report in live.jobs.reports(job) if report.ends])
     ends = each.max(axis=0)[live.scenario.warmup :]
     split = int(np.searchsorted(ends, at_ns))
+    if not 2 <= split < len(ends) - 1:
+        raise RuntimeError("no iterations before or after it: ask for more")
     times = np.diff(ends) / 1e9
     faulty = sum(one["records"]["faulty_slots"] for one in status)
     return Turn(float(times[: split - 1].mean()), float(times[split:].mean()), *waited, faulty)

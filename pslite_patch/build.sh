@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Builds ps-lite and its test programs, as it is and with our patches:
+# Builds ps-lite, as it is and with our patches:
 #
 #   pslite_patch/build.sh [--asan] [VARIANT...]
 #
@@ -10,8 +10,8 @@
 #   flowslot        reports to flowslot (flowslot.patch)
 #   flowslot-calm   both
 #
-# Result: build/pslite/VARIANT (--asan: build/pslite/VARIANT-asan): build/libps.a, include,
-# tests/test_*, and libpslite_job.so, with which the lab runs jobs. The source comes from the package registry, once, and its hash is verified; what is
+# Result: build/pslite/VARIANT (--asan: build/pslite/VARIANT-asan): build/libps.a, include, and
+# libpslite_job.so, with which the lab runs jobs; with flowslot.patch, tests/test_*, too. The source comes from the package registry, once, and its hash is verified; what is
 # up to date is not built again.
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -34,14 +34,14 @@ fi
 
 # pip verifies the hash before it looks into the package.
 fetch() {
-  [ ! -d "$cache/source" ] || return 0
-  rm -rf "$cache/fetched"
-  mkdir -p "$cache"
+  cmp -s source.txt "$cache/source/.pin" && return 0
+  rm -rf "$cache/fetched" "$cache/source"
   "$python" -m pip download --quiet --disable-pip-version-check --no-deps --no-binary :all: \
     --require-hashes --dest "$cache/fetched" -r source.txt ||
     fail "could not download the source of ps-lite with pip: is there a network?"
   mkdir "$cache/fetched/whole"
   tar -xzf "$cache"/fetched/*.tar.gz -C "$cache/fetched/whole" --strip-components=1
+  cp source.txt "$cache/fetched/whole/3rdparty/ps-lite/.pin"
   mv "$cache/fetched/whole/3rdparty/ps-lite" "$cache/source"
   rm -rf "$cache/fetched"
 }
@@ -58,7 +58,8 @@ patches_of() {
 
 # In a folder beside, which takes the old one's place when all is built.
 build() {
-  local patches=$1 to=$2 want
+  local patches=$1 to=$2 want programs=
+  [[ $patches != *flowslot* ]] || programs=test
   want=$(cat source.txt build.sh apply.py $patches flowslot_pslite.h ../shm/flowslot_shm.h $job | sha256sum)
   [ "$(cat "$to/.stamp" 2>/dev/null)" != "$want" ] || return 0
   rm -rf "$to.new"
@@ -67,8 +68,8 @@ build() {
   cp flowslot_pslite.h ../shm/flowslot_shm.h "$to.new/src/"
   # Debian's ZeroMQ is found without a path.
   {
-    make --no-print-directory -C "$to.new" -j"$(nproc)" ps DEPS_PATH=/usr ${asan:+ASAN=1} &&
-      make --no-print-directory -C "$to.new" -j"$(nproc)" test DEPS_PATH=/usr ${asan:+ASAN=1} &&
+    make --no-print-directory -C "$to.new" -j"$(nproc)" ps $programs DEPS_PATH=/usr \
+      ${asan:+ASAN=1} &&
       g++ -std=c++14 -O2 -g -fPIC -shared -Wall -Wextra -Werror ${asan:+-fsanitize=address} \
         -isystem "$to.new/include" "$job" "$to.new/build/libps.a" -lzmq -pthread \
         -o "$to.new/libpslite_job.so"
@@ -81,6 +82,9 @@ build() {
   mv "$to.new" "$to"
 }
 
+mkdir -p "$cache"
+exec 9>"$cache/.lock"
+flock 9 # two builds at a time would delete each other's folders
 fetch
 for variant in "$@"; do
   patches=$(patches_of "$variant") || exit 1

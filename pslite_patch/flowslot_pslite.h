@@ -11,6 +11,7 @@
  *   done    the other end's kernel has acknowledged it (SIOCOUTQ)
  *
  * An iteration begins when a key comes that the present one has had, or with flowslot_ps::Iteration().
+ * A server's has the number of the worker's that it answers: it counts what that one pushes.
  *
  * Nothing here waits for a daemon, and nothing is allocated once a connection was made. A flow's
  * mutex is held for some arithmetic, and, where an iteration or a connection begins, for some system
@@ -29,6 +30,7 @@
 #include <sys/ioctl.h>
 #include <zmq.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <memory>
@@ -37,6 +39,7 @@
 #include <utility>
 #include <vector>
 
+#include "ps/internal/env.h"
 #include "ps/sarray.h"
 
 #if ZMQ_VERSION < ZMQ_MAKE_VERSION(4, 2, 0)
@@ -51,8 +54,9 @@ namespace flowslot_ps {
 
 constexpr int kNodes = 512;      /* ids of nodes below this are reported */
 constexpr uint32_t kKeys = 4096; /* places for an iteration's keys, of which half are used */
-constexpr uint64_t kTickNs = 1000000;
-constexpr uint64_t kPoll = 10; /* ticks */
+constexpr uint64_t kTickNs = 1000000; /* or what CLOCK_MONOTONIC_COARSE can tell apart: up to 4 ms */
+constexpr uint64_t kPollNs = 10000000;
+constexpr uint64_t kHeader = 512; /* bytes, at least as much as ps-lite's own part of a message */
 
 /* The keys that an iteration has had. */
 class Keys {
@@ -113,17 +117,29 @@ class Flow {
         if (!keys_.Add(key)) {
             Next();
             keys_.Add(key);
+        } else if (ready_ == 0 && pushes_ > iteration_) { /* it pushed before it pulled */
+            iteration_ = pushes_;
+            Begin();
         }
         ready_ += bytes;
         bytes_ += bytes;
         if (open_) flowslot_ready(&flow_, bytes);
     }
 
+    /* The other end has pushed a key to us, and begins an iteration if that one comes again. */
+    void Pushed(uint64_t key) {
+        std::lock_guard<std::mutex> lock(mu_);
+        if (pushed_.Add(key)) return;
+        pushes_++;
+        pushed_.Clear();
+        pushed_.Add(key);
+    }
+
     /* Values go to ZeroMQ; so many bytes follow them in their message. */
     void Sent(uint64_t bytes, uint64_t after) {
         std::lock_guard<std::mutex> lock(mu_);
         sent_ += bytes;
-        after_ = after;
+        after_ = bytes != 0 ? after : after_ + kHeader + after; /* a pull, or the answer to a push */
         if (sent_ > ready_) { /* sent again (PS_RESEND), or by a way that we do not know */
             uint64_t more = sent_ - ready_;
             ready_ += more;
@@ -165,7 +181,7 @@ class Flow {
   private:
     void Next() {
         Look();
-        iteration_++;
+        iteration_ = std::max(iteration_ + 1, pushes_);
         expected_ = bytes_ == before_ ? bytes_ : 0; /* what the last two had, if it was the same */
         before_ = bytes_;
         bytes_ = 0;
@@ -223,7 +239,8 @@ class Flow {
     uint64_t ready_ = 0, sent_ = 0, posted_ = 0, done_ = 0; /* in all iterations */
     uint64_t after_ = 0;
     uint64_t bytes_ = 0, before_ = 0, expected_ = 0; /* ready in this one, in the last; 0: unknown */
-    Keys keys_;
+    uint64_t pushes_ = 0; /* iterations that the other end has pushed before its present one */
+    Keys keys_, pushed_;
 };
 
 /* All flows of this process. */
@@ -240,8 +257,9 @@ class Reporter {
         std::lock_guard<std::mutex> lock(mu_);
         if (peer < 0 || peer >= kNodes) return;
         if (node_ < 0) {
-            const char *name = getenv("FLOWSLOT_JOB"), *uri = getenv("DMLC_PS_ROOT_URI"),
-                       *port = getenv("DMLC_PS_ROOT_PORT");
+            ps::Environment *settings = ps::Environment::Get();
+            const char *name = getenv("FLOWSLOT_JOB"), *uri = settings->find("DMLC_PS_ROOT_URI"),
+                       *port = settings->find("DMLC_PS_ROOT_PORT");
             std::string job = name != NULL && *name != '\0'
                                   ? name
                                   : std::string("pslite-") + (uri ? uri : "") + "-" + (port ? port : "");
@@ -281,7 +299,7 @@ class Reporter {
     void Came(int node, int peer, int fd) {
         Flow *flow = To(peer);
         if (fd < 0) return;
-        if (flow == NULL) {
+        if (flow == NULL || node_ < 0) { /* the first message, also after Stop() and another start */
             Prepare(node, peer);
             flow = To(peer);
         }
@@ -290,13 +308,15 @@ class Reporter {
 
     /* Call it often: it does something once in a millisecond. */
     void Tick() {
-        uint64_t now = flowslot__now(CLOCK_MONOTONIC), next = next_.load(std::memory_order_relaxed);
+        uint64_t now = flowslot__now(CLOCK_MONOTONIC_COARSE), next = next_.load(std::memory_order_relaxed);
         if (now < next || !next_.compare_exchange_strong(next, now + kTickNs)) return;
         std::unique_lock<std::mutex> lock(mu_, std::try_to_lock);
         if (!lock.owns_lock()) return;
         for (auto &watch : watches_) Events(watch.first, watch.second);
         for (int peer : peers_) To(peer)->Tick();
-        if (node_ >= 0 && ++ticks_ % kPoll == 0) flowslot_poll(&job_); /* has the daemon answered? */
+        if (node_ < 0 || now < poll_) return;
+        poll_ = now + kPollNs;
+        flowslot_poll(&job_); /* has the daemon answered? */
     }
 
     void Iteration() {
@@ -309,14 +329,14 @@ class Reporter {
     void Stop() {
         const char *totals = getenv("FLOWSLOT_TOTALS");
         std::lock_guard<std::mutex> lock(mu_);
-        for (auto &watch : watches_) zmq_close(watch.second);
-        watches_.clear();
         for (int k = 0; k < 100; k++) {
             bool done = true;
             for (int peer : peers_) done = To(peer)->IsDone() && done;
             if (done) break;
             usleep(1000);
         }
+        for (auto &watch : watches_) zmq_close(watch.second); /* somebody must listen until the end */
+        watches_.clear();
         for (int peer : peers_) {
             To(peer)->Close();
             if (totals != NULL && *totals == '1') To(peer)->Print(node_, peer);
@@ -343,12 +363,12 @@ class Reporter {
 
     std::mutex mu_;
     struct flowslot job_ = {};
-    int node_ = -1;
+    std::atomic<int> node_{-1};
     std::array<std::atomic<Flow *>, kNodes> flows_ = {};
     std::vector<int> peers_;
     std::vector<std::pair<int, void *>> watches_;
     std::atomic<uint64_t> next_{0};
-    uint64_t ticks_ = 0;
+    uint64_t poll_ = 0;
 };
 
 /* Called by ZeroMQ instead of ps::FreeData, once the kernel has all of a value. */
@@ -379,6 +399,11 @@ inline zmq_free_fn *FreeTo(int peer, size_t part, const std::vector<ps::SArray<c
 void Ready(int peer, uint64_t key, uint64_t bytes) {
     Flow *flow = Reporter::Get().To(peer);
     if (flow != NULL) flow->Ready(key, bytes);
+}
+
+void Pushed(int peer, uint64_t key) {
+    Flow *flow = Reporter::Get().To(peer);
+    if (flow != NULL) flow->Pushed(key);
 }
 
 void Iteration() { Reporter::Get().Iteration(); }

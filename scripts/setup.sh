@@ -26,7 +26,7 @@ loops=$(ls scripts/hatch_build.py; find core shm rpc daemon switchemu sim lab -n
 pslite=$(ls pslite_patch/*.{sh,py,patch,h,txt} shm/flowslot_shm.h lab/pslite_job/*.cc)
 want=$(cat pyproject.toml scripts/setup.sh $pslite $loops $sources bpf/Makefile /proc/version | sha256sum)
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ] &&
-  ls bpf/*.bpf.o build/pslite/flowslot-calm/build/libps.a >/dev/null 2>&1; then
+  ls bpf/*.bpf.o build/pslite/{upstream,calm,flowslot,flowslot-calm}/libpslite_job.so >/dev/null 2>&1; then
   exit 0
 fi
 

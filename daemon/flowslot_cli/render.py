@@ -112,6 +112,7 @@ def status(data: Data) -> RenderableType:
         ("clock offset", NONE if offset is None else f"{offset / 1e3:.3f} ms"),
         ("flows", _counts(data["flows"])),
         ("records", _counts(data["records"])),
+        *_unpatched(data.get("unpatched")),
         ("rate writes", f"{data['rate_writes']}  holds {data['holds']}"),
         ("errors", _counts(data["errors"])),
     ]
@@ -123,6 +124,13 @@ def status(data: Data) -> RenderableType:
     if config["error"]:
         rows.append(("", f"[red]not reloaded: {config['error']}[/red]"))
     return _grid(rows)
+
+
+def _unpatched(data: Data | None) -> list[tuple[str, str]]:
+    """Processes that do not register, where they are watched."""
+    if not data or not data["watching"]:
+        return []
+    return [("unpatched", _counts({name: data[name] for name in ("processes", "connections")}))]
 
 
 def _feedback(data: Data) -> str:
@@ -164,7 +172,7 @@ def _progress(jobs: list[Data]) -> Table:
             table.add_row(
                 job["job"],
                 flow["role"],
-                f"{flow['rank']} to {flow['peer']}{channel}",
+                f"{_rank(flow['rank'])} to {_rank(flow['peer'])}{channel}",
                 flow["destination"],
                 flow["state"],
                 str(flow["iteration"]),
@@ -173,6 +181,11 @@ def _progress(jobs: list[Data]) -> Table:
                 mbps(flow["rate"]),
             )
     return table
+
+
+def _rank(number: int) -> str:
+    """-1: not known, as from outside."""
+    return NONE if number == -1 else str(number)
 
 
 def flows(data: Data) -> RenderableType:

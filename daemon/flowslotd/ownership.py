@@ -2,18 +2,14 @@
 """Does a process really hold the socket that its progress record claims?
 
 A record is written by the job, so a hostile one could claim another job's socket and have that
-socket slowed down. `pidfd_getfd` borrows the socket for a look at its cookie.
+socket slowed down. So the socket is borrowed for a look at its cookie.
 """
 
-import contextlib
-import ctypes
 import os
-import socket
-import struct
+from errno import ENOTSOCK
 
-_PIDFD_GETFD = 438  # the same number on every architecture
-_SO_COOKIE = 57
-_libc = ctypes.CDLL(None, use_errno=True)
+from flowslot_shm.writer import cookie_of
+from flowslotd.outside import sockets
 
 
 def holds_socket(pid: int, fd: int, cookie: int) -> bool | None:
@@ -28,19 +24,9 @@ def holds_socket(pid: int, fd: int, cookie: int) -> bool | None:
     except OSError:
         return None
     try:
-        borrowed = _libc.syscall(_PIDFD_GETFD, pidfd, fd, 0)
+        with sockets.borrow(pidfd, fd) as sock:
+            return cookie_of(sock) == cookie != 0
+    except OSError as error:
+        return False if error.errno == ENOTSOCK else None
     finally:
         os.close(pidfd)
-    if borrowed < 0:
-        return None
-    try:
-        with socket.socket(fileno=borrowed) as sock:
-            borrowed = -1
-            raw = sock.getsockopt(socket.SOL_SOCKET, _SO_COOKIE, 8)
-            return bool(struct.unpack("=Q", raw)[0] == cookie)
-    except OSError:
-        return False  # no socket at all
-    finally:
-        if borrowed >= 0:
-            with contextlib.suppress(OSError):
-                os.close(borrowed)

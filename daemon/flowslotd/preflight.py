@@ -51,7 +51,7 @@ def changes(config: Config, backend: str) -> list[Change]:
         found += [Change(where, what, when[where]) for where, what in changes if where in when]
     if backend == "bpf" and settings.unpatched.pslite:
         what = "those of ps-lite processes that do not register are made to select it, too"
-        found.append(Change("sockets", what, "while a flow is paced"))
+        found.append(Change("sockets", what, "as soon as they are found"))
     if backend == "bpf" and kernel().status != "ok":  # before Linux 6.4
         found.append(Change(*GUARDED, "at its start"))
     return found

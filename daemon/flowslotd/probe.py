@@ -24,15 +24,12 @@ from flowslotd.pacing.htb import HtbPacer
 from flowslotd.pacing.libbpf import built, library
 from flowslotd.pacing.select import AUTO
 from flowslotd.pacing.sock_pacing import SocketPacer
+from flowslotd.privileges import lacking
 
 Status = Literal["ok", "warn", "missing"]
 
-CAPABILITIES = {
-    "CAP_NET_ADMIN": 12,
-    "CAP_SYS_PTRACE": 19,
-    "CAP_PERFMON": 38,
-    "CAP_BPF": 39,
-}
+CAPABILITIES = ("CAP_NET_ADMIN", "CAP_SYS_PTRACE", "CAP_PERFMON", "CAP_BPF")
+"""That pacing takes; watching jobs that do not register takes another one (outside/finder.py)."""
 _AVAILABLE = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 
 
@@ -98,13 +95,11 @@ def btf() -> Finding:
 
 def capabilities() -> Finding:
     """What this process may do."""
-    status = Path("/proc/self/status").read_text()
-    effective = int(re.findall(r"^CapEff:\s*(\w+)", status, re.MULTILINE)[0], 16)
-    lacking = [name for name, bit in CAPABILITIES.items() if not effective >> bit & 1]
-    if not lacking:
+    absent = lacking(CAPABILITIES)
+    if not absent:
         return Finding("capabilities", "ok", ", ".join(CAPABILITIES))
     advice = "Run as root or grant them (AmbientCapabilities= in the systemd unit)."
-    return Finding("capabilities", "missing", f"without {', '.join(lacking)}", advice)
+    return Finding("capabilities", "missing", f"without {', '.join(absent)}", advice)
 
 
 def memlock() -> Finding:
@@ -147,12 +142,12 @@ def program() -> Finding:
 
 def build_tools() -> Finding:
     """What building the program takes."""
-    lacking = [tool for tool in ("clang", "bpftool", "make") if _tool(tool) is None]
-    if not lacking:
+    absent = [tool for tool in ("clang", "bpftool", "make") if _tool(tool) is None]
+    if not absent:
         return Finding("build tools", "ok", "clang, bpftool, make")
-    advice = f"Only needed to build the BPF program: install {', '.join(lacking)}."
+    advice = f"Only needed to build the BPF program: install {', '.join(absent)}."
     status: Status = "warn" if built(OBJECT) else "missing"
-    return Finding("build tools", status, f"without {', '.join(lacking)}", advice)
+    return Finding("build tools", status, f"without {', '.join(absent)}", advice)
 
 
 def struct_ops() -> Finding:

@@ -62,17 +62,23 @@ class Owner(Protocol):
 class Record:
     """A record of our own: a memfd that can neither shrink nor grow, mapped for writing.
 
-    Raises OSError where the kernel refuses a memfd.
+    Raises OSError where the kernel refuses a memfd, or memory.
     """
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
-        size = record_bytes(slots)
         self.fd = _memfd()
+        try:
+            self._fill(record_bytes(slots))
+        except BaseException:
+            os.close(self.fd)
+            raise
+
+    def _fill(self, size: int) -> None:
         os.ftruncate(self.fd, size)
         self._map = mmap.mmap(self.fd, size)
         header = np.zeros(1, HEADER)
-        header["magic"], header["version"], header["slots"] = MAGIC, VERSION, slots
+        header["magic"], header["version"], header["slots"] = MAGIC, VERSION, self.slots
         header["pid"], header["start_ns"] = os.getpid(), time.time_ns()
         self._map[: HEADER.itemsize] = header.tobytes()
         self._header = memoryview(self._map)[: HEADER.itemsize].cast("I")

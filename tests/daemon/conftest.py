@@ -5,8 +5,10 @@ import ipaddress
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -140,3 +142,19 @@ def write(tmp_path):
         return tmp_path / "flowslotd.toml"
 
     return write
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def watching(stack: ExitStack) -> Any:
+    """See watching.py, which is found only from here on."""
+    from watching import Watching
+
+    watching = Watching()
+    stack.callback(watching.close)
+    return watching

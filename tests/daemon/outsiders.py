@@ -3,6 +3,7 @@
 
 import os
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -25,10 +26,14 @@ def node(role: str = "worker", port: int = SCHEDULER_PORT, **more: str) -> dict[
 
 
 class Sink:
-    """Accepts connections on THERE and reads them to their ends. `ended`: how many have."""
+    """Accepts connections on THERE and reads them to their ends. `ended`: how many have. It reads
+    nothing while `reading` is not set; `reset` ends all connections at once."""
 
     def __init__(self, stack: ExitStack, port: int = 0) -> None:
         self.ended = 0
+        self.reading = threading.Event()
+        self.reading.set()
+        self._peers: list[socket.socket] = []
         self._listener = socket.create_server((THERE, port))
         self.port = self._listener.getsockname()[1]
         stack.callback(self._listener.shutdown, socket.SHUT_RDWR)
@@ -38,13 +43,21 @@ class Sink:
         with self._listener, suppress(OSError):
             while True:
                 peer, _ = self._listener.accept()
+                self._peers.append(peer)
                 threading.Thread(target=self._drain, args=(peer,), daemon=True).start()
 
     def _drain(self, peer: socket.socket) -> None:
         with peer, suppress(OSError):
-            while peer.recv(1 << 20):
+            while self.reading.wait() and peer.recv(1 << 20):
                 pass
         self.ended += 1
+
+    def reset(self) -> None:
+        for peer in self._peers:
+            with suppress(OSError):
+                peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("=ii", 1, 0))
+                peer.close()
+        self.reading.set()
 
 
 class Outsider:

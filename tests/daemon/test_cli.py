@@ -32,6 +32,7 @@ STATUS = {
     "rate_writes": 12, "holds": 0,
     "flows": {"total": 2, "active": 1, "paced": 2, "unmapped": 0, "refused": 0},
     "records": {"registered": 1, "refused": 0, "faulty_slots": 0, "torn_slots": 0},
+    "unpatched": {"watching": True, "processes": 1, "connections": 4},
     "errors": {}, "last_error": "",
     "config": {"file": "/etc/flowslot/flowslotd.toml", "topology": "t.toml", "error": "mode: x"},
 }  # fmt: skip
@@ -49,6 +50,7 @@ negotiation    -
 clock offset   -0.120 ms
 flows          total 2  active 1  paced 2  unmapped 0  refused 0
 records        registered 1  refused 0  faulty_slots 0  torn_slots 0
+unpatched      processes 1  connections 4
 rate writes    12  holds 0
 errors         -
 feedback       rounds 9  late 1  livelocks 0  starvations 2, without s2
@@ -74,6 +76,12 @@ JOB = {
         },
         {
             "role": "pull", "rank": 8, "peer": 9, "channel": 2, "source": "10.78.0.1:5000",
+            "destination": "10.78.0.2:6001", "state": "idle", "iteration": 0,
+            "ready_bytes": None, "sent_bytes": None, "acked_bytes": None,
+            "iteration_bytes": 0, "remaining_bytes": 0, "rate": None,
+        },
+        {
+            "role": "pull", "rank": -1, "peer": -1, "channel": 0, "source": "10.78.0.1:5000",
             "destination": "10.78.0.2:6001", "state": "idle", "iteration": 0,
             "ready_bytes": None, "sent_bytes": None, "acked_bytes": None,
             "iteration_bytes": 0, "remaining_bytes": 0, "rate": None,
@@ -107,6 +115,7 @@ vgg  1      1       3          0.25 s  1.5 MB  250 kB  100
 job  role  ranks      destination     state   iteration  ready   sent    acked    of      left    Mbit/s
 vgg  push  9 to 8     10.78.0.2:6000  active  3          1.5 MB  1.3 MB  1.25 MB  1.5 MB  250 kB  100
 vgg  pull  8 to 9 #2  10.78.0.2:6001  idle    0          -       -       -        0 B     0 B     -
+vgg  pull  - to -     10.78.0.2:6001  idle    0          -       -       -        0 B     0 B     -
 """  # noqa: E501
 SCHEDULE_TEXT = """\
 slot 5, Mbit/s in each of the next slots of 60 ms

@@ -1,112 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Processes that report nothing are seen from outside: real ones, over real TCP on loopback."""
 
-import asyncio
-import logging
 import os
-import resource
-import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any
 
 import pytest
 from outsiders import HERE, THERE, Outsider, Sink, node, settle
+from watching import SIZE, Looks, Watching, congestion_controls, until_found
 
-from flowslot_shm.layout import Message, Role, State, Transport, address
+from flowslot_shm.layout import Message, Role, Transport, address
 from flowslot_shm.writer import Record as OwnRecord
-from flowslotd.flowinfo import Source
-from flowslotd.outside import finder, service, sockets, watcher
-from flowslotd.outside.finder import Finder
-from flowslotd.outside.service import Outside
-
-SIZE = 300_000
-
-
-class Watching:
-    """The component, on an event loop of its own."""
-
-    def __init__(self, congestion_control: str = "") -> None:
-        self.joined: list[Source] = []
-        self.rung: list[tuple[int, int, Message]] = []
-        self.left: list[Source] = []
-        self.bugs: list[BaseException] = []
-        self.registered: dict[int, Any] = {}
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
-        self._thread.start()
-        self.outside = Outside(
-            self.joined.append,
-            lambda source, slot, message: self.rung.append((source.id, slot, message)),
-            self.left.append,
-            self.registered,
-            lambda _, error: self.bugs.append(error),
-        )
-        self.use(congestion_control)
-
-    def use(self, congestion_control: str = "", *, pslite: bool = True) -> None:
-        self.call(self.outside.use, pslite, [HERE], congestion_control)
-
-    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        async def run() -> Any:
-            return function(*arguments)
-
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(20)
-
-    def slots(self) -> list[Any]:
-        """Of all stand-ins, those in use."""
-
-        def read() -> list[Any]:
-            snapshots = [source.reader.snapshot() for source in self.outside.records.values()]
-            return [slot for snap in snapshots for slot in snap if slot["state"] != State.FREE]
-
-        found: list[Any] = self.call(read)
-        return found
-
-    def close(self) -> None:
-        self.call(self.outside.close)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-
-
-@pytest.fixture
-def watching(stack: ExitStack) -> Watching:
-    watching = Watching()
-    stack.callback(watching.close)
-    return watching
-
-
-def until_found(watching: Watching, *outsiders: Outsider, connections: int) -> list[Any]:
-    def look() -> list[Any] | None:
-        for outsider in outsiders:
-            outsider.do(f"send {SIZE}")
-        slots = watching.slots()
-        return slots if len(slots) == connections else None
-
-    found: list[Any] = settle(look)
-    return found
-
-
-def congestion_controls(pid: int, slots: list[Any]) -> set[bytes]:
-    pidfd = os.pidfd_open(pid)
-    try:
-        found = set()
-        for slot in slots:
-            with sockets.borrow(pidfd, int(slot["fd"]), int(slot["sock_cookie"])) as sock:
-                found.add(sock.getsockopt(6, 13, 16).split(b"\0")[0])
-        return found
-    finally:
-        os.close(pidfd)
+from flowslotd.outside import finder, sockets
 
 
 def test_data_connections_are_reported_as_a_patched_process_would(
@@ -138,21 +45,20 @@ def test_bytes_per_iteration_are_learnt_and_doorbells_rung(
 ) -> None:
     worker = Outsider(stack, 1, THERE, Sink(stack).port)
     until_found(watching, worker, connections=1)
+    large = 60_000_000  # so that it takes several looks, however fast loopback is
 
-    def known() -> bool:
-        worker.train(SIZE, 1)
-        return bool(watching.slots()[0]["iteration_total"] == SIZE)
+    def as_a_patched_process_would() -> bool:
+        (before,) = watching.slots()
+        watching.rung.clear()
+        worker.train(large, 1)
+        (after,) = watching.slots()
+        counts = [int(after[name]) for name in ("iteration_total", "ready", "posted", "done")]
+        kinds = [message for _, _, message in watching.rung]
+        whole = after["iteration"] == before["iteration"] + 1 and counts == [large] * 4
+        return whole and kinds == [Message.BEGIN, Message.END]
 
-    settle(known)
-    (before,) = watching.slots()
-    watching.rung.clear()
-    worker.train(SIZE, 1)
-    (after,) = settle(lambda: [s for s in watching.slots() if s["done"] == SIZE])
-    assert after["iteration"] == before["iteration"] + 1
-    assert after["ready"] == after["posted"] == SIZE
-    kinds = [message for _, _, message in watching.rung]
-    # All of it may have come and gone between two looks.
-    assert kinds in ([], [Message.BEGIN, Message.END])
+    # Not each time: on a busy machine an iteration may have a pause, or none behind it.
+    settle(as_a_patched_process_would, 60)
 
 
 def test_connections_without_data_and_those_of_the_scheduler_are_left_alone(
@@ -248,20 +154,26 @@ def test_it_can_be_switched_off_and_on(stack: ExitStack, watching: Watching) -> 
 
 
 def test_a_process_that_has_a_record_of_its_own_speaks_for_itself(
-    stack: ExitStack, watching: Watching
+    stack: ExitStack, watching: Watching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    looks = Looks(monkeypatch)
     sink = Sink(stack)
     silent, patched = (Outsider(stack, 1, THERE, sink.port) for _ in range(2))
     patched.do("register /nonexistent")  # no daemon there, but it would tell one
     until_found(watching, silent, patched, connections=1)
+    looks.more(watching, silent, patched, connections=1)
     assert {source.pid for source in watching.joined} == {silent.pid}
 
 
-def test_who_is_registered_is_not_spoken_for(stack: ExitStack, watching: Watching) -> None:
+def test_who_is_registered_is_not_spoken_for(
+    stack: ExitStack, watching: Watching, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where its record cannot be recognized."""
+    looks = Looks(monkeypatch)
     workers = [Outsider(stack, 1, THERE, Sink(stack).port) for _ in range(2)]
     until_found(watching, *workers, connections=2)
     watching.call(watching.outside.give_way, workers[0].pid)
+    looks.more(watching, *workers, connections=1)
     assert {source.pid for source in watching.outside.records.values()} == {workers[1].pid}
 
     class Registered:
@@ -272,6 +184,7 @@ def test_who_is_registered_is_not_spoken_for(stack: ExitStack, watching: Watchin
     watching.joined.clear()
     watching.use()
     until_found(watching, *workers, connections=1)  # the first one is registered no more
+    looks.more(watching, *workers, connections=1)
     assert {source.pid for source in watching.joined} == {workers[0].pid}
 
 
@@ -290,111 +203,6 @@ def test_children_that_inherit_sockets_do_not_count(stack: ExitStack, watching: 
     stack.callback(os.killpg, process.pid, 9)
     assert len(settle(watching.slots)) == 1
     assert {source.pid for source in watching.joined} == {process.pid}
-
-
-# -- the hostile, and the unlucky ---------------------------------------------------------------
-
-
-def test_strange_processes_hurt_nobody(stack: ExitStack, watching: Watching) -> None:
-    port = Sink(stack).port
-    Outsider(stack, 1, THERE, port, env=node(port=10**12))
-    Outsider(stack, 1, THERE, port, env=node(role="w" * 100_000))
-    crowd = Outsider(stack, 1, THERE, port, env=node(FLOWSLOT_JOB="bert"))
-    crowd.do(f"open {min(10_000, _most_descriptors() - 100)}")
-    honest = Outsider(stack, 1, THERE, port, env=node(FLOWSLOT_JOB="bert"))
-    # Both claim the same job, as two of its nodes would.
-    slots = until_found(watching, crowd, honest, connections=2)
-    assert {bytes(slot["job"]) for slot in slots} == {b"bert"}
-    assert watching.bugs == []
-
-
-def _most_descriptors() -> int:
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-
-
-def test_more_processes_of_a_user_than_are_looked_at(
-    stack: ExitStack, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(finder, "MAX_PER_USER", 2)
-    port = Sink(stack).port
-    workers = [Outsider(stack, 1, THERE, port) for _ in range(4)]
-    mine = {worker.pid for worker in workers}
-    one = Finder([HERE])
-    stack.callback(one.close)
-    with caplog.at_level(logging.WARNING):
-        found = settle(lambda: _found(one, workers, 2))
-    assert set(found) < mine
-    assert len([r for r in caplog.records if "more ps-lite processes" in r.message]) == 1
-
-
-def _found(one: Finder, workers: list[Outsider], n: int) -> set[int] | None:
-    for worker in workers:
-        worker.do(f"send {SIZE}")
-    pids = {found.pid for found in one.look()}
-    return pids if len(pids) == n else None
-
-
-def test_fail_open_a_bug_drops_the_stand_ins_and_begins_anew(
-    stack: ExitStack, watching: Watching, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(service, "AGAIN_S", 0.05)
-    worker = Outsider(stack, 1, THERE, Sink(stack).port)
-    until_found(watching, worker, connections=1)
-
-    def fail(*_: object) -> None:
-        raise ZeroDivisionError("a bug")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(watcher.StandIns, "look", fail)
-        settle(lambda: len(watching.bugs) >= 2)  # the second attempt fails, too
-        assert watching.outside.records == {}
-    assert {type(bug) for bug in watching.bugs} == {ZeroDivisionError}
-    until_found(watching, worker, connections=1)
-
-
-def test_a_process_that_cannot_be_read_holds_up_nobody(
-    stack: ExitStack, watching: Watching, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its environment may be in memory that takes forever to be had."""
-    worker = Outsider(stack, 1, THERE, Sink(stack).port)
-    until_found(watching, worker, connections=1)
-    stuck, free = threading.Event(), threading.Event()
-    stack.callback(free.set)
-
-    def wait(*_: object) -> None:
-        stuck.set()
-        free.wait(60)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(finder, "_pids", wait)
-        assert stuck.wait(20)
-        iteration = int(watching.slots()[0]["iteration"])
-        worker.train(SIZE, 3)
-        settle(lambda: watching.slots()[0]["iteration"] >= iteration + 2)
-        watching.use(pslite=False)  # does not wait for it either
-        assert watching.outside.records == {}
-        free.set()
-
-
-@pytest.mark.root
-@pytest.mark.skipif(not shutil.which("setpriv"), reason="setpriv is missing (util-linux)")
-def test_without_the_privilege_there_is_one_line_in_the_log(stack: ExitStack) -> None:
-    worker = Outsider(stack, 1, THERE, Sink(stack).port)
-    program = (
-        "import logging, sys\n"
-        "from flowslotd.outside.finder import Finder\n"
-        "logging.basicConfig(level=logging.INFO)\n"
-        f"finder = Finder([{HERE!r}])\n"
-        "print([finder.look() for _ in range(3)])\n"
-    )
-    run = subprocess.run(
-        ["setpriv", "--bounding-set", "-sys_ptrace", sys.executable, "-c", program],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert run.stdout == "[[], [], []]\n"
-    assert run.stderr.count("\n") == 1
-    assert "CAP_SYS_PTRACE is missing" in run.stderr
-    assert worker.process.poll() is None
 
 
 def test_records_of_its_own_can_be_told_by_their_name() -> None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowslot.units import MILLISECOND
+from flowslotd.outside import phases
 from flowslotd.outside.phases import FIRST_NS, LARGEST, NOTHING, SMALL, Phases
 from flowslotd.outside.sockets import Info, Odometer
 
@@ -100,6 +101,62 @@ def test_an_iteration_that_ends_early_is_corrected() -> None:
     assert flow.iterations[-1] == [300_000, 300_000, 300_000]
     flow.iteration([1_000_000], 0, 100)  # one exception is no change
     assert flow.totals[-1] == 1_000_000
+
+
+def learnt(longest_looks: int) -> Flow:
+    """After iterations of 1 MB that took so many looks."""
+    flow = Flow()
+    for _ in range(8):
+        flow.iteration([1_000_000 // longest_looks] * longest_looks, 0, 150)
+    return flow
+
+
+@pytest.mark.parametrize("every_ms", [10, 20])
+def test_what_was_announced_is_taken_back_while_small_things_move(every_ms: int) -> None:
+    """Too big for an acknowledgement, too often for a pause."""
+    flow = learnt(20)
+    before = len(flow.iterations)
+    flow.look(10_000)
+    assert flow.totals[-1] == 1_000_000
+    began, small = flow.now, SMALL + 1000
+    while flow.totals[-1] == 1_000_000:
+        flow.look(small)
+        for _ in range(every_ms // 10 - 1):
+            flow.look()
+        assert flow.now - began < 3 * 200 * MILLISECOND
+    assert len(flow.iterations) == before + 1
+    assert flow.now - began > 2 * 190 * MILLISECOND  # not before it might have come
+    corrected = flow.totals[-1]
+    assert corrected == flow.iterations[-1][0] < 300_000
+    for _ in range(100):  # once is enough
+        flow.look(small)
+    assert flow.totals[-1] == corrected
+
+
+def test_an_iteration_that_the_network_holds_up_may_take_longer() -> None:
+    flow = learnt(20)
+    for _ in range(90):  # 0.9 instead of 0.2 s
+        flow.look(10_000, pending=500_000)
+    assert flow.totals[-1] == 1_000_000
+    flow.look(100_000)
+    assert flow.totals[-1] == 1_000_000
+
+
+def test_nothing_is_learnt_where_a_pause_is_too_short_to_matter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    flow = learnt(1)
+    flow.look(2 * SMALL)
+
+    def fail(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(phases, "learn", fail)
+    for _ in range(50):
+        flow.look()
+        flow.look(2 * SMALL)
+    with pytest.raises(AssertionError):
+        flow.iteration([2 * SMALL] * 2, 50, 0)
 
 
 def test_what_never_agrees_is_never_announced() -> None:

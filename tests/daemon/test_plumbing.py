@@ -63,7 +63,7 @@ def test_units_are_sound(tmp_path, unit):
 def test_the_daemon_unit_leaves_it_what_pacing_needs():
     unit = (ROOT / "systemd" / "flowslotd.service").read_text()
     bounding = re.search(r"^CapabilityBoundingSet=(.*)$", unit, re.M)
-    needed = {"CAP_BPF", "CAP_NET_ADMIN", "CAP_PERFMON", "CAP_SYS_PTRACE"}
+    needed = {"CAP_BPF", "CAP_NET_ADMIN", "CAP_PERFMON", "CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH"}
     assert needed <= set(bounding[1].split())
     for line in ("Type=notify", "Restart=always", "Nice=-10", "RuntimeDirectory=flowslot"):
         assert f"\n{line}\n" in unit

@@ -9,10 +9,12 @@ prints `done` and the time (monotonic ns, before it did it):
     send BYTES        on each connection, and waits until all is acknowledged
     begin BYTES       the same, but does not wait
     close             closes all connections
+    linger            fills them and closes them, to wait an hour for all to be acknowledged
     open N            opens so many more sockets, which are not connected
     register SOCKET   reports itself to a daemon from now on
 """
 
+import contextlib
 import fcntl
 import os
 import resource
@@ -32,32 +34,49 @@ def queued(sock: socket.socket) -> int:
     return int(struct.unpack("=i", fcntl.ioctl(sock, _SIOCOUTQ, b"\0" * 4))[0])
 
 
+def leave(sock: socket.socket) -> None:
+    """Close it with something left to send, for which whoever closes it last has to wait."""
+    sock.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            sock.send(bytes(1 << 16))
+    sock.setblocking(True)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("=ii", 1, 3600))
+    sock.close()
+
+
+def do(what: str, argument: str, socks: list[socket.socket], kept: list[object]) -> None:
+    """One line. `kept`: what is to live on."""
+    if what in {"send", "begin"}:
+        data = bytes(int(argument))
+        for sock in socks:
+            sock.sendall(data)
+        while what == "send" and any(map(queued, socks)):
+            time.sleep(0.0005)
+    elif what == "close":
+        for sock in socks:
+            sock.close()
+    elif what == "linger":
+        for sock in socks:
+            leave(sock)
+    elif what == "open":
+        kept.append([socket.socket() for _ in range(int(argument))])
+    elif what == "register":
+        client = JobClient(argument, "patched", rank=3)
+        kept += [client, *(client.flow(sock, 1, i, Role.PUSH) for i, sock in enumerate(socks))]
+
+
 def main(flows: int, ends: list[tuple[str, int]]) -> None:
     """Until standard input ends."""
     socks = [socket.create_connection(end) for end in ends for _ in range(flows)]
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     print("ready", os.getpid(), flush=True)
-    clients: list[object] = []
+    kept: list[object] = []
     for line in sys.stdin:
         what, _, argument = line.strip().partition(" ")
         at = time.monotonic_ns()
-        if what in {"send", "begin"}:
-            data = bytes(int(argument))
-            for sock in socks:
-                sock.sendall(data)
-            while what == "send" and any(map(queued, socks)):
-                time.sleep(0.0005)
-        elif what == "close":
-            for sock in socks:
-                sock.close()
-        elif what == "open":
-            clients.append([socket.socket() for _ in range(int(argument))])
-        elif what == "register":
-            client = JobClient(argument, "patched", rank=3)
-            clients.append(client)
-            for i, sock in enumerate(socks):
-                clients.append(client.flow(sock, 1, i, Role.PUSH))
+        do(what, argument, socks, kept)
         print("done", at, flush=True)
 
 

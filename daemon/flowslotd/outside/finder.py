@@ -10,10 +10,11 @@ import logging
 import os
 import select
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
+from errno import EMFILE, ENFILE
 from itertools import islice
 from socket import socket
 
@@ -22,6 +23,7 @@ from flowslot_shm.writer import cookie_of
 from flowslotd.outside import sockets
 from flowslotd.outside.nodes import MAX_ENVIRONMENT, Node, node_of
 from flowslotd.outside.standin import MAX_SOCKETS, Found
+from flowslotd.privileges import lacking
 
 _log = logging.getLogger(__name__)
 
@@ -29,7 +31,7 @@ DATA_BYTES = 64 * 1024
 """A connection that has sent more between two looks carries data."""
 MAX_PROCESSES, MAX_PER_USER = 1024, 512
 """Nodes that are looked at; the workers' children (data loaders) have their environment, too."""
-MAX_CONNECTIONS = 4096
+MAX_CONNECTIONS, MAX_CONNECTIONS_PER_USER = 4096, 2048
 """Of all of them."""
 MAX_DESCRIPTORS = 4096
 """Of one process, the lowest ones."""
@@ -39,7 +41,9 @@ socket through which nothing goes."""
 OWN_RECORD = "/memfd:flowslot (deleted)"
 """What a process has open that speaks for itself, or has been told not to."""
 _SOCKET = "socket:["
-_CAP_SYS_PTRACE = 19
+_NEEDED = "CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH"
+"""For other users' processes: the second one to open what is in /proc, the first one to read it,
+and to borrow sockets."""
 
 
 class _Kind(Enum):
@@ -91,30 +95,47 @@ class _Process:
 class Finder:
     """`look` once a second. Not thread-safe."""
 
-    def __init__(self, addresses: Collection[str]) -> None:
+    def __init__(
+        self, addresses: Collection[str], alive: Callable[[], object] = lambda: None
+    ) -> None:
         """`addresses`: this host's. Connections that do not leave from one of them to another
-        host are somebody else's business."""
+        host are somebody else's business. `alive` is called now and then in a look."""
+        self._alive = alive
         self._addresses = frozenset(normal_ip(address) for address in addresses)
         self._processes: dict[int, _Process] = {}
         self._others: dict[int, _Turns] = {}
         self._per_user: Counter[int] = Counter()
         self._said: set[str] = set()
-        if not _may_look():
-            self._say("other users' processes cannot be seen: CAP_SYS_PTRACE is missing")
+        self._denied = False
+        self._absent = _absent()
+        if self._absent:
+            absent = f"{' and '.join(self._absent)} {'is' if len(self._absent) == 1 else 'are'}"
+            self._say(f"other users' processes cannot be seen: {absent} missing")
 
     def look(self) -> list[Found]:
         """All nodes with data connections, and these."""
-        self._update(_pids())
+        try:
+            pids = _pids()
+        except OSError as error:  # too many open files, say: those that are known will do
+            self._say(f"no further processes can be found: {error}")
+        else:
+            self._update(pids)
         taken: set[int] = set()
+        per_user: Counter[int] = Counter()
         found = []
         for pid, process in list(self._processes.items()):
+            self._alive()
             data = self._data(pid, process)
             # A child has its parent's descriptors: the parent was found before.
             own = tuple((d.fd, d.cookie) for d in data if d.cookie not in taken)[:MAX_SOCKETS]
-            if len(taken) + len(own) > MAX_CONNECTIONS:
+            room = min(
+                MAX_CONNECTIONS - len(taken), MAX_CONNECTIONS_PER_USER - per_user[process.uid]
+            )
+            if len(own) > room:  # somebody else's may have room
                 self._say("there are more ps-lite connections than are looked at")
-                break
+                continue
             taken.update(cookie for _, cookie in own)
+            per_user[process.uid] += len(own)
             if own:
                 found.append(Found(pid, process.node.job, process.node.role, own))
         return found
@@ -133,6 +154,7 @@ class Finder:
             del self._others[pid]
         for pid in sorted(pids - self._processes.keys() - {os.getpid()}):
             if self._others.setdefault(pid, _Turns(LONGEST_WAIT)).due():
+                self._alive()
                 self._examine(pid)
 
     def _examine(self, pid: int) -> None:
@@ -144,16 +166,29 @@ class Finder:
             if len(self._processes) >= MAX_PROCESSES or self._per_user[uid] >= MAX_PER_USER:
                 self._say("there are more ps-lite processes than are looked at")
                 return
-            pidfd = os.pidfd_open(pid)
+            self._take(pid, uid)
+        except PermissionError:
+            self._deny(pid)
+        except OSError as error:  # ended just now, mostly
+            if error.errno in {EMFILE, ENFILE}:
+                self._others[pid].again()
+                self._say(f"no further processes can be looked at: {error.strerror}")
+
+    def _take(self, pid: int, uid: int) -> None:
+        """Raises OSError."""
+        pidfd = os.pidfd_open(pid)
+        kept = False
+        try:
             node = _node(pid)  # once more: now it cannot have been another process
-        except OSError:  # ended just now; or nobody may look at it
-            return
-        if node is None or _ended(pidfd):
-            os.close(pidfd)
-            return
-        del self._others[pid]
-        self._per_user[uid] += 1
-        self._processes[pid] = _Process(node, pidfd, uid)
+            if node is not None and not _ended(pidfd):
+                self._processes[pid] = _Process(node, pidfd, uid)
+                kept = True
+        finally:
+            if not kept:
+                os.close(pidfd)
+        if kept:
+            del self._others[pid]
+            self._per_user[uid] += 1
 
     def _forget(self, pid: int) -> None:
         process = self._processes.pop(pid)
@@ -164,7 +199,11 @@ class Finder:
 
     def _data(self, pid: int, process: _Process) -> list[_Socket]:
         """Its data connections, as of now."""
-        links = _links(pid)
+        try:
+            links = _links(pid)
+        except PermissionError:
+            self._deny(pid)
+            links = {}
         known = process.sockets
         for link in known.keys() - links.keys():
             del known[link]
@@ -175,10 +214,10 @@ class Finder:
                 one = known.setdefault(link, _Socket(fd))
                 one.fd = fd
                 if one.kind in {_Kind.NEW, _Kind.CONNECTED} and one.turns.due():
-                    self._look_at(process, one)
+                    self._look_at(pid, process, one)
         return [one for one in known.values() if one.kind == _Kind.DATA]
 
-    def _look_at(self, process: _Process, one: _Socket) -> None:
+    def _look_at(self, pid: int, process: _Process, one: _Socket) -> None:
         try:
             with sockets.borrow(process.pidfd, one.fd) as sock:
                 if one.kind == _Kind.NEW:
@@ -194,7 +233,7 @@ class Finder:
                         one.kind = _Kind.DATA
                     one.sent = sent
         except PermissionError:
-            self._say("a process does not let its sockets be had: is CAP_SYS_PTRACE missing?")
+            self._deny(pid)
         except OSError:  # closed just now: in the next look it is not there
             pass
 
@@ -210,6 +249,13 @@ class Finder:
         data = leaves and scheduler_port not in {port, peer_port}
         return _Kind.CONNECTED if data else _Kind.OTHER
 
+    def _deny(self, pid: int) -> None:
+        """It is not to be looked at; where a capability is missing that was said. Said once; and
+        not of init, which is no job's, and out of reach in some containers."""
+        if pid != 1 and not self._absent and not self._denied:
+            self._denied = True
+            self._say(f"process {pid} must not be looked at, and perhaps others: permission denied")
+
     def _say(self, text: str) -> None:
         """Once."""
         if text not in self._said:
@@ -217,13 +263,11 @@ class Finder:
             _log.warning("unpatched ps-lite: %s", text)
 
 
-def _may_look() -> bool:
-    """This process has CAP_SYS_PTRACE."""
-    with suppress(OSError), open("/proc/self/status", encoding="ascii") as file:
-        for line in file:
-            if line.startswith("CapEff:"):
-                return bool(int(line.split()[1], 16) >> _CAP_SYS_PTRACE & 1)
-    return True
+def _absent() -> list[str]:
+    """Capabilities that this process would need, and does not have."""
+    with suppress(OSError):
+        return lacking(_NEEDED)
+    return []
 
 
 def _pids() -> set[int]:
@@ -243,13 +287,18 @@ def _ended(pidfd: int) -> bool:
 
 
 def _links(pid: int) -> dict[str, int]:
-    """What the descriptors of a process refer to, and the first one that does."""
+    """What the descriptors of a process refer to, and the first one that does. Raises
+    PermissionError."""
     found: dict[str, int] = {}
-    folder = f"/proc/{pid}/fd"
-    with suppress(OSError), os.scandir(folder) as entries:
-        for entry in islice(entries, MAX_DESCRIPTORS):
-            with suppress(OSError, ValueError):  # closed meanwhile
-                found.setdefault(os.readlink(entry.path), int(entry.name))
+    try:
+        with os.scandir(f"/proc/{pid}/fd") as entries:
+            for entry in islice(entries, MAX_DESCRIPTORS):
+                with suppress(FileNotFoundError, ValueError):  # closed meanwhile
+                    found.setdefault(os.readlink(entry.path), int(entry.name))
+    except PermissionError:
+        raise
+    except OSError:  # it has ended meanwhile; or too many open files
+        pass
     return found
 
 

@@ -34,6 +34,11 @@ SPLITS = 4
 """So many of the widest steps are tried."""
 SMALL = 4096
 """Bytes since the last look that are no sign of a phase: requests, acknowledgements, heartbeats."""
+LATE = 2
+"""An iteration that has taken so many times as long as the longest that agreed (and the threshold)
+does not bring what was announced: something else goes on. But not while"""
+BACKLOG = 64 * 1024
+"""so many bytes wait to be acknowledged: then it is the network that is slow."""
 LARGEST = 1 << 40
 """An iteration of more bytes is none: a flow that never pauses. A record can hold 2^50."""
 
@@ -50,7 +55,8 @@ class Move(NamedTuple):
     done: int = 0
     """and so many more acknowledged."""
     corrected: bool = False
-    """It has ended with fewer bytes than announced: `total`."""
+    """It has ended with fewer bytes than announced, or has gone on for so long that it must have:
+    `total`."""
 
 
 NOTHING = Move()
@@ -70,7 +76,9 @@ class Phases:
         self._origin = max(acked, 0)  # of this iteration
         self._told = self._told_done = 0  # of it: posted, done
         self._total = 0
-        self._bursts: deque[list[int]] = deque(maxlen=KEEP)  # the pause before it, its bytes
+        self._late = 0  # when what was announced is not believed any more
+        # The pause before it, its bytes, and for how long it was sending.
+        self._bursts: deque[list[int]] = deque(maxlen=KEEP)
 
     @property
     def busy(self) -> bool:
@@ -94,53 +102,75 @@ class Phases:
                 self._origin += more  # belongs to no iteration
                 return self._rest(now)
             return self._start(now, more)
+        busy = more > 0 or moved or acked < posted
         if self._bursts:
             self._bursts[-1][1] += more
-        self._busy = more > 0 or moved or acked < posted
+            if busy:
+                self._bursts[-1][2] += now - self._last
+        self._busy = busy
         if not self._busy:
             return self._rest(now)
         self._last = now
         if posted - self._origin > LARGEST:
-            return self._begin(now, more, 0)
-        return self._go_on()
+            return self._begin(now, more, Learnt(self.threshold))
+        return self._go_on(now)
 
     def _start(self, now: int, more: int) -> Move:
         """It sends again, after a pause."""
         pause = now - self._last
-        self._bursts.append([pause, 0])
-        self.threshold, total = learn(self._bursts)
+        self._bursts.append([pause, 0, 0])
+        # No threshold is shorter than the floor, and learning takes some 0.6 ms.
+        learnt = learn(self._bursts) if pause > FLOOR_NS else Learnt(self.threshold)
+        self.threshold = learnt.threshold
         self._bursts[-1][1] = more
         self._busy, self._last = True, now
         if pause <= self.threshold:
-            return self._go_on()
-        return self._begin(now, more, total)
+            return self._go_on(now)
+        return self._begin(now, more, learnt)
 
-    def _begin(self, now: int, more: int, total: int) -> Move:
+    def _begin(self, now: int, more: int, learnt: "Learnt") -> Move:
         self.iteration += 1
         self._origin = self._posted - more
         self._told = self._told_done = 0
-        self._total = total
-        return self._go_on()._replace(began=True, total=total)
+        self._total = learnt.total
+        self._late = now + LATE * learnt.longest + learnt.threshold
+        return self._go_on(now)._replace(began=True, total=learnt.total)
 
-    def _go_on(self) -> Move:
+    def _go_on(self, now: int) -> Move:
         told, told_done = self._told, self._told_done
         self._told = max(self._posted - self._origin, told)
         self._told_done = max(min(self._acked - self._origin, self._told), told_done)
-        return Move(posted=self._told - told, done=self._told_done - told_done)
+        over = now > self._late and self._posted - self._acked <= BACKLOG
+        return self._correct(Move(posted=self._told - told, done=self._told_done - told_done), over)
 
     def _rest(self, now: int) -> Move:
         """It sends nothing: then all was acknowledged."""
         done = self._told - self._told_done
         self._told_done = self._told
-        if self._told < self._total and now - self._last > self.threshold:
-            self._total = self._told
-            return Move(done=done, total=self._told, corrected=True)
-        return Move(done=done) if done else NOTHING
+        over = now - self._last > self.threshold or now > self._late
+        return self._correct(Move(done=done) if done else NOTHING, over)
+
+    def _correct(self, move: Move, over: bool) -> Move:
+        """What was announced and will not come is taken back, once."""
+        if not over or self._told >= self._total:
+            return move
+        self._total = self._told
+        return move._replace(total=self._told, corrected=True)
 
 
-def learn(bursts: Sequence[list[int]]) -> tuple[int, int]:
-    """The threshold, and the bytes of the next iteration (0: not known), from [pause before it,
-    bytes] of each burst; the last one is only about to begin.
+class Learnt(NamedTuple):
+    """Of the iterations seen."""
+
+    threshold: int
+    total: int = 0
+    """Bytes of the next one; 0: not known."""
+    longest: int = 0
+    """The longest of those that agree took so long, from its first bytes to its last."""
+
+
+def learn(bursts: Sequence[list[int]]) -> Learnt:
+    """From [pause before it, bytes, time spent sending] of each burst; the last one is only about
+    to begin.
 
     Where iterations agree about several thresholds, the one in the widest step counts: parts of one
     size, one after the other, agree as well. FIRST_NS counts where no step is wide: a few stray
@@ -148,20 +178,22 @@ def learn(bursts: Sequence[list[int]]) -> tuple[int, int]:
     """
     thresholds = [*_steps(sorted(burst[0] for burst in bursts)), FIRST_NS]
     for threshold in thresholds:
-        total = _same(list(_iterations(bursts, threshold))[-RECENT:])
+        alike = _alike(list(_iterations(bursts, threshold))[-RECENT:])
+        # The smallest: better too small than too big, as the flow would go on to hold what it does
+        # not need.
+        total = min((size for size, _ in alike), default=0)
         if total:
-            return threshold, total
-    return thresholds[0], 0
+            return Learnt(threshold, total, max(took for _, took in alike))
+    return Learnt(thresholds[0])
 
 
-def _same(sizes: list[int]) -> int:
-    """The smallest of those that agree; 0: they do not. Better too small than too big: the flow
-    would go on to hold what it does not need."""
-    if not sizes:
-        return 0
-    middle = sorted(sizes)[len(sizes) // 2]
-    alike = [size for size in sizes if abs(size - middle) <= middle * TOLERANCE]
-    return min(alike) if len(alike) >= AGREE and 4 * len(alike) > 3 * len(sizes) else 0
+def _alike(iterations: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Those whose bytes agree; none: too few do."""
+    if not iterations:
+        return []
+    middle = sorted(size for size, _ in iterations)[len(iterations) // 2]
+    alike = [one for one in iterations if abs(one[0] - middle) <= middle * TOLERANCE]
+    return alike if len(alike) >= AGREE and 4 * len(alike) > 3 * len(iterations) else []
 
 
 def _steps(pauses: list[int]) -> list[int]:
@@ -174,13 +206,17 @@ def _steps(pauses: list[int]) -> list[int]:
     return [isqrt(below * above) for below, above in wide[:SPLITS]]
 
 
-def _iterations(bursts: Sequence[list[int]], threshold: int) -> Iterator[int]:
-    """Bytes of the iterations of which both ends were seen."""
+def _iterations(bursts: Sequence[list[int]], threshold: int) -> Iterator[tuple[int, int]]:
+    """Bytes and duration of the iterations of which both ends were seen."""
     size = -1
-    for pause, sent in bursts:
+    took = 0
+    for pause, sent, busy in bursts:
         if pause > threshold:
             if size >= 0:
-                yield size
-            size = 0
+                yield size, took
+            size = took = 0
+        elif size >= 0:
+            took += pause
         if size >= 0:
             size += sent
+            took += busy

@@ -13,6 +13,11 @@ from flowslotd.outside.watcher import Event, Watcher
 AGAIN_S = 10.0
 """After an error of ours we begin anew so much later."""
 JOIN_S = 0.5
+CHECK_S = 1.0
+"""Between looks at whether the watcher's threads get on."""
+MAX_STUCK = 8
+"""Watchers that were left to themselves, with threads that may come back or not. With so many there
+is no further one."""
 
 
 class Outside:
@@ -35,6 +40,8 @@ class Outside:
         self._addresses: frozenset[str] = frozenset()
         self._congestion_control = ""
         self._again: asyncio.TimerHandle | None = None
+        self._checking: asyncio.TimerHandle | None = None
+        self._stuck: list[Watcher] = []
 
     @property
     def watching(self) -> bool:
@@ -75,17 +82,29 @@ class Outside:
             watcher.join(JOIN_S)
 
     def _end(self) -> None:
-        if self._again is not None:
-            self._again.cancel()
-            self._again = None
+        self._cancel()
         watcher, self._watcher = self._watcher, None
         if watcher is not None:
             watcher.stop()
         for source in list(self.records.values()):
-            self._drop(source)
+            try:
+                self._drop(source)
+            except Exception as error:  # the others are to go all the same
+                self._on_bug("unpatched", error)
+
+    def _cancel(self) -> None:
+        for timer in (self._again, self._checking):
+            if timer is not None:
+                timer.cancel()
+        self._again = self._checking = None
 
     def _begin(self) -> None:
-        self._again = None
+        self._cancel()
+        self._stuck = [watcher for watcher in self._stuck if not watcher.ended]
+        if len(self._stuck) >= MAX_STUCK:
+            self._again = self._loop.call_later(AGAIN_S, self._begin)
+            return
+        self._checking = self._loop.call_later(CHECK_S, self._check)
         self._watcher = Watcher(self._addresses, self._congestion_control, self._hear, self._fail)
         try:
             self._watcher.start()
@@ -123,6 +142,18 @@ class Outside:
                 self._rang(source, slot, message)
             elif kind == "left" and known:
                 self._drop(source)
+
+    def _check(self) -> None:
+        """A process can hold up a thread for hours. What it has said last would stand for as long:
+        flows that are active, with all that they were to send."""
+        watcher = self._watcher
+        if watcher is None:
+            return
+        self._checking = self._loop.call_later(CHECK_S, self._check)
+        stuck = watcher.stuck()
+        if stuck:
+            self._stuck.append(watcher)
+            self._failed(watcher, TimeoutError(f"{stuck} is held up by some process"))
 
     def _failed(self, watcher: Watcher, error: Exception) -> None:
         """Training does not mind: nobody is spoken for, for a while."""

@@ -4,12 +4,12 @@
 import os
 import struct
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import ExitStack
 from typing import NamedTuple
 
 from flowslot.units import MILLISECOND, SECOND
 from flowslot_shm.layout import Message, Quiet, Role, offset
-from flowslot_shm.reader import RecordReader
+from flowslot_shm.reader import RecordError, RecordReader
 from flowslot_shm.writer import FlowWriter, Record, describe
 from flowslotd.outside import sockets
 from flowslotd.outside.phases import NOTHING, Phases
@@ -27,6 +27,8 @@ IDLE_STEPS = 4
 looked at. With fewer connections, fewer steps."""
 RECENT_NS = 50 * MILLISECOND
 """So long ago is just now."""
+FIRST_AGAIN_NS, LAST_AGAIN_NS = SECOND, 64 * SECOND
+"""After a congestion control was refused, until it is tried again."""
 _FD = offset("fd") - 4  # in what `describe` returns
 
 Ring = Callable[["StandIn", int, Message], None]
@@ -45,25 +47,28 @@ class Found(NamedTuple):
 class StandIn:
     """Speaks for one process, as a `Source` that has not registered itself.
 
-    Not thread-safe, but for the reader, which is the event loop's. `refused` says why its sockets
-    cannot be had.
+    Not thread-safe, but for the reader, which is the event loop's. `refused` says what could not
+    be done with its sockets, and why.
     """
 
     def __init__(self, number: int, found: Found, ring: Ring) -> None:
         """`number` tells it from others and from registrations. Raises OSError when the process has
-        ended, or the kernel refuses memory."""
+        ended, or the kernel refuses memory or a descriptor."""
         self.id, self.pid = number, found.pid
         self.job, self.role = found.job, found.role
-        self.refused = ""
+        self.refused: set[str] = set()
         self._ring = ring
-        self._record = Record(MAX_SOCKETS)
-        try:
-            self.reader = RecordReader(self._record.fd)
+        with ExitStack() as undo:
+            self._record = Record(MAX_SOCKETS)
+            undo.callback(self._record.close)
+            try:
+                self.reader = RecordReader(self._record.fd)
+            except RecordError as error:  # it is sound, so it could not be mapped
+                raise OSError(str(error)) from error
+            undo.callback(self.reader.close)
             # If its number is another process's by now: no socket has the cookie that it should.
             self._pidfd = os.pidfd_open(found.pid)
-        except OSError:
-            self._record.close()
-            raise
+            undo.pop_all()
         self._free = list(range(MAX_SOCKETS - 1, -1, -1))
         self._flows: dict[int, _Flow] = {}  # by cookie
 
@@ -123,10 +128,12 @@ class StandIn:
         try:
             with sockets.borrow(self._pidfd, fd, cookie) as sock:
                 info = sockets.look(sock)
+                if info.state not in sockets.SENDING:  # closed at this end, and kept open
+                    return
                 ends = (UNKNOWN, 0)
                 content = bytearray(describe(sock, self.job, UNKNOWN, ends, self.role))
         except OSError as error:
-            self.refused = self.refused or str(error)
+            self._refuse(error)
             return
         struct.pack_into("=i", content, _FD, fd)
         slot = self._free.pop()
@@ -140,14 +147,13 @@ class StandIn:
         """Whether it has begun to send."""
         try:
             info = sockets.peek(self._pidfd, flow.fd, flow.cookie)
-            if congestion_control != flow.congestion_control:
-                flow.congestion_control = congestion_control
-                self._enlist(flow, congestion_control)
+            if flow.enlistment.due(congestion_control, now):
+                self._enlist(flow, congestion_control, now)
         except OSError as error:
             if error.errno in sockets.GONE:
                 self._drop(flow.cookie)
             else:  # at this moment: too many open files, say
-                self.refused = self.refused or str(error)
+                self._refuse(error)
                 flow.next_ns = now + SECOND
             return False
         if info.state not in sockets.SENDING:
@@ -159,14 +165,51 @@ class StandIn:
         flow.rest(now, len(self._flows))
         return flow.phases.busy and not was_busy
 
-    def _enlist(self, flow: "_Flow", congestion_control: str) -> None:
-        """Raises OSError when the socket is not to be had. Refused: it stays as it is."""
-        if congestion_control:
-            with sockets.borrow(self._pidfd, flow.fd, flow.cookie) as sock, suppress(OSError):
+    def _enlist(self, flow: "_Flow", congestion_control: str, now: int) -> None:
+        """Raises OSError when the socket is not to be had. Refused: it stays as it is, and another
+        attempt is made later."""
+        with sockets.borrow(self._pidfd, flow.fd, flow.cookie) as sock:
+            try:
                 sockets.enlist(sock, congestion_control)
+            except OSError as error:
+                flow.enlistment.failed(congestion_control, now)
+                self.refused.add(f"sockets cannot select {congestion_control}: {error.strerror}")
+            else:
+                flow.enlistment.done(congestion_control)
+
+    def _refuse(self, error: OSError) -> None:
+        if error.errno not in sockets.GONE:  # an ordinary end
+            self.refused.add(f"sockets cannot be had: {error}")
 
     def _drop(self, cookie: int) -> None:
         self._flows.pop(cookie).writer.close()
+
+
+class _Enlistment:
+    """When to make a socket select a congestion control: once, and when that was refused again
+    later, ever more seldom."""
+
+    def __init__(self) -> None:
+        self._selected = self._refused = ""
+        self._wait_ns, self._again_ns = int(FIRST_AGAIN_NS), 0
+
+    def due(self, name: str, now: int) -> bool:
+        """`name`: what it should select; "": whatever it does."""
+        if not name:
+            self._selected = ""
+        if name == self._selected:
+            return False
+        return name != self._refused or now >= self._again_ns
+
+    def done(self, name: str) -> None:
+        """It has selected it."""
+        self._selected, self._refused = name, ""
+
+    def failed(self, name: str, now: int) -> None:
+        """It was refused."""
+        longer = min(2 * self._wait_ns, LAST_AGAIN_NS)
+        self._wait_ns = longer if name == self._refused else FIRST_AGAIN_NS
+        self._refused, self._again_ns = name, now + self._wait_ns
 
 
 class _Flow:
@@ -176,7 +219,7 @@ class _Flow:
         self, cookie: int, fd: int, writer: FlowWriter, now: int, info: sockets.Info
     ) -> None:
         self.cookie, self.fd, self.writer = cookie, fd, writer
-        self.congestion_control = ""
+        self.enlistment = _Enlistment()
         self.next_ns = now
         self._odometer = sockets.Odometer()
         self.phases = Phases(now, *self._odometer.read(info))

@@ -2,7 +2,9 @@
 """The threads that look: one at processes, about once a second, one at sockets, often.
 
 Neither ever holds up the daemon's event loop, which hears of what they see; and the second one not
-the first one's wait for a process that cannot be read.
+the first one's wait for a process that cannot be read. A process can hold up either: if it closes a
+socket while a copy is borrowed, that copy is the last one, and closing it waits for as long as
+SO_LINGER says. `Watcher.stuck` tells; such a watcher can only be left to itself.
 """
 
 import itertools
@@ -15,6 +17,7 @@ from typing import Literal, NamedTuple
 from flowslot.units import MILLISECOND, SECOND, Nanos
 from flowslot_shm.layout import Message
 from flowslotd.clock import monotonic
+from flowslotd.outside import sockets
 from flowslotd.outside.finder import Finder
 from flowslotd.outside.standin import Found, StandIn
 
@@ -26,6 +29,8 @@ GATHER_NS = MILLISECOND
 """Sockets that are due so soon are looked at at once."""
 SHARE = 10
 """Who has looked rests so many times as long, at least: many are looked at less often."""
+FIND_LATE, WATCH_LATE = 30, 5
+"""Calls of `stuck`, one a second, between which a thread gets nowhere."""
 _NUMBERS = itertools.count(-1, -1)
 """Registrations count upwards from 1."""
 
@@ -43,6 +48,33 @@ Hear = Callable[["Watcher", Sequence[Event]], None]
 Fail = Callable[["Watcher", Exception], None]
 
 
+class Pulse:
+    """Whether a thread gets on with its looks. Counted, not timed: when the whole process was
+    stopped, no thread is late."""
+
+    def __init__(self, late: int) -> None:
+        """`late`: so many checks in a row without a beat are too many."""
+        self._late = late
+        self._looking, self._beats = False, 0  # the thread's
+        self._seen, self._missed = 0, 0  # who checks
+
+    def beat(self) -> None:
+        """It looks, and gets on."""
+        self._looking = True
+        self._beats += 1
+
+    def rest(self) -> None:
+        """It has finished a look, and waits."""
+        self._looking = False
+
+    def stopped(self) -> bool:
+        """For another thread, which calls it regularly."""
+        beats = self._beats
+        alive = not self._looking or beats != self._seen
+        self._seen, self._missed = beats, 0 if alive else self._missed + 1
+        return self._missed >= self._late
+
+
 class Watcher:
     """Watches from `start` to `stop`; after an error it is of no use any more.
 
@@ -57,12 +89,15 @@ class Watcher:
         self._hear, self._fail = hear, fail
         self._stop = threading.Event()
         self._woken = threading.Event()
-        self._finder = Finder(addresses)
+        self._pulses = {"outside-find": Pulse(FIND_LATE), "outside-watch": Pulse(WATCH_LATE)}
+        self._finder = Finder(addresses, self._pulses["outside-find"].beat)
         self._found: list[Found] | None = None
         self._to_bar: deque[int] = deque()
         self._threads = [
-            threading.Thread(target=self._guard, args=(work,), name=name, daemon=True)
-            for work, name in ((self._find, "outside-find"), (self._watch, "outside-watch"))
+            threading.Thread(target=self._guard, args=(work, pulse), name=name, daemon=True)
+            for work, (name, pulse) in zip(
+                (self._find, self._watch), self._pulses.items(), strict=True
+            )
         ]
 
     def start(self) -> None:
@@ -80,34 +115,49 @@ class Watcher:
         self._stop.set()
         self._woken.set()
 
+    def stuck(self) -> str:
+        """The thread that has got nowhere for some time; "": none. Call it once a second."""
+        stopped = [name for name, pulse in self._pulses.items() if pulse.stopped()]
+        return " and ".join(stopped)
+
+    @property
+    def ended(self) -> bool:
+        """None of its threads lives."""
+        return not any(thread.is_alive() for thread in self._threads)
+
     def join(self, timeout_s: float) -> None:
         """After `stop`: wait for its threads, but not for long."""
         for thread in self._threads:
             thread.join(timeout_s)
 
-    def _guard(self, work: Callable[[], None]) -> None:
+    def _guard(self, work: Callable[[Pulse], None], pulse: Pulse) -> None:
         try:
-            work()
+            work(pulse)
         except Exception as error:
             self.stop()
             self._fail(self, error)
 
-    def _find(self) -> None:
+    def _find(self, pulse: Pulse) -> None:
         try:
             while not self._stop.is_set():
                 began = monotonic()
+                pulse.beat()
                 self._found = self._finder.look()
+                pulse.rest()
                 self._woken.set()
                 self._stop.wait(max(LOOK_S, SHARE * (monotonic() - began) / SECOND))
         finally:
             self._finder.close()
 
-    def _watch(self) -> None:
-        sources = StandIns()
+    def _watch(self, pulse: Pulse) -> None:
+        sources = StandIns(pulse.beat)
         try:
-            while not self._stop.is_set():
-                self._woken.clear()
+            while True:
+                self._woken.clear()  # before the test, or a `stop` in between is not heard
+                if self._stop.is_set():
+                    break
                 began = monotonic()
+                pulse.beat()
                 found, self._found = self._found, None
                 if found is not None:
                     sources.update(found, began)
@@ -116,6 +166,7 @@ class Watcher:
                 events = sources.look(Nanos(began + GATHER_NS), self.congestion_control)
                 if events:
                     self._hear(self, events)
+                pulse.rest()
                 self._rest(began, sources.next_ns())
         finally:
             sources.close()
@@ -131,7 +182,9 @@ class Watcher:
 class StandIns:
     """All stand-ins, of one thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, alive: Callable[[], object] = lambda: None) -> None:
+        """`alive` is called now and then."""
+        self._alive = alive
         self._by_pid: dict[int, StandIn] = {}
         self._barred: set[int] = set()
         self._events: list[Event] = []
@@ -144,6 +197,7 @@ class StandIns:
         for pid in self._by_pid.keys() - by_pid.keys():
             self._drop(pid)
         for pid, one in by_pid.items():
+            self._alive()
             if pid in self._barred:
                 continue
             source = self._by_pid.get(pid)
@@ -164,10 +218,9 @@ class StandIns:
     def look(self, now: int, congestion_control: str) -> list[Event]:
         """Look at all sockets whose time has come, and say what has happened meanwhile."""
         for pid, source in list(self._by_pid.items()):
+            self._alive()
             source.look(now, congestion_control)
-            if source.refused and source.refused not in self._said:
-                self._said.add(source.refused)
-                _log.warning("unpatched ps-lite: sockets cannot be had: %s", source.refused)
+            self._say(source.refused)
             if not source.flows:
                 self._drop(pid)
         events, self._events = self._events, []
@@ -186,11 +239,24 @@ class StandIns:
     def _make(self, found: Found, now: int) -> None:
         try:
             source = StandIn(next(_NUMBERS), found, self._rang)
-        except OSError:  # it has ended, or there is no memory: in a second they are found again
+        except OSError as error:  # in a second it is found again
+            if error.errno not in sockets.GONE:  # no memory, too many open files
+                self._say({f"a process cannot be spoken for now: {error}"})
+            return
+        source.have(found.sockets, now)
+        self._say(source.refused)
+        if not source.flows:  # nothing that it could speak of
+            source.close()
+            source.reader.close()
             return
         self._by_pid[found.pid] = source
-        source.have(found.sockets, now)
         self._events.append(Event("joined", source))
+
+    def _say(self, texts: Iterable[str]) -> None:
+        """Each once."""
+        for text in set(texts) - self._said:
+            self._said.add(text)
+            _log.warning("unpatched ps-lite: %s", text)
 
     def _rang(self, source: StandIn, slot: int, message: Message) -> None:
         self._events.append(Event("rang", source, slot, message))

@@ -9,12 +9,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from errno import EBADF, ENOPROTOOPT, ENOTSOCK, EOPNOTSUPP, ESRCH, ESTALE
+from errno import ENOPROTOOPT, EOPNOTSUPP
 from socket import IPPROTO_TCP, TCP_INFO, socket
 from typing import TypeVar
 
 import numpy as np
 
+from flowslotd.outside.sockets import GONE
 from flowslotd.pacing import guardian
 from flowslotd.pacing.base import Entries, FlowCounters, KernelEvent, PacingError, Where
 from flowslotd.pacing.undo import UndoTable
@@ -27,7 +28,6 @@ GUARDED: tuple[Where, str] = ("kernel", "a guardian process, which undoes the re
 T = TypeVar("T")
 _INFO = struct.Struct("=120xQ")  # tcpi_bytes_acked
 _NO_TCP = ENOPROTOOPT, EOPNOTSUPP
-_CLOSED = EBADF, ENOTSOCK, ESRCH, ESTALE
 
 
 @dataclass(slots=True)
@@ -90,7 +90,7 @@ class AttachedSockets:
         """It could not be had: it is closed, or somebody else's by now. Any other error is this
         moment's (too many open files, say): then it stays, with what is to be undone, and the
         sentence says so."""
-        if error.errno not in _CLOSED:
+        if error.errno not in GONE:
             hidden = self._sockets[cookie].pid == 0
             why = "its process is in another pid namespace" if hidden else str(error)
             return f"its socket cannot be had: {why}"

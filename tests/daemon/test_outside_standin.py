@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stand-ins, without threads: of this process, for connections of its own."""
+
+import errno
+import logging
+import os
+import resource
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+
+import pytest
+
+from flowslot.units import SECOND
+from flowslot_shm.layout import Role
+from flowslot_shm.writer import Record, cookie_of
+from flowslotd.outside import sockets, standin
+from flowslotd.outside.standin import Found, StandIn
+from flowslotd.outside.watcher import StandIns
+
+
+@pytest.fixture
+def connection(stack: ExitStack) -> socket.socket:
+    listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+    connected = stack.enter_context(socket.create_connection(listener.getsockname()))
+    stack.enter_context(listener.accept()[0])
+    return connected
+
+
+@pytest.fixture
+def all_of_them(stack: ExitStack) -> StandIns:
+    all_of_them = StandIns()
+    stack.callback(all_of_them.close)
+    return all_of_them
+
+
+def found(*connections: socket.socket) -> Found:
+    ends = tuple((one.fileno(), cookie_of(one)) for one in connections)
+    return Found(os.getpid(), b"job", Role.PUSH, ends)
+
+
+def kinds(all_of_them: StandIns, now: int = 0, name: str = "") -> list[str]:
+    return [event.kind for event in all_of_them.look(now, name)]
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@contextmanager
+def descriptors(more: int) -> Iterator[None]:
+    """The lowest free one and those up to `more` above it can be opened meanwhile."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.open(os.devnull, os.O_RDONLY)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + more, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def stand_in() -> None:
+    one = StandIn(-1, found(), lambda *_: None)
+    one.close()
+    one.reader.close()
+
+
+def own_record() -> None:
+    Record(4).close()
+
+
+@pytest.mark.parametrize("make", [stand_in, own_record])
+def test_fail_open_whatever_descriptor_is_not_to_be_had_the_others_are_closed(
+    make: Callable[[], None],
+) -> None:
+    before = open_files()
+    for more in range(64):
+        with suppress(OSError), descriptors(more):
+            make()
+            break
+        assert open_files() == before
+    assert more >= 2  # the memfd, its mapping
+    assert open_files() == before
+
+
+def test_fail_open_without_descriptors_a_process_is_spoken_for_later(
+    connection: socket.socket, all_of_them: StandIns, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        for more in (0, 0, 1):
+            with descriptors(more):
+                all_of_them.update([found(connection)], 0)
+                assert kinds(all_of_them) == []
+    assert len(caplog.records) == len({record.message for record in caplog.records}) >= 1
+    all_of_them.update([found(connection)], 0)
+    assert "joined" in kinds(all_of_them)
+
+
+def test_a_connection_that_was_shut_down_and_is_kept_is_dropped_once(
+    connection: socket.socket, all_of_them: StandIns, caplog: pytest.LogCaptureFixture
+) -> None:
+    all_of_them.update([found(connection)], 0)
+    assert "joined" in kinds(all_of_them)
+    connection.shutdown(socket.SHUT_WR)
+    assert kinds(all_of_them, 10 * SECOND)[-1] == "left"
+    before = open_files()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            all_of_them.update([found(connection)], 11 * SECOND)
+            assert kinds(all_of_them, 12 * SECOND) == []
+    assert open_files() == before
+    assert caplog.records == []  # nothing is wrong
+
+
+def test_a_connection_that_was_closed_meanwhile_is_no_news(
+    connection: socket.socket, all_of_them: StandIns, caplog: pytest.LogCaptureFixture
+) -> None:
+    gone = found(connection)
+    connection.close()
+    with caplog.at_level(logging.WARNING):
+        all_of_them.update([gone], 0)
+        assert kinds(all_of_them) == []
+    assert caplog.records == []
+
+
+def test_a_refused_congestion_control_is_tried_again_ever_more_seldom(
+    connection: socket.socket,
+    all_of_them: StandIns,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    attempts: list[str] = []
+    enlist = sockets.enlist
+
+    def counted(sock: socket.socket, name: str) -> None:
+        attempts.append(name)
+        enlist(sock, name)
+
+    monkeypatch.setattr(sockets, "enlist", counted)
+    all_of_them.update([found(connection)], 0)
+    with caplog.at_level(logging.WARNING):
+        for second in range(300):
+            all_of_them.look(second * SECOND, "nonexistent")
+    # After 0, 1, 3, 7, 15, 31, 63, 127, 191 and 255 s.
+    assert attempts == ["nonexistent"] * 10
+    (record,) = caplog.records
+    assert "sockets cannot select nonexistent: No such file" in record.message
+    for second in range(300, 310):
+        all_of_them.look(second * SECOND, "reno")
+    assert attempts[10:] == ["reno"]  # another one at once, and once that has succeeded no more
+    assert connection.getsockopt(6, 13, 16).startswith(b"reno\0")
+
+
+def test_a_congestion_control_that_comes_later_is_selected_then(
+    connection: socket.socket, all_of_them: StandIns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def not_there(*_: object) -> None:
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+
+    before = connection.getsockopt(6, 13, 16)
+    all_of_them.update([found(connection)], 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(sockets, "enlist", not_there)
+        all_of_them.look(0, "reno")
+    assert connection.getsockopt(6, 13, 16) == before
+    all_of_them.look(int(standin.FIRST_AGAIN_NS), "reno")
+    assert connection.getsockopt(6, 13, 16).startswith(b"reno\0")

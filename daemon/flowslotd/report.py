@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -95,19 +95,18 @@ def jobs(daemon: Daemon) -> Json:
         at = np.flatnonzero(table.rows["job"] == number)
         rows = table.rows[at]
         rates = [paced[c].reserved for c in rows["cookie"].tolist() if c in paced]
+        progress = [_progress(table.infos[i], table.rows[i], said, paced) for i in at.tolist()]
         listed.append(
             {
                 "job": name,
                 "flows": len(rows),
-                "active": int(rows["active"].sum()),
-                "iteration": int(rows["iteration"].max()),
+                "active": sum(flow["state"] == "active" for flow in progress),
+                "iteration": max(flow["iteration"] for flow in progress),
                 "period_s": float(rows["period"].max()) / 1e9 or None,
                 "iteration_bytes": int(rows["expected"].sum()),
-                "remaining_bytes": int(rows["remaining"].sum()),
+                "remaining_bytes": sum(flow["remaining_bytes"] for flow in progress),
                 "rate": sum(rates) if rates else None,
-                "progress": [
-                    _progress(table.infos[i], table.rows[i], said, paced) for i in at.tolist()
-                ],
+                "progress": progress,
             }
         )
     return {"jobs": listed}
@@ -129,11 +128,18 @@ def _progress(
     row: Records,
     said: Mapping[tuple[int, int], Records],
     paced: Mapping[int, PaceEntry],
-) -> Json:
-    """How far a flow's iteration is: bytes by the job's own account, and what the kernel says is
-    left of them."""
+) -> dict[str, Any]:
+    """How far a flow's iteration is: bytes by the job's own account at this moment, and what is
+    left, for which the kernel's count at the last look may know better."""
     slot = said.get((info.source, info.cookie))
     entry = paced.get(info.cookie)
+    target, left = int(row["target"]), int(row["remaining"])
+    if slot is not None:
+        same = int(slot["iteration"]) == int(row["iteration"])
+        target = max(int(slot["iteration_total"]), int(slot["ready"]), target if same else 0)
+        known = left if same else target
+        active = slot["state"] == State.ACTIVE
+        left = min(target - int(slot["done"]), known) if active else 0
     return {
         "role": info.role.name.lower(),
         "rank": info.rank,
@@ -141,13 +147,13 @@ def _progress(
         "channel": info.channel,
         "source": f"{info.src}:{info.sport}",
         "destination": f"{info.dst}:{info.dport}",
-        "state": "active" if row["active"] else "idle",
+        "state": "active" if left > 0 else "idle",
         "iteration": int((slot if slot is not None else row)["iteration"]),
         "ready_bytes": int(slot["ready"]) if slot is not None else None,
         "sent_bytes": int(slot["posted"]) if slot is not None else None,
         "acked_bytes": int(slot["done"]) if slot is not None else None,
-        "iteration_bytes": int(row["target"]),
-        "remaining_bytes": int(row["remaining"]),
+        "iteration_bytes": target,
+        "remaining_bytes": left,
         "rate": entry.reserved if entry else None,
     }
 

@@ -100,6 +100,8 @@ def turn(state: RunState, harm: str, iterations: int) -> Turn:
         deadline = time.monotonic() + PATIENCE_S
         while not in_mid_iteration(live) and time.monotonic() < deadline:
             live.jobs.follow(0.0)
+        if time.monotonic() >= deadline:
+            raise RuntimeError("the worker was never seen to send in the middle of an iteration")
         at_ns = time.monotonic_ns()
         end = vandalise(live) if harm == "random bytes" else lambda: None
         if harm == "killed":

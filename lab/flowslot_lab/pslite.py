@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node of a ps-lite job: ps-lite itself does the communication, patched to report to flowslot.
+"""A node of a ps-lite job: ps-lite itself does the communication, patched or not.
 
 `build/pslite` holds what `make setup` has built; the library is `lab/pslite_job/pslite_job.cc`.
 """

@@ -69,7 +69,7 @@ build() {
   # Debian's ZeroMQ is found without a path.
   {
     make --no-print-directory -C "$to.new" -j"$(nproc)" ps $programs DEPS_PATH=/usr \
-      ${asan:+ASAN=1} &&
+      ${asan:+ASAN=1 ADD_CFLAGS=-O1} &&
       g++ -std=c++14 -O2 -g -fPIC -shared -Wall -Wextra -Werror ${asan:+-fsanitize=address} \
         -isystem "$to.new/include" "$job" "$to.new/build/libps.a" -lzmq -pthread \
         -o "$to.new/libpslite_job.so"

@@ -26,13 +26,13 @@ def node(role: str = "worker", port: int = SCHEDULER_PORT, **more: str) -> dict[
 
 
 class Sink:
-    """Accepts connections on THERE and reads them to their ends. `ended`: how many have. It reads
-    nothing while `reading` is not set; `reset` ends all connections at once."""
+    """Accepts connections on THERE and reads them to their ends. `ended`: how many have. `reset` ends
+    all connections at once."""
 
     def __init__(self, stack: ExitStack, port: int = 0) -> None:
         self.ended = 0
-        self.reading = threading.Event()
-        self.reading.set()
+        self._reading, self._resting = threading.Event(), threading.Event()
+        self._reading.set()
         self._peers: list[socket.socket] = []
         self._listener = socket.create_server((THERE, port))
         self.port = self._listener.getsockname()[1]
@@ -48,16 +48,25 @@ class Sink:
 
     def _drain(self, peer: socket.socket) -> None:
         with peer, suppress(OSError):
-            while self.reading.wait() and peer.recv(1 << 20):
-                pass
+            while peer.recv(1 << 20):
+                if not self._reading.is_set():
+                    self._resting.set()
+                    self._reading.wait()
         self.ended += 1
+
+    def rest(self, only: "Outsider") -> None:
+        """Read nothing more from this one, whose single connection is all there is. What is read
+        after its buffers were filled could be all that it had left to send."""
+        self._reading.clear()
+        only.do("send 1")
+        assert self._resting.wait(20)
 
     def reset(self) -> None:
         for peer in self._peers:
             with suppress(OSError):
                 peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("=ii", 1, 0))
                 peer.close()
-        self.reading.set()
+        self._reading.set()
 
 
 class Outsider:

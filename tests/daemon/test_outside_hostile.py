@@ -6,6 +6,7 @@ import os
 import re
 import resource
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -17,7 +18,7 @@ import pytest
 from outsiders import HERE, THERE, Outsider, Sink, node, settle
 from watching import SIZE, Watching, until_found
 
-from flowslotd.outside import finder, service, watcher
+from flowslotd.outside import finder, service, sockets, watcher
 from flowslotd.outside.finder import Finder
 
 UNIT = Path(__file__).parents[2] / "systemd/flowslotd.service"
@@ -102,6 +103,69 @@ def test_a_process_that_cannot_be_read_holds_up_nobody(
         watching.use(pslite=False)  # does not wait for it either
         assert watching.outside.records == {}
         free.set()
+
+
+class Stuck:
+    """Holds up the watch thread that looks at the worker's socket next, as a hostile process would:
+    it closes the socket while it is borrowed, and wants all of it sent first."""
+
+    def __init__(self, worker: Outsider, sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begin = threading.Event()
+        look = sockets.look
+
+        def while_borrowed(sock: socket.socket) -> sockets.Info:
+            watching = threading.current_thread().name == "outside-watch"
+            theirs = watching and sock.getpeername()[1] == sink.port
+            if theirs and self.begin.is_set():
+                self.begin.clear()
+                worker.do("linger")
+            return look(sock)
+
+        monkeypatch.setattr(sockets, "look", while_borrowed)
+
+
+def test_fail_open_a_process_that_holds_up_the_thread_is_not_waited_for(
+    stack: ExitStack, watching: Watching, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "AGAIN_S", 0.05)
+    monkeypatch.setattr(service, "CHECK_S", 0.1)
+    sink, honest_sink = Sink(stack), Sink(stack)
+    hostile = Outsider(stack, 1, THERE, sink.port)
+    honest = Outsider(stack, 1, THERE, honest_sink.port)
+    stack.callback(sink.reset)
+    stuck = Stuck(hostile, sink, monkeypatch)
+    until_found(watching, hostile, honest, connections=2)
+    (before,) = [t for t in threading.enumerate() if t.name == "outside-watch"]
+    sink.rest(hostile)
+    stuck.begin.set()
+    settle(lambda: len(watching.left) == 2)
+    assert {type(bug) for bug in watching.bugs} == {TimeoutError}
+    assert "outside-watch is held up" in str(watching.bugs[0])
+    assert before.is_alive()
+    until_found(watching, honest, connections=1)
+    assert before.is_alive()
+    sink.reset()  # or the hour is over
+    settle(lambda: not before.is_alive())
+
+
+def test_only_so_many_threads_are_left_to_themselves(
+    stack: ExitStack, watching: Watching, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "AGAIN_S", 0.02)
+    monkeypatch.setattr(service, "MAX_STUCK", 3)
+    free = threading.Event()
+    stack.callback(free.set)
+    with monkeypatch.context() as patch:
+        patch.setattr(service, "CHECK_S", 0.02)
+        patch.setattr(watcher.StandIns, "look", lambda *_: free.wait(120))
+        watching.use(pslite=False)
+        watching.use()
+        settle(lambda: len(watching.bugs) == 3 and not watching.outside.watching)
+        watching.use()  # a reload does not help either
+        assert not watching.outside.watching
+        assert _threads("outside-watch") == 3
+    free.set()
+    settle(lambda: watching.outside.watching and _threads("outside-watch") == 1)
 
 
 def _threads(name: str) -> int:

@@ -4,8 +4,9 @@
 Needs root. pslite-two-jobs under stagger, with a worker of job b on a host of its own. In turns:
 nothing happens; that worker is killed in the middle of an iteration, while it sends at a reserved
 rate; and random bytes are written into the records of b's workers, until the end. Told of each
-turn: the mean iteration of job a before and after that moment, and after the kill how soon the
-switch process has nothing reserved for the dead worker and its daemon no record of it.
+turn: the mean iteration of job a before and after that moment, the one in which it happens by
+itself, too, and after the kill how soon the switch process has nothing reserved for the dead worker
+and its daemon no record of it.
 """
 
 import argparse
@@ -46,10 +47,12 @@ PATIENCE_S = 10.0
 
 
 class Turn(NamedTuple):
-    """`before`, `after`: mean iteration of job a, s. `reserved_s`, `record_s`: see above, or 0.
-    `faulty`: slots of records in which the daemons found something wrong."""
+    """`before`, `after`: mean iteration of job a, s; `during`: the first of those after.
+    `reserved_s`, `record_s`: see above, or 0. `faulty`: slots of records in which the daemons found
+    something wrong."""
 
     before: float
+    during: float
     after: float
     reserved_s: float = 0.0
     record_s: float = 0.0
@@ -122,7 +125,8 @@ def turn(state: RunState, harm: str, iterations: int) -> Turn:
         raise RuntimeError("no iterations before or after it: ask for more")
     times = np.diff(ends) / 1e9
     faulty = sum(one["records"]["faulty_slots"] for one in status)
-    return Turn(float(times[: split - 1].mean()), float(times[split:].mean()), *waited, faulty)
+    before, after = times[: split - 1], times[split - 1 :]
+    return Turn(float(before.mean()), float(after[0]), float(after.mean()), *waited, faulty)
 
 
 def main() -> int:
@@ -150,17 +154,20 @@ def report(turns: dict[str, list[Turn]]) -> int:
     usual = statistics.fmean(one.after for one in turns["none"])
     bad = False
     print(
-        "harm          before (s)  after (s)  after/before (max)  after/none (max)   faulty slots"
+        "harm          before (s)  after (s)  after/before (max)  after/none (max)   during (max)"
+        "       faulty slots"
     )
     for harm, each in turns.items():
         before = statistics.fmean(one.before for one in each)
         after = statistics.fmean(one.after for one in each)
         own = [one.after / one.before for one in each]
         others = [one.after / usual for one in each]
+        during = [one.during for one in each]
         print(
             f"{harm:12}  {before:10.4f}  {after:9.4f}  {statistics.fmean(own):.3f} ({max(own):.3f})"
             f"       {statistics.fmean(others):.3f} ({max(others):.3f})"
-            f"     {[one.faulty for one in each]}"
+            f"      {statistics.fmean(during):.4f} ({max(during):.4f})"
+            f"  {[one.faulty for one in each]}"
         )
         bad |= harm != "none" and max(statistics.fmean(own), after / usual) > MOST["slower"]
     for name in ("reserved_s", "record_s"):

@@ -11,8 +11,8 @@ nothing but communication. Ways of running it take turns:
   outside         `calm`, beside daemons that observe it from outside
 
 on links of 200 Mbit/s, which are the limit there, and on links so fast that the processors are.
-Throughput of patched to unpatched is told for each turn; exit status 1 when the median of any is
-below 0.98.
+Throughput of each to what it is compared with is told for each turn; exit status 1 when the median
+of a patched one is below 0.98.
 """
 
 import argparse

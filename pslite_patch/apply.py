@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inserts what patches insert: `apply.py FOLDER PATCH...`.
+"""Inserts what patches insert: `apply.py [--force] FOLDER PATCH...`.
 
 The patches are unified diffs without context that only insert, all of them against the same files:
-so any of them can be applied, alone (`patch -p1` does that too) or together.
+so any of them can be applied, alone (`patch -p1` does that too) or together. Files that are not
+those of `source.sha256` (of another version, or patched already) are refused, unless forced.
 """
 
+import hashlib
 import re
 import sys
 from pathlib import Path
+
+KNOWN = Path(__file__).with_name("source.sha256")
 
 HUNK = re.compile(r"@@ -(\d+),0 \+\d+(?:,(\d+))? @@")
 Insertions = dict[str, list[tuple[int, list[str]]]]
@@ -41,15 +45,28 @@ def merged(text: str, name: str, hunks: list[tuple[int, list[str]]]) -> str:
     return "\n".join(lines)
 
 
+def source(folder: Path, name: str, forced: bool) -> str:
+    """A file that is to be patched. Raises ValueError: it is not what the patches are for."""
+    data = (folder / name).read_bytes()
+    known = dict(line.split()[::-1] for line in KNOWN.read_text().splitlines())
+    if not forced and known.get(name) != hashlib.sha256(data).hexdigest():
+        raise ValueError(
+            f"{name} is another version than the patches are for, or patched already; --force "
+            "inserts at the same lines all the same: look at the result"
+        )
+    return data.decode()
+
+
 def main() -> int:
     """Exit status."""
-    folder, *patches = map(Path, sys.argv[1:])
+    forced = sys.argv[1:2] == ["--force"]
+    folder, *patches = map(Path, sys.argv[1 + forced :])
     found: Insertions = {}
     try:
         for patch in patches:
             read(patch.read_text(), found)
         new = {
-            name: merged((folder / name).read_text(), name, hunks) for name, hunks in found.items()
+            name: merged(source(folder, name, forced), name, hunks) for name, hunks in found.items()
         }
     except (OSError, ValueError) as error:
         print(f"pslite: {error}", file=sys.stderr)

@@ -60,12 +60,12 @@ patches_of() {
 build() {
   local patches=$1 to=$2 want programs=
   [[ $patches != *flowslot* ]] || programs=test
-  want=$(cat source.txt build.sh apply.py $patches flowslot_pslite.h ../shm/flowslot_shm.h $job | sha256sum)
+  want=$(cat source.txt build.sh apply.py $patches flowslot_pslite*.h source.sha256 ../shm/flowslot_shm.h $job | sha256sum)
   [ "$(cat "$to/.stamp" 2>/dev/null)" != "$want" ] || return 0
   rm -rf "$to.new"
   cp -r "$cache/source" "$to.new"
   [ -z "$patches" ] || "$python" apply.py "$to.new" $patches
-  cp flowslot_pslite.h ../shm/flowslot_shm.h "$to.new/src/"
+  cp flowslot_pslite*.h ../shm/flowslot_shm.h "$to.new/src/"
   # Debian's ZeroMQ is found without a path.
   {
     make --no-print-directory -C "$to.new" -j"$(nproc)" ps $programs DEPS_PATH=/usr \

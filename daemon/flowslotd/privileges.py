@@ -15,7 +15,10 @@ _BITS = {
 
 
 def lacking(names: Iterable[str]) -> list[str]:
-    """Those of these capabilities that are not effective. Raises OSError."""
+    """Those of these that are not effective. Raises OSError: the kernel does not tell."""
     status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-    effective = int(re.findall(r"^CapEff:\s*(\w+)", status, re.MULTILINE)[0], 16)
+    told = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    if told is None:
+        raise OSError("/proc/self/status has no CapEff")
+    effective = int(told[1], 16)
     return [name for name in names if not effective >> _BITS[name] & 1]

@@ -26,8 +26,8 @@ def node(role: str = "worker", port: int = SCHEDULER_PORT, **more: str) -> dict[
 
 
 class Sink:
-    """Accepts connections on THERE and reads them to their ends. `ended`: how many have. `reset` ends
-    all connections at once."""
+    """Accepts connections on THERE and reads them to their ends. `ended`: how many have. `reset`
+    ends all connections at once."""
 
     def __init__(self, stack: ExitStack, port: int = 0) -> None:
         self.ended = 0

@@ -21,6 +21,9 @@ ROOT = b"DMLC_PS_ROOT_URI=10.0.0.1\0DMLC_PS_ROOT_PORT=9000\0"
          Node(b"pslite-10.0.0.1-9000", Role.PUSH, 9000)),
         (ROOT + b"DMLC_ROLE=worker\0FLOWSLOT_JOB=" + b"a b\xe9" + b"x" * 40 + b"\0",
          Node(b"a_b_" + b"x" * 27, Role.PUSH, 9000)),
+        # As Kubernetes names services: one that is too long ends with a hash.
+        (b"DMLC_PS_ROOT_URI=bert-large-pretrain-team-1.ml\0DMLC_PS_ROOT_PORT=9000\0"
+         b"DMLC_ROLE=server\0", Node(b"pslite-bert-large-pret-e20e7a5f", Role.PULL, 9000)),
         # getenv() takes the first one.
         (ROOT + b"DMLC_ROLE=worker\0DMLC_ROLE=server\0",
          Node(b"pslite-10.0.0.1-9000", Role.PUSH, 9000)),

@@ -124,6 +124,23 @@ def test_a_connection_that_was_closed_meanwhile_is_no_news(
     assert caplog.records == []
 
 
+def test_fail_open_a_file_that_takes_a_connections_number_is_not_kept_open(
+    connection: socket.socket, all_of_them: StandIns, caplog: pytest.LogCaptureFixture
+) -> None:
+    all_of_them.update([found(connection)], 0)
+    assert "joined" in kinds(all_of_them)
+    end, other = os.pipe()
+    os.dup2(other, connection.fileno(), inheritable=False)
+    os.close(other)
+    with caplog.at_level(logging.WARNING):
+        assert kinds(all_of_them, 10 * SECOND)[-1] == "left"
+    assert caplog.records == []
+    connection.close()
+    os.set_blocking(end, False)
+    assert os.read(end, 1) == b""  # nobody has the other end
+    os.close(end)
+
+
 def test_a_refused_congestion_control_is_tried_again_ever_more_seldom(
     connection: socket.socket,
     all_of_them: StandIns,

@@ -30,7 +30,7 @@ from .conftest import NOTHING, SCENARIOS, Quiet, traces
 from .test_fail_open import controls, wait
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
-ITERATIONS = 40
+ITERATIONS = 20
 TWO_JOBS = SCENARIOS / "pslite-two-jobs.toml"
 SHARE = 1_500_000
 """What a worker of these jobs sends to each server in an iteration, and gets back."""
@@ -92,6 +92,9 @@ def test_what_is_ready_sent_and_acknowledged_is_seen_as_it_happens(
             assert acked <= sent <= ready < 2 * SHARE
         assert any(0 < row[3] < SHARE for row in rows)  # on its way
         assert (SHARE, SHARE, SHARE) in {row[1:] for row in rows}  # and there, to the byte
+    assert live.plane is not None
+    for host in live.plane.daemons:
+        assert live.plane.ask(host, "status")["records"]["faulty_slots"] == 0
     for job in "ab":
         verified(live, job)
 

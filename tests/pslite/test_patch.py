@@ -75,3 +75,17 @@ def test_a_patch_for_another_source_is_refused(tmp_path: Path, hunk: str, proble
     assert done.returncode == 1
     assert problem in done.stderr and "Traceback" not in done.stderr
     assert files(tmp_path / "ps-lite") == before
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_another_version_is_refused_unless_forced(tmp_path: Path, name: str) -> None:
+    shutil.copytree(SOURCE, tmp_path / "ps-lite")
+    assert apply(tmp_path / "ps-lite", PATCHES / name).returncode == 0
+    before = files(tmp_path / "ps-lite")
+    again = apply(tmp_path / "ps-lite", PATCHES / name)
+    assert again.returncode == 1
+    assert "another version than the patches are for, or patched already" in again.stderr
+    assert files(tmp_path / "ps-lite") == before
+    forced = apply(Path("--force"), tmp_path / "ps-lite", PATCHES / name)
+    assert forced.returncode == 0, forced.stderr
+    assert files(tmp_path / "ps-lite") != before

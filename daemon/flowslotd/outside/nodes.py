@@ -36,5 +36,16 @@ def node_of(environment: bytes) -> Node | None:
     number = int(port) if port.isdigit() and len(port) <= 5 else 0
     if role is None or not 1 <= number <= 65535:
         return None
-    job = variables.get(b"FLOWSLOT_JOB") or b"pslite-" + uri + b"-" + port
+    job = variables.get(b"FLOWSLOT_JOB") or _short(b"pslite-" + uri + b"-" + port)
     return Node(plain_text(job, JOB_BYTES), role, number)
+
+
+def _short(name: bytes) -> bytes:
+    """One that is too long ends with a hash (FNV-1a) of the whole: others begin alike."""
+    if len(name) < JOB_BYTES:
+        return name
+    code = 2166136261
+    for byte in name:
+        code = (code ^ byte) * 16777619 & 0xFFFFFFFF
+    end = b"-%08x" % code
+    return name[: JOB_BYTES - 1 - len(end)] + end

@@ -104,12 +104,14 @@ class Outside:
         if len(self._stuck) >= MAX_STUCK:
             self._again = self._loop.call_later(AGAIN_S, self._begin)
             return
-        self._checking = self._loop.call_later(CHECK_S, self._check)
-        self._watcher = Watcher(self._addresses, self._congestion_control, self._hear, self._fail)
         try:
-            self._watcher.start()
-        except RuntimeError as error:  # no more threads
+            watcher = Watcher(self._addresses, self._congestion_control, self._hear, self._fail)
+            self._watcher = watcher
+            watcher.start()
+        except Exception as error:  # no more threads, say
             self._failed(self._watcher, error)
+        else:
+            self._checking = self._loop.call_later(CHECK_S, self._check)
 
     # -- on the watcher's threads ---------------------------------------------------------------
 
@@ -155,7 +157,7 @@ class Outside:
             self._stuck.append(watcher)
             self._failed(watcher, TimeoutError(f"{stuck} is held up by some process"))
 
-    def _failed(self, watcher: Watcher, error: Exception) -> None:
+    def _failed(self, watcher: Watcher | None, error: Exception) -> None:
         """Training does not mind: nobody is spoken for, for a while."""
         if watcher is self._watcher:
             self._on_bug("unpatched", error)

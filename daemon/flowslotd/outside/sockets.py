@@ -54,13 +54,7 @@ def borrow(pidfd: int, fd: int, cookie: int | None = None) -> Iterator[socket.so
     ESRCH), no permission (EPERM: CAP_SYS_PTRACE), no socket at all (ENOTSOCK), or one with another
     cookie (ESTALE).
     """
-    copy = _copy(pidfd, fd)
-    try:
-        sock = socket.socket(fileno=copy)
-    except OSError:
-        os.close(copy)
-        raise
-    with sock:
+    with _socket(_copy(pidfd, fd)) as sock:
         if cookie is not None and cookie_of(sock) != cookie:
             raise OSError(ESTALE, "another socket by now")
         yield sock
@@ -69,7 +63,7 @@ def borrow(pidfd: int, fd: int, cookie: int | None = None) -> Iterator[socket.so
 def peek(pidfd: int, fd: int, cookie: int) -> Info:
     """What `look` tells of socket `fd`, known to be TCP, of another process, if its cookie is
     right: four system calls, some 6 us. Raises OSError as `borrow` does."""
-    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, _copy(pidfd, fd))
+    sock = _socket(_copy(pidfd, fd), socket.AF_INET, socket.SOCK_STREAM, 0)
     try:
         raw = sock.getsockopt(socket.SOL_SOCKET, SO_COOKIE, 8)
         if int.from_bytes(raw, sys.byteorder) != cookie:
@@ -85,6 +79,15 @@ def _copy(pidfd: int, fd: int) -> int:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
     return copy
+
+
+def _socket(copy: int, family: int = -1, kind: int = -1, protocol: int = -1) -> socket.socket:
+    """Takes over the descriptor. What is not said of it is found out. Raises OSError."""
+    try:
+        return socket.socket(family, kind, protocol, copy)
+    except OSError:  # the number is something else's by now
+        os.close(copy)
+        raise
 
 
 def is_tcp(sock: socket.socket) -> bool:

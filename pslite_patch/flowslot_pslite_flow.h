@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * flowslot_pslite_flow.h - what one end of a connection between a worker and a server of ps-lite has
+ * sent, and in which iteration; see flowslot_pslite.h.
+ */
+#ifndef FLOWSLOT_PSLITE_FLOW_H
+#define FLOWSLOT_PSLITE_FLOW_H
+
+#include "flowslot_shm.h"
+
+#include <linux/sockios.h>
+#include <stdio.h>
+#include <sys/ioctl.h>
+
+#include <memory>
+#include <mutex>
+
+namespace flowslot_ps {
+
+constexpr uint32_t kKeys = 4096; /* places for an iteration's keys, of which half are used */
+
+/* The keys that an iteration has had. */
+class Keys {
+  public:
+    Keys() : places_(new Place[kKeys]()) {}
+
+    /* Whether it is new. Of more than kKeys / 2 keys those that are too many always are. */
+    bool Add(uint64_t key) {
+        uint32_t at = (uint32_t)(key * UINT64_C(0x9E3779B97F4A7C15) >> 32) % kKeys;
+        while (places_[at].iteration == iteration_) {
+            if (places_[at].key == key) return false;
+            at = (at + 1) % kKeys;
+        }
+        if (count_ < kKeys / 2) {
+            places_[at] = Place{key, iteration_};
+            count_++;
+        }
+        return true;
+    }
+
+    void Clear() {
+        iteration_++; /* all places are free */
+        count_ = 0;
+    }
+
+  private:
+    struct Place {
+        uint64_t key, iteration;
+    };
+    std::unique_ptr<Place[]> places_;
+    uint64_t iteration_ = 1;
+    uint32_t count_ = 0;
+};
+
+/* What one end of a data connection sends. */
+class Flow {
+  public:
+    /* From now on it goes through this socket. */
+    void Open(struct flowslot *job, int fd, int peer, enum flowslot_role role) {
+        std::lock_guard<std::mutex> lock(mu_);
+        uint64_t cookie = Cookie(fd); /* its number may have been another socket's */
+        if (cookie == 0 || (open_ && cookie == cookie_)) return;
+        CloseLocked();
+        fd_ = fd;
+        cookie_ = cookie;
+        done_ = posted_; /* whatever a connection before had is lost with it */
+        open_ = flowslot_flow_open(job, &flow_, fd, peer, 0, role) == 0;
+        Begin();
+    }
+
+    void Close() {
+        std::lock_guard<std::mutex> lock(mu_);
+        CloseLocked();
+    }
+
+    void Ready(uint64_t key, uint64_t bytes) {
+        std::lock_guard<std::mutex> lock(mu_);
+        bool again = !keys_.Add(key);
+        if (answers_ ? pushes_ > iteration_ : again) {
+            Next();
+            keys_.Add(key);
+        }
+        ready_ += bytes;
+        bytes_ += bytes;
+        if (open_) flowslot_ready(&flow_, bytes);
+    }
+
+    /* The other end has pushed a key to us, and begins an iteration if that one comes again. */
+    void Pushed(uint64_t key) {
+        std::lock_guard<std::mutex> lock(mu_);
+        answers_ = true;
+        if (pushed_.Add(key)) return;
+        pushes_++;
+        pushed_.Clear();
+        pushed_.Add(key);
+    }
+
+    /* Values go to ZeroMQ, and then so many other bytes; or those alone, as with a pull. */
+    void Sent(uint64_t bytes, uint64_t after) {
+        std::lock_guard<std::mutex> lock(mu_);
+        sent_ += bytes;
+        after_ = bytes != 0 ? after : after_ + after;
+        if (sent_ > ready_) { /* sent again (PS_RESEND), or by a way that we do not know */
+            uint64_t more = sent_ - ready_;
+            ready_ += more;
+            bytes_ += more;
+            if (open_) flowslot_ready(&flow_, more);
+        }
+    }
+
+    void Posted(uint64_t bytes) {
+        std::lock_guard<std::mutex> lock(mu_);
+        posted_ += bytes;
+        if (open_) flowslot_posted(&flow_, bytes);
+    }
+
+    void Tick() {
+        std::unique_lock<std::mutex> lock(mu_, std::try_to_lock);
+        if (lock.owns_lock()) Look();
+    }
+
+    /* Whether all that was posted is done. */
+    bool IsDone() {
+        std::lock_guard<std::mutex> lock(mu_);
+        Look();
+        return !open_ || (done_ == posted_ && posted_ == sent_);
+    }
+
+    void Print(int node, int peer) {
+        std::lock_guard<std::mutex> lock(mu_);
+        fprintf(stderr, "flowslot: node %d to %d: iteration %llu, ready %llu, posted %llu, done %llu\n",
+                node, peer, (unsigned long long)iteration_, (unsigned long long)ready_,
+                (unsigned long long)posted_, (unsigned long long)done_);
+    }
+
+  private:
+    void Next() {
+        Look();
+        iteration_ = answers_ ? pushes_ : iteration_ + 1;
+        expected_ = bytes_ == before_ ? bytes_ : 0; /* what the last two had, if it was the same */
+        before_ = bytes_;
+        bytes_ = 0;
+        keys_.Clear();
+        Begin();
+    }
+
+    void Begin() {
+        uint64_t left = ready_ - done_, total = expected_;
+        if (!open_) return;
+        /* What is left to be sent: of the iteration before, or of this one by a new connection. */
+        if (total != 0) total += left - (bytes_ < expected_ ? bytes_ : expected_);
+        flowslot_begin(&flow_, iteration_, total);
+        if (left != 0) flowslot_progress_add(&flow_, left, posted_ - done_, 0);
+    }
+
+    /* How much of what was posted does the kernel still have? Its queue also holds headers, and
+     * messages that are not posted as a whole yet: less counts as done than is. But what follows
+     * the last values must not: an acknowledgement that the other end delays would hold a flow. */
+    void Look() {
+        int queue = 0;
+        uint64_t queued, done;
+        if (!open_ || done_ == posted_) return;
+        if (ioctl(fd_, SIOCOUTQ, &queue) != 0 || Cookie(fd_) != cookie_) { /* it is closed */
+            done_ = posted_;
+            CloseLocked();
+            return;
+        }
+        if (queue < 0) return;
+        queued = (uint64_t)queue;
+        if (sent_ == posted_) queued -= queued < after_ ? queued : after_;
+        if (queued >= posted_ - done_) return;
+        done = posted_ - queued - done_;
+        done_ += done;
+        flowslot_done(&flow_, done);
+    }
+
+    void CloseLocked() {
+        if (open_) flowslot_flow_close(&flow_);
+        open_ = false;
+    }
+
+    static uint64_t Cookie(int fd) {
+        uint64_t cookie = 0;
+        socklen_t size = sizeof(cookie);
+        return getsockopt(fd, SOL_SOCKET, SO_COOKIE, &cookie, &size) == 0 ? cookie : 0;
+    }
+
+    std::mutex mu_;
+    struct flowslot_flow flow_ = {};
+    bool open_ = false;
+    int fd_ = -1;
+    uint64_t cookie_ = 0;
+    uint64_t iteration_ = 0;
+    uint64_t ready_ = 0, sent_ = 0, posted_ = 0, done_ = 0; /* in all iterations */
+    uint64_t after_ = 0;
+    uint64_t bytes_ = 0, before_ = 0, expected_ = 0; /* ready in this one, in the last; 0: unknown */
+    bool answers_ = false; /* the other end has pushed */
+    uint64_t pushes_ = 0;  /* iterations that it has pushed before its present one */
+    Keys keys_, pushed_;
+};
+
+}  // namespace flowslot_ps
+
+#endif

@@ -15,7 +15,8 @@
  *
  * Nothing here waits for a daemon, and nothing is allocated once a connection was made. A flow's
  * mutex is held for some arithmetic, and for some system calls that do not wait: where an iteration
- * begins, once in a tick, and where a server receives a message.
+ * begins, where a server receives a message, and where a thread of our own looks at what has been
+ * acknowledged. That one sleeps while there is nothing to send.
  *
  * $FLOWSLOT_JOB names the job (default: pslite- and the scheduler's address), $FLOWSLOT_SOCKET the
  * daemon's socket; with $FLOWSLOT_TOTALS=1 each flow's totals are printed at the end.
@@ -26,6 +27,10 @@
 #include "flowslot_pslite_flow.h"
 
 #include <arpa/inet.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/eventfd.h>
 #include <zmq.h>
 
 #include <array>
@@ -49,7 +54,7 @@ inline void FreeData(void *data, void *hint);
 namespace flowslot_ps {
 
 constexpr int kNodes = 512;      /* ids of nodes below this are reported */
-constexpr uint64_t kTickNs = 1000000; /* or what CLOCK_MONOTONIC_COARSE can tell apart: up to 4 ms */
+constexpr int kBusyMs = 2, kIdleMs = 100; /* between looks, while something is under way and not */
 constexpr uint64_t kPollNs = 10000000;
 constexpr size_t kName = 31; /* bytes of a job's name */
 
@@ -82,6 +87,7 @@ class Reporter {
         std::lock_guard<std::mutex> lock(mu_);
         if (peer < 0 || peer >= kNodes) return;
         if (node_ < 0) {
+            if (!StartThread()) return;
             flowslot_open(&job_, NULL, JobName().c_str(), node, kNodes);
             node_ = node;
         }
@@ -125,23 +131,18 @@ class Reporter {
         if (flow != NULL) flow->Open(&job_, fd, peer, FLOWSLOT_PULL);
     }
 
-    /* Call it often: it does something once in a millisecond. */
-    void Tick() {
-        uint64_t now = flowslot__now(CLOCK_MONOTONIC_COARSE), next = next_.load(std::memory_order_relaxed);
-        if (now < next || !next_.compare_exchange_strong(next, now + kTickNs)) return;
-        std::unique_lock<std::mutex> lock(mu_, std::try_to_lock);
-        if (!lock.owns_lock()) return;
-        for (auto &watch : watches_) Events(watch);
-        for (int peer : peers_) To(peer)->Tick();
-        if (node_ < 0 || now < poll_) return;
-        poll_ = now + kPollNs;
-        flowslot_poll(&job_); /* has the daemon answered? */
+    /* There is something to send. */
+    void Wake() {
+        uint64_t once = 1;
+        if (!idle_.load() || !idle_.exchange(false)) return;
+        (void)!write(wake_, &once, sizeof(once));
     }
 
     /* Before ZeroMQ's context is destroyed. The last acknowledgements may be up to 40 ms late: the
      * other end's kernel delays them. */
     void Stop() {
         const char *totals = getenv("FLOWSLOT_TOTALS");
+        EndThread();
         std::lock_guard<std::mutex> lock(mu_);
         for (int k = 0; k < 100; k++) {
             bool done = true;
@@ -160,6 +161,61 @@ class Reporter {
     }
 
   private:
+    /* The thread. Whether there is one: without, nothing is reported. */
+    bool StartThread() {
+        sigset_t all, before;
+        if (running_) return true;
+        if (wake_ < 0) wake_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+        if (wake_ < 0) return false;
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are the application's */
+        end_ = false;
+        running_ = pthread_create(&thread_, NULL, Run, this) == 0;
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+        return running_;
+    }
+
+    void EndThread() {
+        uint64_t once = 1;
+        if (!running_) return;
+        end_ = true;
+        (void)!write(wake_, &once, sizeof(once));
+        pthread_join(thread_, NULL);
+        running_ = false;
+    }
+
+    static void *Run(void *self) {
+        Reporter *me = static_cast<Reporter *>(self);
+        uint64_t times;
+        struct pollfd wake = {me->wake_, POLLIN, 0};
+        while (!me->end_) {
+            bool busy = me->Look();
+            if (!busy) {
+                me->idle_ = true;
+                busy = me->Look(); /* of what came before that, Wake() has told nobody */
+            }
+            if (busy) me->idle_ = false;
+            poll(&wake, 1, busy ? kBusyMs : kIdleMs);
+            me->idle_ = false;
+            if (wake.revents) (void)!read(me->wake_, &times, sizeof(times));
+        }
+        return NULL;
+    }
+
+    /* Whether something is under way. */
+    bool Look() {
+        std::lock_guard<std::mutex> lock(mu_);
+        bool busy = false;
+        uint64_t now = flowslot__now(CLOCK_MONOTONIC);
+        for (auto &watch : watches_) Events(watch);
+        for (int peer : peers_) busy = !To(peer)->IsDone() || busy;
+        if (node_ >= 0 && now >= poll_) {
+            poll_ = now + kPollNs;
+            flowslot_poll(&job_); /* has the daemon answered? */
+        }
+        return busy;
+    }
+
     /* Of connections to a server's port. */
     struct Watch {
         int peer, port;
@@ -196,8 +252,11 @@ class Reporter {
     std::array<std::atomic<Flow *>, kNodes> flows_ = {};
     std::vector<int> peers_;
     std::vector<Watch> watches_;
-    std::atomic<uint64_t> next_{0};
     uint64_t poll_ = 0;
+    pthread_t thread_;
+    bool running_ = false;
+    int wake_ = -1;
+    std::atomic<bool> end_{false}, idle_{false};
 };
 
 /* Called by ZeroMQ instead of ps::FreeData, once the kernel has all of a value. */
@@ -233,7 +292,9 @@ inline zmq_free_fn *FreeTo(int peer, size_t part, const std::vector<ps::SArray<c
 
 void Ready(int peer, uint64_t key, uint64_t bytes) {
     Flow *flow = Reporter::Get().To(peer);
-    if (flow != NULL) flow->Ready(key, bytes);
+    if (flow == NULL) return;
+    flow->Ready(key, bytes);
+    Reporter::Get().Wake();
 }
 
 void Pushed(int peer, uint64_t key) {

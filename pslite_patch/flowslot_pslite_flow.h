@@ -114,16 +114,11 @@ class Flow {
         if (open_) flowslot_posted(&flow_, bytes);
     }
 
-    void Tick() {
-        std::unique_lock<std::mutex> lock(mu_, std::try_to_lock);
-        if (lock.owns_lock()) Look();
-    }
-
-    /* Whether all that was posted is done. */
+    /* Look at what has been acknowledged. Whether there is nothing more to wait for. */
     bool IsDone() {
         std::lock_guard<std::mutex> lock(mu_);
         Look();
-        return !open_ || (done_ == posted_ && posted_ == sent_);
+        return done_ == ready_;
     }
 
     void Print(int node, int peer) {

@@ -87,16 +87,16 @@ def turn(state: RunState, way: Way, rate_mbps: int, iterations: int) -> Turn:
     )
 
 
-def measure(repeat: int, iterations: int) -> dict[int, dict[str, list[Turn]]]:
+def measure(ways: list[str], repeat: int, iterations: int) -> dict[int, dict[str, list[Turn]]]:
     """By rate of the links and by way: one turn after the other."""
     clean_dead()
-    found: dict[int, dict[str, list[Turn]]] = {rate: {name: [] for name in WAYS} for rate in RATES}
+    found: dict[int, dict[str, list[Turn]]] = {rate: {name: [] for name in ways} for rate in RATES}
     state = RunState.create()
     try:
         with awake():
             for k in range(repeat):
                 for rate, longer in RATES.items():
-                    for name in list(WAYS)[:: -1 if k % 2 else 1]:  # nobody is always the first
+                    for name in ways[:: -1 if k % 2 else 1]:  # nobody is always the first
                         print(f"{k + 1}/{repeat}: {name} at {rate} Mbit/s", file=sys.stderr)
                         n = iterations * (longer if "calm" in WAYS[name].library else 1)
                         found[rate][name].append(turn(state, WAYS[name], rate, n))
@@ -111,17 +111,25 @@ def ratios(turns: dict[str, list[Turn]], name: str) -> list[float]:
     return [mine.rate / theirs.rate for mine, theirs in pairs]
 
 
+def _compared(ways: list[str]) -> set[str]:
+    return {WAYS[name].to for name in ways}
+
+
 def main() -> int:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--iterations", type=int, default=60)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     options = parser.parse_args()
+    # With whatever they are compared with.
+    ways = [name for name in WAYS if name in options.ways or name in _compared(options.ways)]
     bad = False
-    for rate, turns in measure(options.repeat, options.iterations).items():
+    for rate, turns in measure(ways, options.repeat, options.iterations).items():
         print(f"links of {rate} Mbit/s")
         print("way             MB/s (min to max)        worker  daemon (cores)  to         ratio")
-        for name, way in WAYS.items():
+        for name in ways:
+            way = WAYS[name]
             rates = [one.rate for one in turns[name]]
             line = (
                 f"{name:14}  {statistics.median(rates):6.2f} ({min(rates):.2f} to {max(rates):.2f})"

@@ -15,8 +15,10 @@
  *
  * Nothing here waits for a daemon, and nothing is allocated once a connection was made. A flow's
  * mutex is held for some arithmetic, and for some system calls that do not wait: where an iteration
- * begins, where a server receives a message, and where a thread of our own looks at what has been
- * acknowledged. That one sleeps while there is nothing to send.
+ * begins, and where a server receives a message. What has been acknowledged is looked at by ps-lite's
+ * receive threads, which spin; or, where they sleep (calm.patch), by a thread of our own, which sleeps
+ * while nothing is under way. It would take the processor from those that spin while they hold the
+ * lock that all need.
  *
  * $FLOWSLOT_JOB names the job (default: pslite- and the scheduler's address), $FLOWSLOT_SOCKET the
  * daemon's socket; with $FLOWSLOT_TOTALS=1 each flow's totals are printed at the end.
@@ -54,7 +56,13 @@ inline void FreeData(void *data, void *hint);
 namespace flowslot_ps {
 
 constexpr int kNodes = 512;      /* ids of nodes below this are reported */
+#ifdef PS_ZMQ_CALM
+constexpr bool kCalm = true;
+#else
+constexpr bool kCalm = false;
+#endif
 constexpr int kBusyMs = 2, kIdleMs = 100; /* between looks, while something is under way and not */
+constexpr uint64_t kSpinNs = 1000000; /* or what CLOCK_MONOTONIC_COARSE tells apart: 4 ms */
 constexpr uint64_t kPollNs = 10000000;
 constexpr size_t kName = 31; /* bytes of a job's name */
 
@@ -85,9 +93,10 @@ class Reporter {
     /* Of this process: call it before the connection to `peer` is made. */
     void Prepare(int node, int peer) {
         std::lock_guard<std::mutex> lock(mu_);
-        if (peer < 0 || peer >= kNodes) return;
+        if (peer < 0 || peer >= kNodes || hopeless_) return;
         if (node_ < 0) {
-            if (!StartThread()) return;
+            hopeless_ = !StartThread();
+            if (hopeless_) return;
             flowslot_open(&job_, NULL, JobName().c_str(), node, kNodes);
             node_ = node;
         }
@@ -131,10 +140,19 @@ class Reporter {
         if (flow != NULL) flow->Open(&job_, fd, peer, FLOWSLOT_PULL);
     }
 
+    /* Receive threads that spin call it all the time. */
+    void Tick() {
+        if (kCalm) return;
+        uint64_t now = flowslot__now(CLOCK_MONOTONIC_COARSE), next = next_.load(std::memory_order_relaxed);
+        if (now < next || !next_.compare_exchange_strong(next, now + kSpinNs)) return;
+        std::unique_lock<std::mutex> lock(mu_, std::try_to_lock);
+        if (lock.owns_lock()) LookLocked(now);
+    }
+
     /* There is something to send. */
     void Wake() {
         uint64_t once = 1;
-        if (!idle_.load() || !idle_.exchange(false)) return;
+        if (!kCalm || !idle_.load() || !idle_.exchange(false)) return;
         (void)!write(wake_, &once, sizeof(once));
     }
 
@@ -161,10 +179,10 @@ class Reporter {
     }
 
   private:
-    /* The thread. Whether there is one: without, nothing is reported. */
+    /* Whether it could be had. */
     bool StartThread() {
         sigset_t all, before;
-        if (running_) return true;
+        if (!kCalm) return true;
         if (wake_ < 0) wake_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
         if (wake_ < 0) return false;
         sigfillset(&all);
@@ -202,11 +220,14 @@ class Reporter {
         return NULL;
     }
 
-    /* Whether something is under way. */
     bool Look() {
         std::lock_guard<std::mutex> lock(mu_);
+        return LookLocked(flowslot__now(CLOCK_MONOTONIC));
+    }
+
+    /* Whether something is under way. */
+    bool LookLocked(uint64_t now) {
         bool busy = false;
-        uint64_t now = flowslot__now(CLOCK_MONOTONIC);
         for (auto &watch : watches_) Events(watch);
         for (int peer : peers_) busy = !To(peer)->IsDone() || busy;
         if (node_ >= 0 && now >= poll_) {
@@ -253,8 +274,9 @@ class Reporter {
     std::vector<int> peers_;
     std::vector<Watch> watches_;
     uint64_t poll_ = 0;
+    std::atomic<uint64_t> next_{0};
     pthread_t thread_;
-    bool running_ = false;
+    bool running_ = false, hopeless_ = false; /* without the thread nothing is reported */
     int wake_ = -1;
     std::atomic<bool> end_{false}, idle_{false};
 };

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <sys/ioctl.h>
 
+#include <algorithm>
 #include <memory>
 #include <mutex>
 
@@ -116,8 +117,14 @@ class Flow {
 
     /* Look at what has been acknowledged. Whether there is nothing more to wait for. */
     bool IsDone() {
-        std::lock_guard<std::mutex> lock(mu_);
-        Look();
+        std::unique_lock<std::mutex> lock(mu_);
+        if (!open_ || done_ == posted_) return done_ == ready_;
+        uint64_t cookie = cookie_, posted = posted_, after = sent_ == posted_ ? after_ : 0, queued = 0;
+        int fd = fd_;
+        lock.unlock(); /* who sends does not wait for system calls, or until this thread goes on */
+        bool there = Queued(fd, cookie, &queued);
+        lock.lock();
+        if (cookie == cookie_) Take(there, posted, queued, after);
         return done_ == ready_;
     }
 
@@ -130,7 +137,9 @@ class Flow {
 
   private:
     void Next() {
-        Look();
+        uint64_t queued = 0;
+        bool there = open_ && Queued(fd_, cookie_, &queued);
+        Take(there, posted_, queued, sent_ == posted_ ? after_ : 0);
         iteration_ = answers_ ? pushes_ : iteration_ + 1;
         expected_ = bytes_ == before_ ? bytes_ : 0; /* what the last two had, if it was the same */
         before_ = bytes_;
@@ -148,25 +157,28 @@ class Flow {
         if (left != 0) flowslot_progress_add(&flow_, left, posted_ - done_, 0);
     }
 
-    /* How much of what was posted does the kernel still have? Its queue also holds headers, and
-     * messages that are not posted as a whole yet: less counts as done than is. But what follows
-     * the last values must not: an acknowledgement that the other end delays would hold a flow. */
-    void Look() {
+    /* What the kernel has of it and the other end's has not acknowledged. False: it is closed. */
+    static bool Queued(int fd, uint64_t cookie, uint64_t *queued) {
         int queue = 0;
-        uint64_t queued, done;
-        if (!open_ || done_ == posted_) return;
-        if (ioctl(fd_, SIOCOUTQ, &queue) != 0 || Cookie(fd_) != cookie_) { /* it is closed */
+        if (ioctl(fd, SIOCOUTQ, &queue) != 0 || Cookie(fd) != cookie) return false;
+        *queued = queue < 0 ? UINT64_MAX : (uint64_t)queue;
+        return true;
+    }
+
+    /* After so much was posted, so much was queued. The queue also holds headers, and messages that
+     * are not posted as a whole yet: less counts as done than is. But what follows the last values,
+     * `after`, must not: an acknowledgement that the other end delays would hold a flow. */
+    void Take(bool there, uint64_t posted, uint64_t queued, uint64_t after) {
+        if (!open_) return;
+        if (!there) {
             done_ = posted_;
             CloseLocked();
             return;
         }
-        if (queue < 0) return;
-        queued = (uint64_t)queue;
-        if (sent_ == posted_) queued -= queued < after_ ? queued : after_;
-        if (queued >= posted_ - done_) return;
-        done = posted_ - queued - done_;
-        done_ += done;
-        flowslot_done(&flow_, done);
+        queued -= std::min(queued, after);
+        if (posted < queued || posted - queued <= done_) return;
+        flowslot_done(&flow_, posted - queued - done_);
+        done_ = posted - queued;
     }
 
     void CloseLocked() {

@@ -137,7 +137,7 @@ def main() -> int:
             worker = statistics.fmean(one.job_cpu for one in turns[name])
             daemon = statistics.fmean(one.daemon_cpu for one in turns[name])
             line = f"{line:40} {worker:6.3f}  {daemon:6.3f}"
-            if way.to:
+            if way.to in ways:
                 each = ratios(turns, name)
                 median = statistics.median(each)
                 line += f"          {way.to:9}  {median:.3f} ({min(each):.3f} to {max(each):.3f})"

@@ -28,7 +28,6 @@
 
 #include "flowslot_pslite_flow.h"
 
-#include <arpa/inet.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -45,6 +44,9 @@
 #include "ps/internal/env.h"
 #include "ps/sarray.h"
 
+#if __cplusplus < 201402L
+#error "flowslot needs C++14, with which ps-lite's Makefile compiles; its CMakeLists.txt says C++11"
+#endif
 #if ZMQ_VERSION < ZMQ_MAKE_VERSION(4, 2, 0)
 #error "flowslot needs ZeroMQ 4.2 or later: before, it does not tell which socket a message came by"
 #endif
@@ -129,15 +131,15 @@ class Reporter {
         if (events != NULL) zmq_close(events);
     }
 
-    /* A server: a worker's message came through this socket. */
-    void Came(int node, int peer, int fd) {
+    /* A server, which listens at this port: a worker's message came through this socket. */
+    void Came(int node, int peer, int fd, int port) {
         Flow *flow = To(peer);
         if (fd < 0) return;
         if (flow == NULL || node_ < 0) { /* the first message, also after Stop() and another start */
             Prepare(node, peer);
             flow = To(peer);
         }
-        if (flow != NULL) flow->Open(&job_, fd, peer, FLOWSLOT_PULL);
+        if (flow != NULL) flow->Open(&job_, fd, peer, FLOWSLOT_PULL, port);
     }
 
     /* Receive threads that spin call it all the time. */
@@ -252,19 +254,10 @@ class Reporter {
             /* The first of two parts: uint16 event, uint32 value. */
             if (zmq_msg_more(&message) && zmq_msg_size(&message) >= 6) {
                 memcpy(&fd, event + 2, sizeof(fd));
-                if (IsTo(fd, watch.port)) To(watch.peer)->Open(&job_, fd, watch.peer, FLOWSLOT_PUSH);
+                To(watch.peer)->Open(&job_, fd, watch.peer, FLOWSLOT_PUSH, watch.port);
             }
         }
         zmq_msg_close(&message);
-    }
-
-    /* The event is some milliseconds old: the number may be another socket's by now. */
-    static bool IsTo(int fd, int port) {
-        struct sockaddr_in6 peer = {};
-        socklen_t size = sizeof(peer);
-        if (getpeername(fd, (struct sockaddr *)&peer, &size) != 0) return false;
-        if (peer.sin6_family != AF_INET && peer.sin6_family != AF_INET6) return false;
-        return ntohs(peer.sin6_port) == port; /* where IPv4 has it, too */
     }
 
     std::mutex mu_;

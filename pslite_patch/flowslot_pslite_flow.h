@@ -8,6 +8,7 @@
 
 #include "flowslot_shm.h"
 
+#include <arpa/inet.h>
 #include <linux/sockios.h>
 #include <stdio.h>
 #include <sys/ioctl.h>
@@ -56,16 +57,19 @@ class Keys {
 /* What one end of a data connection sends. */
 class Flow {
   public:
-    /* From now on it goes through this socket. */
-    void Open(struct flowslot *job, int fd, int peer, enum flowslot_role role) {
+    /* From now on it goes through this socket; a server's has this port. */
+    void Open(struct flowslot *job, int fd, int peer, enum flowslot_role role, int port) {
         std::lock_guard<std::mutex> lock(mu_);
         uint64_t cookie = Cookie(fd); /* its number may have been another socket's */
         if (cookie == 0 || (open_ && cookie == cookie_)) return;
-        CloseLocked();
+        if (Port(fd, role == FLOWSLOT_PUSH ? getpeername : getsockname) != port) return; /* or is now */
         fd_ = fd;
         cookie_ = cookie;
         done_ = posted_; /* whatever a connection before had is lost with it */
-        open_ = flowslot_flow_open(job, &flow_, fd, peer, 0, role) == 0;
+        job_ = job;
+        peer_ = peer;
+        role_ = role;
+        Reopen();
         Begin();
     }
 
@@ -77,7 +81,7 @@ class Flow {
     void Ready(uint64_t key, uint64_t bytes) {
         std::lock_guard<std::mutex> lock(mu_);
         bool again = !keys_.Add(key);
-        if (answers_ ? pushes_ > iteration_ : again) {
+        if (answers_ ? pushes_ != iteration_ : again) { /* it pulled several times before it pushed */
             Next();
             keys_.Add(key);
         }
@@ -118,7 +122,8 @@ class Flow {
     /* Look at what has been acknowledged. Whether there is nothing more to wait for. */
     bool IsDone() {
         std::unique_lock<std::mutex> lock(mu_);
-        if (!open_ || done_ == posted_) return done_ == ready_;
+        if (!open_) return posted_ == ready_; /* nobody tells what is done */
+        if (done_ == posted_) return done_ == ready_;
         uint64_t cookie = cookie_, posted = posted_, after = sent_ == posted_ ? after_ : 0, queued = 0;
         int fd = fd_;
         lock.unlock(); /* who sends does not wait for system calls, or until this thread goes on */
@@ -140,7 +145,9 @@ class Flow {
         uint64_t queued = 0;
         bool there = open_ && Queued(fd_, cookie_, &queued);
         Take(there, posted_, queued, sent_ == posted_ ? after_ : 0);
-        iteration_ = answers_ ? pushes_ : iteration_ + 1;
+        uint64_t next = answers_ ? pushes_ : iteration_ + 1;
+        if (next < iteration_ && open_) Reopen(); /* in a record iterations do not fall */
+        iteration_ = next;
         expected_ = bytes_ == before_ ? bytes_ : 0; /* what the last two had, if it was the same */
         before_ = bytes_;
         bytes_ = 0;
@@ -181,9 +188,23 @@ class Flow {
         done_ = posted - queued;
     }
 
+    void Reopen() {
+        CloseLocked();
+        open_ = flowslot_flow_open(job_, &flow_, fd_, peer_, 0, role_) == 0;
+    }
+
     void CloseLocked() {
         if (open_) flowslot_flow_close(&flow_);
         open_ = false;
+    }
+
+    /* Of a TCP connection; of others -1. */
+    static int Port(int fd, int (*end)(int, struct sockaddr *, socklen_t *)) {
+        struct sockaddr_in6 at = {};
+        socklen_t size = sizeof(at);
+        if (end(fd, (struct sockaddr *)&at, &size) != 0) return -1;
+        if (at.sin6_family != AF_INET && at.sin6_family != AF_INET6) return -1;
+        return ntohs(at.sin6_port); /* where IPv4 has it, too */
     }
 
     static uint64_t Cookie(int fd) {
@@ -194,8 +215,10 @@ class Flow {
 
     std::mutex mu_;
     struct flowslot_flow flow_ = {};
+    struct flowslot *job_ = NULL;
+    enum flowslot_role role_ = FLOWSLOT_PUSH;
     bool open_ = false;
-    int fd_ = -1;
+    int fd_ = -1, peer_ = -1;
     uint64_t cookie_ = 0;
     uint64_t iteration_ = 0;
     uint64_t ready_ = 0, sent_ = 0, posted_ = 0, done_ = 0; /* in all iterations */

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from flowslotd.pacing.undo import UndoTable
+
 from .conformance import FREE, LONG, MB, MOST, ON_DEVICES, Bench, later, options, set_own, set_rate
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
@@ -65,6 +67,25 @@ def test_what_is_set_after_the_deadline_is_let_go(on: Bench) -> None:
     set_rate(pacer, {flow: MB}, lasts=0)
     assert on.helpers.soon(lambda: options(flow) == before)
     set_rate(pacer, {flow: 2 * MB}, lasts=-1)
+    assert on.helpers.soon(lambda: options(flow) == before)
+
+
+@pytest.mark.parametrize("on", ["edt", "htb", "socket"], indirect=True)
+def test_what_is_undone_before_it_is_done_is_undone_again(
+    on: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The guardian looks after a socket was listed, and before it was touched."""
+    pacer = on.pacer()
+    flow = on.flow(pacer)
+    before = options(flow)
+    list_socket = UndoTable.list_socket
+
+    def slowly(*arguments: Any) -> None:
+        list_socket(*arguments)
+        time.sleep(0.1)
+
+    monkeypatch.setattr(UndoTable, "list_socket", slowly)
+    set_rate(pacer, {flow: MB}, lasts=0)
     assert on.helpers.soon(lambda: options(flow) == before)
 
 

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from flowslotd.clock import monotonic
 from flowslotd.outside.sockets import GONE
 from flowslotd.pacing import guardian
 from flowslotd.pacing.base import Entries, FlowCounters, KernelEvent, PacingError, Where
@@ -168,7 +169,7 @@ class AttachedPacer(ABC):
         self._extend(deadline_ns)
         rates = np.minimum(entries["reserved"], entries["ceiling"])
         wanted = zip(entries["cookie"].tolist(), rates.tolist(), strict=True)
-        return self._set(
+        changed = self._set(
             [
                 (cookie, max(round(rate), MIN_RATE))
                 for cookie, rate in wanted
@@ -176,6 +177,9 @@ class AttachedPacer(ABC):
             ],
             deadline_ns,
         )
+        if monotonic() >= deadline_ns:  # the guardian may have undone it before it was done
+            self._undo.look_again()
+        return changed
 
     @abstractmethod
     def _set(self, wanted: list[tuple[int, int]], deadline_ns: int) -> int:

@@ -83,8 +83,13 @@ class UndoTable:
         guardian.ROW.pack_into(
             self._table, _ROWS + row * guardian.ROW.size, cookie, pid, fd, *option
         )
-        self._listed += 1
-        struct.pack_into("=Q", self._table, 16, self._listed)
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Let the guardian look once more, if the deadline has passed."""
+        if self._table is not None:
+            self._listed += 1
+            struct.pack_into("=Q", self._table, 16, self._listed)
 
     def free_socket(self, cookie: int) -> None:
         """Give a socket its option back now, if it is listed. One that is closed needs none."""

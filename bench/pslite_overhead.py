@@ -11,11 +11,13 @@ nothing but communication. Ways of running it take turns:
   outside         `calm`, beside daemons that observe it from outside
 
 on links of 200 Mbit/s, which are the limit there, and on links so fast that the processors are.
-Throughput of each to what it is compared with is told for each turn; exit status 1 when the median
-of a patched one is below 0.98.
+Throughput of each is compared with that of another way, turn by turn: median and range of the
+ratios, and their geometric mean with its standard error, because threads that spin make a single
+turn chance. Exit status 1 when the median of a patched one is below 0.98.
 """
 
 import argparse
+import math
 import statistics
 import sys
 from typing import NamedTuple
@@ -111,6 +113,13 @@ def ratios(turns: dict[str, list[Turn]], name: str) -> list[float]:
     return [mine.rate / theirs.rate for mine, theirs in pairs]
 
 
+def error(each: list[float]) -> float:
+    """Standard error of the geometric mean of ratios, as a part of it; NaN of a single one."""
+    if len(each) < 2:
+        return math.nan
+    return statistics.stdev(map(math.log, each)) / math.sqrt(len(each))
+
+
 def _compared(ways: list[str]) -> set[str]:
     return {WAYS[name].to for name in ways}
 
@@ -127,7 +136,10 @@ def main() -> int:
     bad = False
     for rate, turns in measure(ways, options.repeat, options.iterations).items():
         print(f"links of {rate} Mbit/s")
-        print("way             MB/s (min to max)        worker  daemon (cores)  to         ratio")
+        print(
+            "way             MB/s (min to max)        worker  daemon (cores)  to         ratio"
+            " (min to max)      mean, error"
+        )
         for name in ways:
             way = WAYS[name]
             rates = [one.rate for one in turns[name]]
@@ -141,6 +153,7 @@ def main() -> int:
                 each = ratios(turns, name)
                 median = statistics.median(each)
                 line += f"          {way.to:9}  {median:.3f} ({min(each):.3f} to {max(each):.3f})"
+                line += f"  {statistics.geometric_mean(each):.3f}, {error(each):.3f}"
                 bad |= name in PATCHED and median < LEAST
             print(line)
     return int(bad)

@@ -8,7 +8,8 @@
  *
  *   ready   KVWorker::Send or KVServer::Response was called
  *   posted  ZeroMQ frees a message: the kernel has it, but for up to 8 kB that it gathers first
- *   done    the other end's kernel has acknowledged it (SIOCOUTQ; the same 8 kB count too early)
+ *   done    the other end's kernel has acknowledged it (SIOCOUTQ; the same 8 kB count too early, and
+ *           as much as there are pulls behind the last values that ZeroMQ still has)
  *
  * A worker's iteration begins when a key comes that the present one has had. A server's has the
  * number of the worker's whose pushes it has: whatever else is pulled meanwhile belongs to it.
@@ -18,7 +19,8 @@
  * begins, and where a server receives a message. What has been acknowledged is looked at by ps-lite's
  * receive threads, which spin; or, where they sleep (calm.patch), by a thread of our own, which sleeps
  * while nothing is under way. It would take the processor from those that spin while they hold the
- * lock that all need.
+ * lock that all need. Who spins and has looked lets others run, while a daemon listens: what our work
+ * and the daemon's take is given back.
  *
  * $FLOWSLOT_JOB names the job (default: pslite- and the scheduler's address), $FLOWSLOT_SOCKET the
  * daemon's socket; with $FLOWSLOT_TOTALS=1 each flow's totals are printed at the end.
@@ -30,6 +32,7 @@
 
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/eventfd.h>
 #include <zmq.h>
@@ -64,7 +67,7 @@ constexpr bool kCalm = true;
 constexpr bool kCalm = false;
 #endif
 constexpr int kBusyMs = 2, kIdleMs = 100; /* between looks, while something is under way and not */
-constexpr uint64_t kSpinNs = 1000000; /* or what CLOCK_MONOTONIC_COARSE tells apart: 4 ms */
+constexpr uint64_t kSpinNs = 1000000; /* between looks of those that spin */
 constexpr uint64_t kPollNs = 10000000;
 constexpr size_t kName = 31; /* bytes of a job's name */
 
@@ -119,12 +122,14 @@ class Reporter {
         int linger = 0;
         Prepare(node, peer);
         std::lock_guard<std::mutex> lock(mu_);
+        for (auto &watch : watches_)
+            if (watch.peer == peer) watch.socket = NULL; /* ps-lite has closed it */
         snprintf(endpoint, sizeof(endpoint), "inproc://flowslot-%d-%zu", peer, watches_.size());
         if (To(peer) == NULL || zmq_socket_monitor(socket, endpoint, ZMQ_EVENT_CONNECTED) != 0) return;
         events = zmq_socket(context, ZMQ_PAIR);
         if (events != NULL) zmq_setsockopt(events, ZMQ_LINGER, &linger, sizeof(linger));
         if (events != NULL && zmq_connect(events, endpoint) == 0) {
-            watches_.push_back(Watch{peer, port, events});
+            watches_.push_back(Watch{peer, port, socket, events});
             return;
         }
         zmq_socket_monitor(socket, NULL, 0); /* ZeroMQ would wait for somebody to listen */
@@ -145,10 +150,14 @@ class Reporter {
     /* Receive threads that spin call it all the time. */
     void Tick() {
         if (kCalm) return;
-        uint64_t now = flowslot__now(CLOCK_MONOTONIC_COARSE), next = next_.load(std::memory_order_relaxed);
+        uint64_t now = flowslot__now(CLOCK_MONOTONIC), next = next_.load(std::memory_order_relaxed);
         if (now < next || !next_.compare_exchange_strong(next, now + kSpinNs)) return;
         std::unique_lock<std::mutex> lock(mu_, std::try_to_lock);
-        if (lock.owns_lock()) LookLocked(now);
+        if (!lock.owns_lock()) return;
+        LookLocked(now);
+        if (!heard_) return;
+        lock.unlock();
+        sched_yield();
     }
 
     /* There is something to send. */
@@ -170,14 +179,19 @@ class Reporter {
             if (done) break;
             usleep(1000);
         }
-        for (auto &watch : watches_) zmq_close(watch.events); /* somebody must listen until the end */
+        for (auto &watch : watches_) {
+            if (watch.socket != NULL) zmq_socket_monitor(watch.socket, NULL, 0); /* as above */
+            zmq_close(watch.events);
+        }
         watches_.clear();
         for (int peer : peers_) {
             To(peer)->Close();
             if (totals != NULL && *totals == '1') To(peer)->Print(node_, peer);
+            To(peer)->Restart();
         }
         if (node_ >= 0) flowslot_close(&job_);
         node_ = -1;
+        heard_ = false;
     }
 
   private:
@@ -234,7 +248,7 @@ class Reporter {
         for (int peer : peers_) busy = !To(peer)->IsDone() || busy;
         if (node_ >= 0 && now >= poll_) {
             poll_ = now + kPollNs;
-            flowslot_poll(&job_); /* has the daemon answered? */
+            heard_ = flowslot_poll(&job_);
         }
         return busy;
     }
@@ -242,7 +256,7 @@ class Reporter {
     /* Of connections to a server's port. */
     struct Watch {
         int peer, port;
-        void *events;
+        void *socket, *events;
     };
 
     void Events(const Watch &watch) {
@@ -267,6 +281,7 @@ class Reporter {
     std::vector<int> peers_;
     std::vector<Watch> watches_;
     uint64_t poll_ = 0;
+    bool heard_ = false; /* a daemon has answered */
     std::atomic<uint64_t> next_{0};
     pthread_t thread_;
     bool running_ = false, hopeless_ = false; /* without the thread nothing is reported */

@@ -78,6 +78,15 @@ class Flow {
         CloseLocked();
     }
 
+    /* Nodes are numbered anew, and so are iterations. Bytes are counted on: some may come late. */
+    void Restart() {
+        std::lock_guard<std::mutex> lock(mu_);
+        keys_.Clear();
+        pushed_.Clear();
+        iteration_ = pushes_ = bytes_ = before_ = expected_ = 0;
+        answers_ = false;
+    }
+
     void Ready(uint64_t key, uint64_t bytes) {
         std::lock_guard<std::mutex> lock(mu_);
         bool again = !keys_.Add(key);

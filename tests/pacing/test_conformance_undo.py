@@ -85,7 +85,7 @@ def test_what_is_undone_before_it_is_done_is_undone_again(
         time.sleep(0.1)
 
     monkeypatch.setattr(UndoTable, "list_socket", slowly)
-    set_rate(pacer, {flow: MB}, lasts=0)
+    assert set_rate(pacer, {flow: MB}, lasts=0) == 1
     assert on.helpers.soon(lambda: options(flow) == before)
 
 

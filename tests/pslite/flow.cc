@@ -2,7 +2,7 @@
 /*
  * What the patch makes of a job's messages, without a job: `flow name` prints the job's name, `flow`
  * reads messages of one connection and prints its iteration after each: "pushed KEY" (the other end
- * has) or "ready KEY BYTES" (this end sends).
+ * has), "ready KEY BYTES" (this end sends), or "restart 0" (ps-lite was stopped, and starts again).
  */
 #include "flowslot_pslite.h"
 
@@ -21,6 +21,8 @@ int main(int argc, char **) {
     while (std::cin >> what >> key) {
         if (what == "pushed") {
             flow.Pushed(key);
+        } else if (what == "restart") {
+            flow.Restart();
         } else {
             std::cin >> bytes;
             flow.Ready(key, bytes);

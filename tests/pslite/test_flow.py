@@ -92,6 +92,14 @@ def test_a_server_that_nobody_pushes_to_counts_what_it_sends(program: Path) -> N
     assert both(program, pulls)[1] == [0] * 4 + [1] * 4 + [2] * 4
 
 
+def test_after_a_restart_a_server_counts_as_a_new_worker_does(program: Path) -> None:
+    messages = 3 * all_keys(PUSH, PULL)
+    server = [f"pushed {key}" if kind == PUSH else f"ready {key} 100" for kind, key in messages]
+    counted = iterations(program, [*server, "restart 0", *server])
+    assert counted[len(server) + 1 :] == counted[: len(server)]
+    assert counted[-1] == 2
+
+
 @pytest.mark.parametrize(
     "uri", ["10.0.0.1", "a" * 19, "a" * 20, "bert-large-pretrain-team-1.ml", "x" * 300]
 )

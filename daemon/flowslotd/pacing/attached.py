@@ -169,17 +169,16 @@ class AttachedPacer(ABC):
         self._extend(deadline_ns)
         rates = np.minimum(entries["reserved"], entries["ceiling"])
         wanted = zip(entries["cookie"].tolist(), rates.tolist(), strict=True)
-        changed = self._set(
-            [
-                (cookie, max(round(rate), MIN_RATE))
-                for cookie, rate in wanted
-                if cookie in self._sockets
-            ],
-            deadline_ns,
-        )
-        if monotonic() >= deadline_ns:  # the guardian may have undone it before it was done
-            self._undo.look_again()
-        return changed
+        known = [
+            (cookie, max(round(rate), MIN_RATE))
+            for cookie, rate in wanted
+            if cookie in self._sockets
+        ]
+        try:
+            return self._set(known, deadline_ns)
+        finally:
+            if monotonic() >= deadline_ns:  # the guardian may have undone it before it was done
+                self._undo.look_again()
 
     @abstractmethod
     def _set(self, wanted: list[tuple[int, int]], deadline_ns: int) -> int:

@@ -12,8 +12,8 @@ nothing but communication. Ways of running it take turns:
 
 on links of 200 Mbit/s, which are the limit there, and on links so fast that the processors are.
 Throughput of each is compared with that of another way, turn by turn: median and range of the
-ratios, and their geometric mean with its standard error, because threads that spin make a single
-turn chance. Exit status 1 when the median of a patched one is below 0.98.
+ratios, and their geometric mean with its standard error (as a part of it), because threads that
+spin make a single turn chance. Exit status 1 when the median of a patched one is below 0.98.
 """
 
 import argparse

@@ -104,6 +104,7 @@ class Reporter {
             if (hopeless_) return;
             flowslot_open(&job_, NULL, JobName().c_str(), node, kNodes);
             node_ = node;
+            for (int known : peers_) To(known)->Restart(); /* after what came late in the last life */
         }
         if (flows_[peer].load() == NULL) {
             flows_[peer].store(new Flow);
@@ -187,7 +188,6 @@ class Reporter {
         for (int peer : peers_) {
             To(peer)->Close();
             if (totals != NULL && *totals == '1') To(peer)->Print(node_, peer);
-            To(peer)->Restart();
         }
         if (node_ >= 0) flowslot_close(&job_);
         node_ = -1;

@@ -70,11 +70,13 @@ def test_what_is_set_after_the_deadline_is_let_go(on: Bench) -> None:
     assert on.helpers.soon(lambda: options(flow) == before)
 
 
+@pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("on", ["edt", "htb", "socket"], indirect=True)
 def test_what_is_undone_before_it_is_done_is_undone_again(
-    on: Bench, monkeypatch: pytest.MonkeyPatch
+    on: Bench, fails: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The guardian looks after a socket was listed, and before it was touched."""
+    """The guardian looks after a socket was listed, and before it was touched; then something else
+    may fail."""
     pacer = on.pacer()
     flow = on.flow(pacer)
     before = options(flow)
@@ -84,8 +86,16 @@ def test_what_is_undone_before_it_is_done_is_undone_again(
         list_socket(*arguments)
         time.sleep(0.1)
 
+    def then_fails(*arguments: Any) -> int:
+        assert whole(*arguments) == 1
+        raise OSError
+
+    whole = pacer._set  # type: ignore[attr-defined]
     monkeypatch.setattr(UndoTable, "list_socket", slowly)
-    assert set_rate(pacer, {flow: MB}, lasts=0) == 1
+    if fails:
+        monkeypatch.setattr(pacer, "_set", then_fails)
+    with pytest.raises(OSError) if fails else contextlib.nullcontext():
+        assert set_rate(pacer, {flow: MB}, lasts=0) == 1
     assert on.helpers.soon(lambda: options(flow) == before)
 
 

@@ -11,8 +11,8 @@
  *   done    the other end's kernel has acknowledged it (SIOCOUTQ; the same 8 kB count too early, and
  *           as much as there are pulls behind the last values that ZeroMQ still has)
  *
- * A worker's iteration begins when a key comes that the present one has had. A server's has the
- * number of the worker's whose pushes it has: whatever else is pulled meanwhile belongs to it.
+ * A worker's iteration begins when the keys come again (Keys). A server's has the number of the
+ * worker's whose pushes it has: whatever else is pulled meanwhile belongs to it.
  *
  * Nothing here waits for a daemon, and nothing is allocated once a connection was made. A flow's
  * mutex is held for some arithmetic, and for some system calls that do not wait: where an iteration
@@ -61,6 +61,7 @@ inline void FreeData(void *data, void *hint);
 namespace flowslot_ps {
 
 constexpr int kNodes = 512;      /* ids of nodes below this are reported */
+constexpr int kSockets = kNodes; /* of ZeroMQ that we need: two for each of the servers, half the ids */
 #ifdef PS_ZMQ_CALM
 constexpr bool kCalm = true;
 #else
@@ -148,6 +149,14 @@ class Reporter {
         if (flow != NULL) flow->Open(&job_, fd, peer, FLOWSLOT_PULL, port);
     }
 
+    /* A server: a new process takes a dead worker's place, and counts its iterations from zero. */
+    void Recovered(int peer) {
+        Flow *flow = To(peer);
+        if (flow == NULL) return;
+        flow->Close();
+        flow->Restart();
+    }
+
     /* Receive threads that spin call it all the time. */
     void Tick() {
         if (kCalm) return;
@@ -176,7 +185,8 @@ class Reporter {
         std::lock_guard<std::mutex> lock(mu_);
         for (int k = 0; k < 100; k++) {
             bool done = true;
-            for (int peer : peers_) done = To(peer)->IsDone() && done;
+            for (auto &watch : watches_) Events(watch); /* a short job's last were not seen yet */
+            for (int peer : peers_) done = To(peer)->IsDone(false) && done;
             if (done) break;
             usleep(1000);
         }
@@ -243,10 +253,11 @@ class Reporter {
 
     /* Whether something is under way. */
     bool LookLocked(uint64_t now) {
-        bool busy = false;
+        bool busy = false, poll = node_ >= 0 && now >= poll_;
         for (auto &watch : watches_) Events(watch);
-        for (int peer : peers_) busy = !To(peer)->IsDone() || busy;
-        if (node_ >= 0 && now >= poll_) {
+        /* Also flows that are done: whose other end has died ends. */
+        for (int peer : peers_) busy = !To(peer)->IsDone(poll) || busy;
+        if (poll) {
             poll_ = now + kPollNs;
             heard_ = flowslot_poll(&job_);
         }

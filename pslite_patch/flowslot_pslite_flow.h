@@ -19,39 +19,51 @@
 
 namespace flowslot_ps {
 
-constexpr uint32_t kKeys = 4096; /* places for an iteration's keys, of which half are used */
+constexpr uint32_t kKeys = 16384; /* places for a flow's keys, of which half are used */
 
-/* The keys that an iteration has had. */
+/* Where iterations begin, told by the keys that are pushed one after another: both ends see the same
+ * order of them. */
 class Keys {
   public:
-    Keys() : places_(new Place[kKeys]()) {}
+    /* A page of places is touched when one of them is: most flows have few keys. */
+    Keys() : places_(static_cast<Place *>(calloc(kKeys, sizeof(Place))), free) {}
 
-    /* Whether it is new. Of more than kKeys / 2 keys those that are too many always are. */
+    /* Whether the next iteration begins with this key, which the present one has had. A key that is
+     * new, or was away, is one behind the others: frameworks push a tensor's for the first time, and
+     * again, before the next tensor's, and no iteration begins between them. Nor does one with keys
+     * that are too many. */
     bool Add(uint64_t key) {
-        uint32_t at = (uint32_t)(key * UINT64_C(0x9E3779B97F4A7C15) >> 32) % kKeys;
-        while (places_[at].iteration == iteration_) {
-            if (places_[at].key == key) return false;
-            at = (at + 1) % kKeys;
-        }
-        if (count_ < kKeys / 2) {
-            places_[at] = Place{key, iteration_};
-            count_++;
-        }
-        return true;
-    }
-
-    void Clear() {
-        iteration_++; /* all places are free */
-        count_ = 0;
+        Place *place = Find(key);
+        if (place == NULL) return false;
+        bool begins = place->iteration == iteration_;
+        iteration_ += begins;
+        place->iteration = std::max(place->iteration + 1, iteration_ - 1);
+        return begins;
     }
 
   private:
     struct Place {
-        uint64_t key, iteration;
+        uint64_t key;
+        uint32_t iteration; /* in which it came last, or the one before; 0: free */
     };
-    std::unique_ptr<Place[]> places_;
-    uint64_t iteration_ = 1;
-    uint32_t count_ = 0;
+
+    /* Its place; NULL: there is none left. */
+    Place *Find(uint64_t key) {
+        if (places_ == nullptr) return NULL;
+        uint32_t at = (uint32_t)(key * UINT64_C(0x9E3779B97F4A7C15) >> 48) % kKeys;
+        while (places_[at].iteration != 0) {
+            if (places_[at].key == key) return &places_[at];
+            at = (at + 1) % kKeys;
+        }
+        if (taken_ == kKeys / 2) return NULL;
+        taken_++;
+        places_[at].key = key;
+        return &places_[at];
+    }
+
+    std::unique_ptr<Place[], decltype(&free)> places_;
+    uint32_t taken_ = 0;
+    uint32_t iteration_ = 1;
 };
 
 /* What one end of a data connection sends. */
@@ -81,32 +93,26 @@ class Flow {
     /* Nodes are numbered anew, and so are iterations. Bytes are counted on: some may come late. */
     void Restart() {
         std::lock_guard<std::mutex> lock(mu_);
-        keys_.Clear();
-        pushed_.Clear();
+        keys_ = Keys();
+        pushed_ = Keys();
         iteration_ = pushes_ = bytes_ = before_ = expected_ = 0;
         answers_ = false;
     }
 
     void Ready(uint64_t key, uint64_t bytes) {
         std::lock_guard<std::mutex> lock(mu_);
-        bool again = !keys_.Add(key);
-        if (answers_ ? pushes_ != iteration_ : again) { /* it pulled several times before it pushed */
-            Next();
-            keys_.Add(key);
-        }
+        bool begins = keys_.Add(key);
+        if (answers_ ? pushes_ != iteration_ : begins) Next(); /* it may pull before it pushes */
         ready_ += bytes;
         bytes_ += bytes;
         if (open_) flowslot_ready(&flow_, bytes);
     }
 
-    /* The other end has pushed a key to us, and begins an iteration if that one comes again. */
+    /* The other end has pushed a key to us. */
     void Pushed(uint64_t key) {
         std::lock_guard<std::mutex> lock(mu_);
         answers_ = true;
-        if (pushed_.Add(key)) return;
-        pushes_++;
-        pushed_.Clear();
-        pushed_.Add(key);
+        pushes_ += pushed_.Add(key);
     }
 
     /* Values go to ZeroMQ, and then so many other bytes; or those alone, as with a pull. */
@@ -128,11 +134,12 @@ class Flow {
         if (open_) flowslot_posted(&flow_, bytes);
     }
 
-    /* Look at what has been acknowledged. Whether there is nothing more to wait for. */
-    bool IsDone() {
+    /* Look at what has been acknowledged, and at the connection, if there is something or if it is to
+     * be looked at all the same. Whether there is nothing more to wait for. */
+    bool IsDone(bool look) {
         std::unique_lock<std::mutex> lock(mu_);
         if (!open_) return posted_ == ready_; /* nobody tells what is done */
-        if (done_ == posted_) return done_ == ready_;
+        if (done_ == posted_ && !look) return done_ == ready_;
         uint64_t cookie = cookie_, posted = posted_, after = sent_ == posted_ ? after_ : 0, queued = 0;
         int fd = fd_;
         lock.unlock(); /* who sends does not wait for system calls, or until this thread goes on */
@@ -160,7 +167,6 @@ class Flow {
         expected_ = bytes_ == before_ ? bytes_ : 0; /* what the last two had, if it was the same */
         before_ = bytes_;
         bytes_ = 0;
-        keys_.Clear();
         Begin();
     }
 

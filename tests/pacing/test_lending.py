@@ -31,8 +31,13 @@ class Pair:
             flow.enlist(pacer.congestion_control)
         pacer.apply(pack([entry(self.donor, 6 * MB), entry(self.heir, MB)]), later())
         self.acked = self._acked()
-        pacer.watch(self.donor.cookie, self.acked + 100_000)
+        self.announce(100_000)
         pacer.lend({self.heir.cookie: self.donor.cookie})
+
+    def announce(self, size: int) -> None:
+        """The donor's iteration ends after so many bytes from now on."""
+        self.end = self.acked + size
+        self.pacer.watch(self.donor.cookie, self.end)
 
     def _acked(self) -> int:
         return int(self._stat()["acked"])
@@ -43,12 +48,25 @@ class Pair:
         return row[0]
 
     def send(self, size: int) -> None:
+        """By the donor, until all is acknowledged and our program has seen it.
+
+        A hardened kernel may not run programs above a task that it protects, here the first
+        process: if that was so at the last acknowledgement, there is another one.
+        """
+        self._write(size)
+        for _ in range(5):
+            if self.soon(lambda: self._acked() == self.acked, 2):
+                return
+            acked = self._acked_of_tcp()
+            assert acked == self.acked, f"of {self.acked} bytes TCP has {acked} acknowledged"
+            if self.acked == self.end:
+                self.announce(1)
+            self._write(1)
+        raise AssertionError(f"of {self.acked} bytes our program has seen {self._stat()}")
+
+    def _write(self, size: int) -> None:
         self.donor.sock.sendall(bytes(size))
         self.acked += size
-        assert self.soon(lambda: self._acked() == self.acked), (
-            f"{self.acked} bytes; acknowledged by TCP's own count: {self._acked_of_tcp()}; "
-            f"our program has seen: {self._stat()}"
-        )
 
     def _acked_of_tcp(self) -> int:
         info = self.donor.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 128)
@@ -102,7 +120,7 @@ def test_a_flow_that_was_let_go_lends_to_nobody_when_it_is_paced_again(pair: Pai
     pair.pacer.release(pair.donor.cookie)
     pair.pacer.lend({})
     pair.pacer.apply(pack([entry(pair.donor, 6 * MB)]), later())
-    pair.pacer.watch(pair.donor.cookie, pair.acked + 100_000)
+    pair.announce(100_000)
     pair.send(100_000)
     assert pair.heir.comes_to(MB)
 
@@ -110,7 +128,7 @@ def test_a_flow_that_was_let_go_lends_to_nobody_when_it_is_paced_again(pair: Pai
 def test_a_target_moves_on(pair: Pair) -> None:
     pair.send(100_000)
     assert pair.heir.comes_to(7 * MB)
-    pair.pacer.watch(pair.donor.cookie, pair.acked + 50_000)
+    pair.announce(50_000)
     assert pair.heir.comes_to(MB)
     pair.send(50_000)
     assert pair.heir.comes_to(7 * MB)

@@ -4,12 +4,15 @@
 import asyncio
 import os
 import re
+import signal
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -86,6 +89,11 @@ class PsJob:
         assert stdout is not None
         return any(text in line for line in stdout)
 
+    def ended(self) -> list[int]:
+        """Exit statuses of those that have ended by themselves."""
+        statuses = [process.poll() for process in self._processes]
+        return [status for status in statuses if status not in (None, -signal.SIGKILL)]
+
     def totals(self) -> dict[tuple[int, int], tuple[int, int, int, int]]:
         """By node and peer: the last iteration's number; bytes ready, posted, done in all."""
         found = {}
@@ -101,6 +109,17 @@ class PsJob:
             process.wait()
             assert process.stdout is not None
             process.stdout.close()
+
+
+NODE = Path(__file__).with_name("training_node.py")
+NODE_KEYS, NODE_VALUE = 8, 250_000
+
+
+def training(variant: str, compute_s: float, **more: Any) -> PsJob:
+    """A job that computes and exchanges all its keys in turn."""
+    library = BUILT / variant / "libpslite_job.so"
+    arguments = (NODE, library, NODE_KEYS, NODE_VALUE, compute_s)
+    return PsJob(sys.executable, arguments, variant=variant, **more)
 
 
 class Daemon:

@@ -58,6 +58,7 @@ LATE = 10 * [(PUSH, 0), (PULL, 3), (PULL, 0), *((PUSH, k) for k in KEYS[1:]), (P
 """Another worker is slower: key 3 is answered when the next iteration has begun."""
 NOW_AND_THEN = all_keys(PUSH, PULL) + 4 * (3 * all_keys(PUSH) + all_keys(PULL))
 """Local steps, whose results are pulled after every third."""
+BACKWARDS = all_keys(PUSH) + 10 * [(kind, key) for key in reversed(KEYS) for kind in (PUSH, PULL)]
 
 
 @pytest.mark.parametrize(
@@ -70,6 +71,7 @@ NOW_AND_THEN = all_keys(PUSH, PULL) + 4 * (3 * all_keys(PUSH) + all_keys(PULL))
         (VALIDATION, 10),
         (LATE, 9),
         (NOW_AND_THEN, 12),
+        (BACKWARDS, 10),
     ],
 )
 def test_both_ends_number_iterations_alike(
@@ -85,6 +87,30 @@ def test_both_ends_number_iterations_alike(
         pushed += kind == PUSH
         if kind == PULL and pushed and pushed % len(KEYS) == 0:
             assert at == pushed // len(KEYS) - 1
+
+
+@pytest.mark.parametrize(
+    ("before", "keys"),
+    [
+        pytest.param([0, 0, 1, 1, 2, 2, 3, 3], KEYS, id="each twice, as BytePS's plugins begin"),
+        pytest.param([*KEYS, 0, 0, 1, 2, 3], KEYS, id="the first once too often"),
+        pytest.param([*KEYS, 0, 3], KEYS, id="some are left out"),
+        pytest.param([*KEYS, *KEYS], [0, 1, 2], id="one comes no more"),
+        pytest.param([*KEYS, *KEYS], [*KEYS, 4], id="a new one"),
+        pytest.param([*KEYS, 4, 5, *KEYS, *KEYS, 4, 5], KEYS, id="some now and then"),
+        pytest.param([], range(3000), id="many"),
+        pytest.param(range(3000), range(2999, -1, -1), id="many, backwards"),
+        pytest.param([], range(20_000), id="too many"),
+        pytest.param(range(0, 5 << 48, 1 << 48), range(0, 5 << 48, 1 << 48), id="far apart"),
+    ],
+)
+def test_iterations_are_whole_again(program: Path, before: list[int], keys: list[int]) -> None:
+    """Soon after something irregular."""
+    pushed = [*before, *(key for _ in range(6) for key in keys)]
+    worker, server = both(program, [(kind, key) for key in pushed for kind in (PUSH, PULL)])
+    last = worker[-1]
+    assert worker[-2 * len(keys) :] == [last - 1] * len(keys) + [last] * len(keys)
+    assert server[1::2] == worker
 
 
 def test_a_server_that_nobody_pushes_to_counts_what_it_sends(program: Path) -> None:

@@ -2,7 +2,9 @@
 """What patched ps-lite reports is what its application has sent, to the byte, on data connections
 only."""
 
+import os
 import re
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -13,7 +15,7 @@ import pytest
 
 from flowslot_shm.layout import Role, State, Transport
 
-from .conftest import ROOT, Daemon, PsJob
+from .conftest import ROOT, Daemon, PsJob, training
 
 VALUE, KEYS, REPEAT = 100_000, 10, 20
 """Bytes of a key's value, keys per server, iterations after the first one, which only pushes."""
@@ -44,6 +46,16 @@ def test_totals_are_the_applications_without_a_daemon(variant: str, mode: str) -
     with benchmark(mode, variant=variant) as job:
         assert job.wait() == [0] * 5, job.said
         assert job.totals() == expected(mode)
+
+
+def test_totals_of_thousands_of_keys() -> None:
+    keys = {"NUM_KEY_PER_SERVER": "3000"}
+    with PsJob("test_benchmark", (1000, 3, MODES["push and pull"]), environment=keys) as job:
+        assert job.wait() == [0] * 5, job.said
+        each = 1000 * 3000
+        pushed, pulled = (3, *[each * 4] * 3), (3, *[each * 3] * 3)
+        pairs = expected("push")
+        assert job.totals() == {(a, b): pushed if a in WORKERS else pulled for a, b in pairs}
 
 
 @pytest.mark.parametrize("congestion_control", ["", "reno", "nonexistent"])
@@ -136,6 +148,34 @@ def test_a_record_follows_iterations(start_daemon: Callable[..., Daemon], tmp_pa
                 assert each <= total < 2 * each
         assert rows[-1][0] >= 20
         assert _moved(rows)
+
+
+@pytest.mark.parametrize("variant", ["flowslot", "flowslot-calm"])
+def test_servers_forget_a_worker_that_died_while_nothing_was_under_way(
+    start_daemon: Callable[..., Daemon], tmp_path: Path, variant: str
+) -> None:
+    """Otherwise ps-lite's servers abort."""
+    daemon = start_daemon()
+    environment = {"FLOWSLOT_SOCKET": str(tmp_path / "register.sock")}
+
+    def connections() -> set[tuple[int, int]]:
+        """Of servers, to workers."""
+        servers = [record for record in daemon.records() if record.rank in SERVERS]
+        slots = [slot for server in servers for slot in server.reader.snapshot()]
+        used = [slot for slot in slots if slot["state"] != State.FREE]
+        return {(int(slot["rank"]), int(slot["peer"])) for slot in used}
+
+    with training(variant, compute_s=4, environment=environment) as job:
+        assert job.says("iteration")
+        assert connections() == {(server, worker) for server in SERVERS for worker in WORKERS}
+        time.sleep(1)
+        os.kill(job.pids[-1], signal.SIGKILL)
+        end = time.monotonic() + 5
+        while (not daemon.left or len(connections()) > 2) and time.monotonic() < end:
+            time.sleep(0.01)
+        (left,) = (worker for worker in WORKERS if worker != daemon.left[0].rank)
+        assert connections() == {(server, left) for server in SERVERS}
+        assert not job.ended()
 
 
 def _moved(rows: list[tuple[int, ...]]) -> bool:

@@ -3,10 +3,8 @@
 
 import asyncio
 import os
-import sys
 import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,21 +12,14 @@ import pytest
 from flowslot_shm.layout import Role, State, address
 from flowslotd.outside.service import Outside
 
-from .conftest import BUILT, PsJob
+from .conftest import NODE_KEYS, NODE_VALUE, PsJob, training
 from .test_run import sockets
 
-NODE = Path(__file__).with_name("training_node.py")
-KEYS, VALUE = 8, 250_000
-EACH = KEYS * VALUE // 2
+EACH = NODE_KEYS * NODE_VALUE // 2
 """Bytes of values in an iteration from each worker to each of two servers, and back."""
 WORKERS_AT, SERVERS_AT = "127.0.0.1", "127.0.0.2"
 
 pytestmark = pytest.mark.root
-
-
-def training(variant: str, compute_s: float) -> PsJob:
-    library = BUILT / variant / "libpslite_job.so"
-    return PsJob(sys.executable, (NODE, library, KEYS, VALUE, compute_s), variant=variant)
 
 
 def slots(outside: Outside) -> list[Any]:

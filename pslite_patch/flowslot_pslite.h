@@ -14,7 +14,7 @@
  * A worker's iteration begins when the keys come again (Keys). A server's has the number of the
  * worker's whose pushes it has: whatever else is pulled meanwhile belongs to it.
  *
- * Nothing here waits for a daemon, and nothing is allocated once a connection was made. A flow's
+ * Nothing here waits for a daemon, and nothing is allocated between a connection and the next. A flow's
  * mutex is held for some arithmetic, and for some system calls that do not wait: where an iteration
  * begins, and where a server receives a message. What has been acknowledged is looked at by ps-lite's
  * receive threads, which spin; or, where they sleep (calm.patch), by a thread of our own, which sleeps
@@ -152,9 +152,7 @@ class Reporter {
     /* A server: a new process takes a dead worker's place, and counts its iterations from zero. */
     void Recovered(int peer) {
         Flow *flow = To(peer);
-        if (flow == NULL) return;
-        flow->Close();
-        flow->Restart();
+        if (flow != NULL) flow->Restart();
     }
 
     /* Receive threads that spin call it all the time. */

@@ -25,13 +25,13 @@ constexpr uint32_t kKeys = 16384; /* places for a flow's keys, of which half are
  * order of them. */
 class Keys {
   public:
-    /* A page of places is touched when one of them is: most flows have few keys. */
+    /* Pages are touched as they are needed. */
     Keys() : places_(static_cast<Place *>(calloc(kKeys, sizeof(Place))), free) {}
 
     /* Whether the next iteration begins with this key, which the present one has had. A key that is
      * new, or was away, is one behind the others: frameworks push a tensor's for the first time, and
-     * again, before the next tensor's, and no iteration begins between them. Nor does one with keys
-     * that are too many. */
+     * again, before the next tensor's, and no iteration begins between them (but with the very first
+     * one). Nor does one with keys that are too many. */
     bool Add(uint64_t key) {
         Place *place = Find(key);
         if (place == NULL) return false;
@@ -90,9 +90,11 @@ class Flow {
         CloseLocked();
     }
 
-    /* Nodes are numbered anew, and so are iterations. Bytes are counted on: some may come late. */
+    /* The other end, or this one, begins anew, and so do iterations, by another connection. Bytes are
+     * counted on: some may come late. */
     void Restart() {
         std::lock_guard<std::mutex> lock(mu_);
+        CloseLocked();
         keys_ = Keys();
         pushed_ = Keys();
         iteration_ = pushes_ = bytes_ = before_ = expected_ = 0;

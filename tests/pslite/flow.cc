@@ -2,7 +2,7 @@
 /*
  * What the patch makes of a job's messages, without a job: `flow name` prints the job's name, `flow`
  * reads messages of one connection and prints its iteration after each: "pushed KEY" (the other end
- * has), "ready KEY BYTES" (this end sends), or "restart 0" (ps-lite was stopped, and starts again).
+ * has), "ready KEY BYTES" (this end sends), or "restart 0" (an end begins anew).
  */
 #include "flowslot_pslite.h"
 

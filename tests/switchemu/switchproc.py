@@ -37,11 +37,18 @@ def topology(port: int, links: tuple[str, ...] = LINKS, switch: str | None = "s1
     return text
 
 
+_given: set[int] = set()
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Each time another one: the kernel may give the same twice, before anybody listens there."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
+        if port not in _given:
+            _given.add(port)
+            return port
 
 
 def until(probe: Callable[[], T], what: str) -> T:

@@ -136,8 +136,7 @@ def _distribution(panel: Axes, result: Results) -> None:
         dashes = "--" if policy in BASELINES else "-"
         panel.step(slow, np.arange(1, slow.size + 1) / slow.size, dashes, label=policy, **style)
     panel.set_xlim(left=min(0.93, panel.get_xlim()[0]))
-    panel.axvline(1.0, color="#888888", linewidth=0.8, linestyle=":")
-    panel.annotate("Ideal", (1.0, 0.03), fontsize=8, color="#666666", ha="right", rotation=90)
+    panel.axvline(1.0, color="#888888", linewidth=0.8, linestyle=":", label="Ideal")
     panel.set_xlabel("iteration time / Ideal")
     panel.set_ylabel("share of iterations")
     panel.set_ylim(0, 1.02)

@@ -202,7 +202,7 @@ class FlowTable:
             paths=self._paths[path],
             job=rows["job"].astype(np.int64),
             job_names=self.jobs,
-            remaining=rows["remaining"].astype(np.float64),
+            remaining=rows["remaining"] * loops.gross(rows["target"], rows["unreported"]),
             cap=np.full(len(rows), math.inf),
             guaranteed=np.asarray(guaranteed, dtype=np.bool_)[path],
             acked=np.where(rows["kernel"], rows["counter"].astype(np.float64), np.nan),

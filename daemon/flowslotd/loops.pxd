@@ -37,12 +37,20 @@ cdef packed struct Row:
 
 cdef double _smoothing, _keep_ratio, _keep_slack, _full
 cdef int64_t _most_steps, _most_steps_quiet, _soon, _late, _never, _millisecond, _second, _stalled
-cdef int64_t _unreported
+cdef int64_t _unreported, _trailing
 cdef int64_t _active
 cdef Py_ssize_t _iteration, _ready, _posted, _done, _total, _start
 
 @cython.locals(beyond=int64_t, ended=cython.bint)
 cdef void learn_unreported(Row[::1] rows, Py_ssize_t r)
+
+@cython.locals(known=int64_t)
+cdef int64_t headers(Row[::1] rows, Py_ssize_t r, int64_t target)
+
+cdef int64_t whole(Row[::1] rows, Py_ssize_t r, int64_t target)
+
+@cython.locals(size=int64_t)
+cdef int64_t reported(Row[::1] rows, Py_ssize_t r, int64_t sent, int64_t target)
 
 @cython.locals(still=cython.bint)
 cdef void supply(
@@ -57,7 +65,7 @@ cdef Py_ssize_t find(const uint64_t[::1] cookies, uint64_t cookie)
     i=Py_ssize_t, r=Py_ssize_t, s=Py_ssize_t, place=Py_ssize_t, iteration=int64_t, ready=int64_t,
     posted=int64_t, done=int64_t, total=int64_t, working=cython.bint, kernel=cython.bint,
     counter=int64_t, seen=cython.bint, began=cython.bint, base=int64_t, most=int64_t,
-    joined=cython.bint, end=int64_t, target=int64_t, sent=int64_t, remaining=int64_t,
+    joined=cython.bint, over=cython.bint, end=int64_t, target=int64_t, sent=int64_t, remaining=int64_t,
     quiet=cython.bint, same=cython.bint, moved=Py_ssize_t,
 )
 cpdef Py_ssize_t advance(
@@ -102,7 +110,10 @@ cpdef void pair(
     Py_ssize_t[::1] next_donor, Py_ssize_t[::1] donor_of,
 )
 
-@cython.locals(sent=double, remains=double)
+@cython.locals(size=int64_t, expected=double)
+cdef double size_of(Row[::1] rows, Py_ssize_t i)
+
+@cython.locals(more=double, target=int64_t, sent=double, remains=double)
 cdef double left(int64_t now, Row[::1] rows, Py_ssize_t i)
 
 @cython.locals(i=Py_ssize_t, b=Py_ssize_t, onset=int64_t, period=int64_t)

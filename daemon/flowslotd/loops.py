@@ -27,8 +27,11 @@ it was expected."""
 KEEP_RATIO = 1.1
 KEEP_SLACK_S = 0.004
 """Flows keep their rates while the last one ends at most 10 % + 4 ms later than it could."""
-UNREPORTED = 16
+UNREPORTED = 2
 """At most a part of 1 in so many of what is reported; more is not taken for headers."""
+TRAILING = 64
+"""Headers beyond a part of 1 in so many of what is reported go before its last byte; the others may
+go after it (the next requests), and an end that waits for them comes late."""
 STALLED_NS = 60_000_000
 """Who had nothing to send for so long, and got nothing, is not given a rate until it has: a slot of
 usual length, or from one look to the next where slots are longer."""
@@ -40,7 +43,7 @@ NEVER = 2**62
 _smoothing, _most_steps, _most_steps_quiet = SMOOTHING, MOST_STEPS, MOST_STEPS_QUIET
 _soon, _late, _keep_ratio, _keep_slack = SOON_NS, LATE_NS, KEEP_RATIO, KEEP_SLACK_S
 _never, _millisecond, _second = NEVER, 1_000_000, 1_000_000_000
-_full, _stalled, _unreported = 1 + 1e-9, STALLED_NS, UNREPORTED
+_full, _stalled, _unreported, _trailing = 1 + 1e-9, STALLED_NS, UNREPORTED, TRAILING
 _active = State.ACTIVE.value
 _iteration, _ready, _posted = offset("iteration") // 8, offset("ready") // 8, offset("posted") // 8
 _done, _total = offset("done") // 8, offset("iteration_total") // 8
@@ -81,8 +84,8 @@ def advance(  # noqa: PLR0917
     counters of acknowledged bytes. `all_quiet`: nobody waits for news of any flow; where nobody
     does, flows are looked at now and then only, so that a phase may have come and gone.
 
-    What remains is what the iteration's total says minus what the kernel saw acknowledged in it
-    (without a kernel counter: minus what the record calls done).
+    What remains is what the iteration's total says minus what the kernel saw acknowledged in it,
+    headers left out (without a kernel counter: minus what the record calls done).
     """
     moved = 0
     for i in range(len(at)):
@@ -107,8 +110,9 @@ def advance(  # noqa: PLR0917
             rows[r].inc += 1
             # An iteration that was complete ended at the counter's last value: libraries send
             # some bytes that they do not report (headers), and these must not add up.
-            end = rows[r].counter if rows[r].remaining == 0 else base + rows[r].target
-            base = min(end, counter)
+            over = rows[r].remaining == 0
+            end = base + rows[r].target + headers(rows, r, rows[r].target)
+            base = min(rows[r].counter if over else end, counter)
             # Iterations that were not seen have also been sent.
             joined = joined or (kernel and iteration > rows[r].iteration + 1)
         if joined:
@@ -119,7 +123,7 @@ def advance(  # noqa: PLR0917
         target = posted
         if working:
             target = max(total, ready) if total > 0 else max(ready, rows[r].expected)
-        sent = max(counter - base, done) if kernel else done
+        sent = max(reported(rows, r, counter - base, target), done) if kernel else done
         remaining = max(target - sent, 0)
         if not working and ready == 0 and total > 0:
             rows[r].expected = total
@@ -152,6 +156,32 @@ def learn_unreported(rows: Any, r: int) -> None:
         beyond = 0
     rows[r].unreported = min(beyond, rows[r].unreported_last)
     rows[r].unreported_last = beyond
+
+
+def headers(rows: Any, r: int, target: int) -> int:
+    """What the kernel sends besides the `target` bytes of an iteration of row `r`."""
+    known: int = min(rows[r].unreported, target // _unreported)
+    return known
+
+
+def whole(rows: Any, r: int, target: int) -> int:
+    """What the kernel sends until the last of the `target` bytes of an iteration of row `r`."""
+    return target + max(headers(rows, r, target) - target // _trailing, 0)
+
+
+def gross(target: NDArray[np.int64], unreported: NDArray[np.int64]) -> NDArray[np.float64]:
+    """`whole` / `target` of each flow, float64[F]; 1 where there is no target."""
+    before = np.minimum(unreported, target // UNREPORTED) - target // TRAILING
+    return 1.0 + np.maximum(before, 0) / np.maximum(target, 1)
+
+
+def reported(rows: Any, r: int, sent: int, target: int) -> int:
+    """How many of an iteration's `target` bytes are among the first `sent` that the kernel has sent
+    in it: headers are taken to be spread evenly over them."""
+    size = whole(rows, r, target)
+    if size == target:
+        return sent
+    return target if sent >= size else int(sent * (target / size))
 
 
 def supply(  # noqa: PLR0917
@@ -212,7 +242,7 @@ def watch(rows: Any, all_quiet: bool, at: NDArray[np.intp]) -> int:
     many; which, in `at`, intp[F]. Their `watched` is then up to date."""
     n = 0
     for i in range(len(rows)):
-        end = rows[i].origin + rows[i].target + rows[i].unreported
+        end = rows[i].origin + rows[i].target + headers(rows, i, rows[i].target)
         heard = rows[i].kernel and not (rows[i].quiet or all_quiet)
         if rows[i].active and heard and rows[i].watched != end:
             rows[i].watched = end
@@ -303,12 +333,22 @@ def pair(
 # --- bundles
 
 
+def size_of(rows: Any, i: int) -> float:
+    """Bytes that a flow's iterations are expected to send, headers included."""
+    size = rows[i].expected if rows[i].expected > 0 else rows[i].target
+    expected: float = whole(rows, i, size)
+    return expected
+
+
 def left(now: int, rows: Any, i: int) -> float:
-    """Bytes that remain of an active flow, estimated for now."""
+    """Bytes that an active flow has yet to send, headers included, estimated for now."""
     if rows[i].drained:
         return 0.0
+    more, target = rows[i].remaining, rows[i].target
+    if target > 0:
+        more = more * (whole(rows, i, target) / target)
     sent = rows[i].rate * (now - rows[i].looked) / _second if rows[i].rate > 0 else 0.0
-    remains: float = max(rows[i].remaining - sent, 1.0)
+    remains: float = max(more - sent, 1.0)
     return remains
 
 
@@ -323,7 +363,8 @@ def add_up(
 
     `times`, int64[B, 5]: 1 if any is active, when the first active one began, when the first one
     is due again, the longest period, 1 if no active one has had anything to send for STALLED_NS.
-    `sizes`, float64[B, 3]: bytes remaining, of this iteration, and expected of each iteration.
+    `sizes`, float64[B, 3]: bytes remaining, of this iteration, and expected of each iteration; with
+    headers, because links and rates carry these too.
     """
     for b in range(len(times)):
         times[b, 0], times[b, 1], times[b, 2], times[b, 3] = 0, _never, _never, 0
@@ -342,8 +383,8 @@ def add_up(
             # Before the first period is known: as if computing took as long as communicating.
             times[b, 2] = min(times[b, 2], onset + (period if period > 0 else 2 * (now - onset)))
         times[b, 3] = max(times[b, 3], period)
-        sizes[b, 1] += rows[i].target
-        sizes[b, 2] += rows[i].expected if rows[i].expected > 0 else rows[i].target
+        sizes[b, 1] += whole(rows, i, rows[i].target)
+        sizes[b, 2] += size_of(rows, i)
 
 
 def weigh(
@@ -358,7 +399,7 @@ def weigh(
     `at_work`, int64[B]: not 0 where the phase is on, and rates follow what remains.
     """
     for i in range(len(of)):
-        size = rows[i].expected if rows[i].expected > 0 else rows[i].target
+        size = size_of(rows, i)
         if not at_work[of[i]]:
             weight[i] = size  # for the next phase, or for all of them
         elif rows[i].active:

@@ -163,7 +163,7 @@ def test_only_so_many_threads_are_left_to_themselves(
         settle(lambda: len(watching.bugs) == 3 and not watching.outside.watching)
         watching.use()  # a reload does not help either
         assert not watching.outside.watching
-        assert _threads("outside-watch") == 3
+        settle(lambda: _threads("outside-watch") == 3)  # one before them may be about to end
     free.set()
     settle(lambda: watching.outside.watching and _threads("outside-watch") == 1)
 

@@ -4,6 +4,7 @@
 import numpy as np
 import pytest
 
+from flowslotd.bundles import Bundles
 from flowslotd.flowtable import FlowTable
 
 from .test_flowtable import Kernel, at
@@ -29,13 +30,21 @@ class Run:
         self.kernel.set(c7=self.acked)
         self.table.observe(at(10 * self.n), [self.job], self.kernel)
 
+    def begin(self, size=SIZE):
+        self.n += 1
+        self.flow.begin(self.n, size)
+        self.flow.ready(size)
+        self._look()
+
+    def send(self, acked, *, done=0):
+        self.acked += acked
+        self.flow.done(done)
+        self._look()
+
     def iterate(self, headers, *, seen=True):
         """Returns how many bytes are to be sent from its beginning to its end, as watched."""
-        self.n += 1
         began = self.acked
-        self.flow.begin(self.n, SIZE)
-        self.flow.ready(SIZE)
-        self._look()
+        self.begin()
         watches = self.table.take_watches()
         self.acked += SIZE + headers
         self.flow.done(SIZE)
@@ -63,7 +72,7 @@ def test_a_library_that_reports_everything_has_nothing_besides(run):
     assert [run.iterate(0) for _ in range(4)] == [SIZE] * 4
 
 
-@pytest.mark.parametrize("strange", [SIZE, SIZE // 10, 2**62])
+@pytest.mark.parametrize("strange", [SIZE, SIZE // 2 + 1, 2**62])
 def test_what_cannot_be_headers_does_not_count(run, strange):
     for _ in range(3):
         run.iterate(HEADERS)
@@ -85,3 +94,61 @@ def test_other_flows_are_left_alone(run, make_job):
     for _ in range(4):
         run.iterate(HEADERS)
     assert np.count_nonzero(run.table.rows["unreported"]) == 1
+
+
+MANY = SIZE // 8
+BEFORE = MANY - SIZE // 64
+"""How many of so many headers go before the last byte, at least."""
+
+
+def test_headers_are_spread_evenly_over_what_is_sent(run):
+    for _ in range(3):
+        run.iterate(MANY)
+    run.begin()
+    run.send((SIZE + BEFORE) // 2)
+    assert abs(run.table.rows["remaining"][0] - SIZE // 2) <= 1
+    run.send((SIZE + BEFORE) // 2 - 100)
+    assert 0 < run.table.rows["remaining"][0] <= 100
+    run.send(MANY - BEFORE)
+    assert run.table.rows["remaining"].tolist() == [0]
+
+
+def test_few_headers_may_all_come_after_the_last_byte(run):
+    for _ in range(3):
+        run.iterate(HEADERS)
+    run.begin()
+    run.send(SIZE - 1)
+    assert run.table.rows["active"][0]
+    run.send(1)
+    assert not run.table.rows["active"][0]
+
+
+def test_what_is_done_is_at_its_end_whatever_else_was_sent_before(run):
+    for _ in range(3):
+        run.iterate(MANY)
+    run.begin()
+    run.send(SIZE, done=SIZE - 1)
+    assert run.table.rows["active"][0]
+    run.send(0, done=1)
+    assert not run.table.rows["active"][0]
+
+
+def test_an_arbiter_is_asked_for_headers_too(run):
+    bundles = Bundles(run.table)
+    for _ in range(3):
+        run.iterate(MANY)
+    run.begin()
+    run.send((SIZE + BEFORE) // 2)
+    bundles.look(at(10 * run.n))
+    (demand,) = bundles.demands(at(10 * run.n))
+    assert abs(demand.remaining - (SIZE + BEFORE) // 2) <= 2
+    assert demand.next_bytes == SIZE + BEFORE
+    view = run.table.view(0, 1, [False] * 8, [0])
+    assert abs(view.remaining[0] - (SIZE + BEFORE) // 2) <= 2
+
+
+def test_of_a_shorter_iteration_headers_are_a_part(run):
+    for _ in range(3):
+        run.iterate(MANY)
+    run.begin(100)
+    assert run.table.take_watches()[0][1] - run.acked == 150

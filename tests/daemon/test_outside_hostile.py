@@ -155,17 +155,35 @@ def test_only_so_many_threads_are_left_to_themselves(
     monkeypatch.setattr(service, "MAX_STUCK", 3)
     free = threading.Event()
     stack.callback(free.set)
+    watching.use(pslite=False)
+    settle(lambda: _threads("outside-watch") == 0)
     with monkeypatch.context() as patch:
         patch.setattr(service, "CHECK_S", 0.02)
         patch.setattr(watcher.StandIns, "look", lambda *_: free.wait(120))
-        watching.use(pslite=False)
         watching.use()
         settle(lambda: len(watching.bugs) == 3 and not watching.outside.watching)
         watching.use()  # a reload does not help either
         assert not watching.outside.watching
-        settle(lambda: _threads("outside-watch") == 3)  # one before them may be about to end
+        assert _threads("outside-watch") == 3
     free.set()
     settle(lambda: watching.outside.watching and _threads("outside-watch") == 1)
+
+
+def test_threads_that_a_reload_stops_count_too(
+    stack: ExitStack, watching: Watching, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "MAX_STUCK", 3)
+    free = threading.Event()
+    stack.callback(free.set)
+    monkeypatch.setattr(watcher.StandIns, "look", lambda *_: free.wait(120))
+
+    def reload() -> bool:
+        watching.use(pslite=False)
+        watching.use()
+        return not watching.outside.watching and _threads("outside-watch") == 3
+
+    settle(reload)
+    assert not watching.bugs
 
 
 def _threads(name: str) -> int:

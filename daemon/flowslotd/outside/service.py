@@ -16,8 +16,8 @@ JOIN_S = 0.5
 CHECK_S = 1.0
 """Between looks at whether the watcher's threads get on."""
 MAX_STUCK = 8
-"""Watchers that were left to themselves, with threads that may come back or not. With so many there
-is no further one."""
+"""Watchers that were stopped, with threads that may come back or not. With so many there is no
+further one."""
 
 
 class Outside:
@@ -41,7 +41,7 @@ class Outside:
         self._congestion_control = ""
         self._again: asyncio.TimerHandle | None = None
         self._checking: asyncio.TimerHandle | None = None
-        self._stuck: list[Watcher] = []
+        self._stopped: list[Watcher] = []
 
     @property
     def watching(self) -> bool:
@@ -86,6 +86,7 @@ class Outside:
         watcher, self._watcher = self._watcher, None
         if watcher is not None:
             watcher.stop()
+            self._stopped.append(watcher)  # it may be held up, whoever stops it
         for source in list(self.records.values()):
             try:
                 self._drop(source)
@@ -100,8 +101,8 @@ class Outside:
 
     def _begin(self) -> None:
         self._cancel()
-        self._stuck = [watcher for watcher in self._stuck if not watcher.ended]
-        if len(self._stuck) >= MAX_STUCK:
+        self._stopped = [watcher for watcher in self._stopped if not watcher.ended]
+        if len(self._stopped) >= MAX_STUCK:
             self._again = self._loop.call_later(AGAIN_S, self._begin)
             return
         try:
@@ -154,7 +155,6 @@ class Outside:
         self._checking = self._loop.call_later(CHECK_S, self._check)
         stuck = watcher.stuck()
         if stuck:
-            self._stuck.append(watcher)
             self._failed(watcher, TimeoutError(f"{stuck} is held up by some process"))
 
     def _failed(self, watcher: Watcher | None, error: Exception) -> None:

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from flowslot.arbiter import Arbiter, ArbiterConfig
-from flowslot.messages import Ack, Demand, Hello
+from flowslot.model.units import MILLISECOND, Nanos, goodput
 from flowslot.policy import registry
 from flowslot.policy.base import AllocationState, View
-from flowslot.policy.virtual import VirtualFair
-from flowslot.units import MILLISECOND, Nanos, goodput
+from flowslot.policy.fair_reference import VirtualFair
+from flowslot.protocol.messages import Ack, Demand, Hello
 
 FLOWS, LINKS, JOBS = 100, 20, 10
 

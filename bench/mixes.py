@@ -20,7 +20,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from flowslot.units import MILLISECOND
+from flowslot.model.units import MILLISECOND
 from flowslot_sim.mixes import WORLDS
 from flowslot_sim.plane.messages import Messages, Plant
 from flowslot_sim.plane.wire import Delays

@@ -24,8 +24,8 @@ from pathlib import Path
 
 import numpy as np
 
+from flowslot.model.units import MILLISECOND, SECOND
 from flowslot.policy.mlcc import MlccOptions
-from flowslot.units import MILLISECOND, SECOND
 from flowslot_scenario import scenario as scenarios
 from flowslot_sim.mixes import WORLDS
 from flowslot_sim.plane.messages import Plant

@@ -3,16 +3,16 @@
 
 Every daemon has `flows` flows in 4 jobs, which all hosts of a group share, and which go from each
 of these hosts to each other one. With one switch process all hosts are one group: with 5 daemons of
-100 flows that is 16 bundles each. With several, each holds the links of as many hosts, a rack; a
+100 flows that is 16 aggregates each. With several, each holds the links of as many hosts, a rack; a
 group has as many hosts of each rack (`ranks` hosts in all), and paths to another rack have two
 arbiters, and count as granted when both have granted. 8 daemons of 100 flows on 2 with jobs of 4
-ranks: 12 bundles each, 8 of them to the other rack. Jobs on all 8 hosts: `--ranks 8`.
+ranks: 12 aggregates each, 8 of them to the other rack. Jobs on all 8 hosts: `--ranks 8`.
 
 What becomes active has no grant (nothing stands for it), so that each time is a full negotiation:
 demand, decision, grant; where others must give way first, their acknowledgements are in it. Each of
 its flows counts. Flows take as long as they would alone: what is granted too little, the kernel
-tops up. Arbiters hear of their progress as from daemons (core's Bundle), and grants are given back
-as a job's phase ends. Patterns:
+tops up. Arbiters hear of their progress as from daemons (core's Aggregate), and grants are given
+back as a job's phase ends. Patterns:
 - `phases`: jobs become active at times of their own, on all their hosts within 2 ms; they
   communicate a fifth of their time, so that their links are busy for four fifths of it;
 - `turns`: jobs of a group communicate one after the other, as scheduled jobs do: nobody has to give

@@ -21,16 +21,16 @@ import psutil
 import uvloop
 
 from flowslot.arbiter import LEASE_SLOTS, ArbiterConfig
-from flowslot.bundle import Bundle, ended
-from flowslot.grantbook import Granted
+from flowslot.model.topology import Topology, parse_topology
+from flowslot.model.units import MILLISECOND, SECOND, Nanos
 from flowslot.policy import registry
-from flowslot.topology import Topology, parse_topology
-from flowslot.units import MILLISECOND, SECOND, Nanos
+from flowslot.protocol.aggregate import Aggregate, ended
+from flowslot.protocol.grantbook import Granted
 from flowslotd.clock import monotonic, own_moment
-from flowslotd.domain import FailoverDomain
-from flowslotd.domain_base import DomainStats, OnGrants
-from flowslotd.domain_grpc import GrpcDomain
-from flowslotd.domain_local import LocalDomain
+from flowslotd.negotiate.domain import FailoverDomain
+from flowslotd.negotiate.domain_base import DomainStats, OnGrants
+from flowslotd.negotiate.domain_local import LocalDomain
+from flowslotd.negotiate.switch_client import SwitchClient
 
 SLOT_NS = Nanos(60 * MILLISECOND)
 PERIOD_S = (0.210, 0.290, 0.370, 0.430)  # of the jobs, no common divisor near a slot
@@ -92,7 +92,7 @@ def open_domain(
 
     daemon = f"h{host}-{secrets.token_hex(4)}"
     remotes = [
-        GrpcDomain(
+        SwitchClient(
             topology,
             switch,
             daemon=daemon,
@@ -106,7 +106,7 @@ def open_domain(
 
 
 class Client:
-    """The bundles of one host, driven by the wall clock; times every first grant.
+    """The aggregates of one host, driven by the wall clock; times every first grant.
 
     Its flows need as long as they would alone, as if all that is granted too little were topped up:
     what happens does not hang on how quick the negotiation is. What the arbiters hear of it, and
@@ -129,11 +129,11 @@ class Client:
         self._group = group(host, hosts, len(parsed.switches), ranks)
         self._shift = self._group * ranks / hosts  # groups do not begin together
         # As daemons do: flows of a job on one path are one reservation.
-        bundles = Counter((f % JOBS, others[f // JOBS % len(others)]) for f in range(flows))
+        aggregates = Counter((f % JOBS, others[f // JOBS % len(others)]) for f in range(flows))
         link, nics = parsed.link_index, [parsed.hosts[f"h{j}"].nics[0] for j in range(hosts)]
         busy, goodput = BUSY[pattern], parsed.capacity()[link[nics[host].up]]
-        self._bundles = {
-            i: Bundle(
+        self._aggregates = {
+            i: Aggregate(
                 i,
                 self._name(job),
                 (link[nics[host].up], link[nics[other].down]),
@@ -143,12 +143,12 @@ class Client:
                 target=busy * self._period_s(job) * goodput * size * JOBS / flows,
                 period=int(self._period_s(job) * SECOND),
             )
-            for i, ((job, other), size) in enumerate(bundles.items(), host * 100_000)
+            for i, ((job, other), size) in enumerate(aggregates.items(), host * 100_000)
         }
 
     @property
     def waiting(self) -> int:
-        """Bundles that are active and have nothing yet."""
+        """Aggregates that are active and have nothing yet."""
         return len(self._asked)
 
     async def run(self, seconds: float) -> None:
@@ -177,40 +177,46 @@ class Client:
         spread = 0.0 if self._pattern == "aligned" else SPREAD_S
         turns = self._pattern == "turns"
         offset = period * ((job + self._shift) / JOBS if turns else self._shift)
-        bundles = [bundle for bundle in self._bundles.values() if bundle.job == self._name(job)]
+        aggregates = [
+            aggregate for aggregate in self._aggregates.values() if aggregate.job == self._name(job)
+        ]
         while time.time() < end:
             start = ((time.time() - offset) // period + 1) * period + offset
             start += self._random.uniform(0, spread)
             await asyncio.sleep(start - time.time())
             now = monotonic()
-            for bundle in bundles:
-                bundle.active, bundle.onset = True, now
-                if not self.domain.grant(bundle.id).rate > 0:
-                    self._asked[bundle.id] = now
+            for aggregate in aggregates:
+                aggregate.active, aggregate.onset = True, now
+                if not self.domain.grant(aggregate.id).rate > 0:
+                    self._asked[aggregate.id] = now
             self._pass()
             await asyncio.sleep(BUSY[self._pattern] * period)
-            self._end(bundles)
+            self._end(aggregates)
             self._pass()
 
     # --- what flows do
 
-    def _end(self, bundles: Iterable[Bundle]) -> None:
+    def _end(self, aggregates: Iterable[Aggregate]) -> None:
         now = monotonic()
-        for bundle in bundles:
-            bundle.active = False
-            asked = self._asked.pop(bundle.id, None)
+        for aggregate in aggregates:
+            aggregate.active = False
+            asked = self._asked.pop(aggregate.id, None)
             if asked is not None:  # not granted in all its phase: it took at least so long
                 self.unanswered += 1
-                self.latency_ns += [now - asked] * bundle.flows
+                self.latency_ns += [now - asked] * aggregate.flows
 
     def _pass(self, *, small: bool = False) -> None:
         """Give back what jobs have that are done, and say what is new."""
-        now, bundles = monotonic(), self._bundles.values()
-        for bundle in bundles:
-            part = (now - bundle.onset) / (BUSY[self._pattern] * bundle.period)
-            bundle.remaining = bundle.target * max(1.0 - part, 0.0) if bundle.active else 0.0
-        self._take(self.domain.give_back([bundle.id for bundle in ended(bundles)]))
-        demands = [bundle.demand(now) for bundle in bundles if bundle.has_news(now, small)]
+        now, aggregates = monotonic(), self._aggregates.values()
+        for aggregate in aggregates:
+            part = (now - aggregate.onset) / (BUSY[self._pattern] * aggregate.period)
+            aggregate.remaining = (
+                aggregate.target * max(1.0 - part, 0.0) if aggregate.active else 0.0
+            )
+        self._take(self.domain.give_back([aggregate.id for aggregate in ended(aggregates)]))
+        demands = [
+            aggregate.demand(now) for aggregate in aggregates if aggregate.has_news(now, small)
+        ]
         if demands:
             self.domain.demand(now, demands)
 
@@ -220,13 +226,13 @@ class Client:
         self._take(grants)
         for i, rate, *_ in grants:
             if rate > 0 and i in self._asked:
-                self.latency_ns += [now - self._asked.pop(i)] * self._bundles[i].flows
-        if any(bundle.told is None for bundle in self._bundles.values()):
+                self.latency_ns += [now - self._asked.pop(i)] * self._aggregates[i].flows
+        if any(aggregate.told is None for aggregate in self._aggregates.values()):
             self._pass()
 
     def _take(self, grants: Iterable[Granted]) -> None:
         for grant in grants:
-            self._bundles[grant.flow].take(grant)
+            self._aggregates[grant.flow].take(grant)
 
 
 async def report(args: argparse.Namespace) -> None:

@@ -20,8 +20,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from flowslot.model.units import MILLISECOND, SECOND, Nanos
 from flowslot.policy.registry import PolicyOptions
-from flowslot.units import MILLISECOND, SECOND, Nanos
 from flowslot_sim.mixes import WORLDS
 from flowslot_sim.plane.messages import Messages, Plant
 from flowslot_sim.plane.wire import Delays

@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from flowslotd.pacing import PaceEntry, Pacer, make_pacer, pack
+from flowslotd.pace import PaceEntry, Pacer, make_pacer, pack
 
 LINK_BPS = 400e6
 BUFFER = 64_000

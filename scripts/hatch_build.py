@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles the modules that loop over flows (`*/loops.py`, typed by the `.pxd` beside each), and
+"""Compiles the modules that loop over flows (each `.py` with a `.pxd` beside it that types it), and
 what binds C libraries (`*.pyx`).
 
 The former are plain Python, and run without being compiled: slower, with the same results.
@@ -28,10 +28,11 @@ class CompileLoops(BuildHookInterface):
         if self.target_name != "wheel":
             return
         root = Path(self.root)
-        found = (
-            (root / room).glob(kind) for room in ROOMS for kind in ("*/**/loops.py", "*/*.pyx")
+        typed = (
+            path.with_suffix(".py") for room in ROOMS for path in (root / room).glob("*/**/*.pxd")
         )
-        sources = sorted(source for sources in found for source in sources)
+        bindings = (path for room in ROOMS for path in (root / room).glob("*/*.pyx"))
+        sources = sorted({path for path in (*typed, *bindings) if path.exists()})
         built = [self._compile(root, source) for source in sources]
         build_data["pure_python"] = False
         build_data["infer_tag"] = True

@@ -31,8 +31,8 @@ mkdir "$home"
 "$python" -m venv "$home/venv"
 "$home/venv/bin/python" -m pip install --quiet --disable-pip-version-check \
   --no-index --find-links "$fetched/wheels" flowslot
-pacing=$("$home/venv/bin/python" -c 'import flowslotd.pacing as p; print(p.__path__[0])')
-install -m 644 bpf/flowslot.bpf.o bpf/edt.bpf.o "$pacing"
+pace=$("$home/venv/bin/python" -c 'import flowslotd.pace as p; print(p.__path__[0])')
+install -m 644 bpf/flowslot.bpf.o bpf/edt.bpf.o "$pace"
 for program in flowslot flowslotd flowslot-switch; do
   ln -sfn "$home/venv/bin/$program" "$prefix/bin/$program"
 done

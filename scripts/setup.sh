@@ -22,7 +22,8 @@ packages=(
 
 stamp=.venv/.setup-stamp
 sources=$(ls bpf/*.c bpf/*.h | grep -v vmlinux.h) # that one is made from the running kernel
-loops=$(ls scripts/hatch_build.py; find core shm rpc daemon switchemu sim lab -name 'loops.p*' -o -name '*.pyx' | sort)
+typed=$(find core shm rpc daemon switchemu sim lab -name '*.pxd' | sort)
+loops=$(ls scripts/hatch_build.py $typed ${typed//.pxd/.py}; find rpc -name '*.pyx')
 pslite=$(ls pslite_patch/*.{sh,py,patch,h,txt} shm/flowslot_shm.h lab/pslite_job/*.cc)
 want=$(cat pyproject.toml scripts/setup.sh $pslite $loops $sources bpf/Makefile /proc/version | sha256sum)
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ] &&

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flowslot.schedule import Schedule
-from flowslot.units import Nanos
+from flowslot.model.schedule import Schedule
+from flowslot.model.units import Nanos
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,7 +13,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 
-from flowslot.units import wire_bps
+from flowslot.model.units import wire_bps
 
 Data = dict[str, Any]
 NONE = "-"

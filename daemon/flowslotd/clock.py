@@ -3,8 +3,8 @@
 
 import time
 
-from flowslot.slot import SlotClock, Tick
-from flowslot.units import Nanos
+from flowslot.model.slot import SlotClock, Tick
+from flowslot.model.units import Nanos
 
 GOLDEN = 0.6180339887498949
 

@@ -8,14 +8,14 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, FiniteFloat
 
-from flowslot.errors import ConfigError, FlowslotError, why_unreadable
+from flowslot.model.errors import ConfigError, FlowslotError, why_unreadable
+from flowslot.model.settings import PathText, Settings, parse_toml
+from flowslot.model.slot import SlotGrid
+from flowslot.model.topology import Topology, parse_topology
+from flowslot.model.topology_file import Name
+from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.policy import registry
 from flowslot.policy.registry import PolicySpec
-from flowslot.settings import PathText, Settings, parse_toml
-from flowslot.slot import SlotGrid
-from flowslot.topology import Topology, parse_topology
-from flowslot.topology_file import Name
-from flowslot.units import MILLISECOND, Nanos
 
 DeviceName = Annotated[str, Field(pattern=r"^[^/\s:]{1,15}$")]
 

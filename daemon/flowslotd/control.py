@@ -15,7 +15,7 @@ import struct
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
-from flowslot.errors import ConfigError, FlowslotError
+from flowslot.model.errors import ConfigError, FlowslotError
 
 Json = dict[str, object]
 Answer = Json | Awaitable[Json]

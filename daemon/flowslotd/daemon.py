@@ -14,23 +14,23 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import ParamSpec
 
-from flowslot.errors import ConfigError, FlowslotError
-from flowslot.grantbook import Granted
-from flowslot.slot import SlotClock
-from flowslot.units import MILLISECOND, SECOND, Nanos
+from flowslot.model.errors import ConfigError, FlowslotError
+from flowslot.model.slot import SlotClock
+from flowslot.model.units import MILLISECOND, SECOND, Nanos
+from flowslot.protocol.grantbook import Granted
 from flowslot_shm.layout import Message
 from flowslotd import report
 from flowslotd.clock import monotonic, own_moment, read_slot, thread_cpu
 from flowslotd.config import Config, changed, load
 from flowslotd.control import Control, Json, claim
 from flowslotd.engine import Engine
-from flowslotd.flowinfo import Ended, Source
-from flowslotd.flowtable import FlowTable
 from flowslotd.metrics import Metrics
-from flowslotd.outside.service import Outside
-from flowslotd.ownership import holds_socket
-from flowslotd.registration import Record, RegistrationServer
-from flowslotd.sdnotify import Notifier
+from flowslotd.observe.flow_info import Ended, Source
+from flowslotd.observe.flow_table import FlowTable
+from flowslotd.observe.ownership import holds_socket
+from flowslotd.observe.passive.service import Outside
+from flowslotd.observe.registration import Record, RegistrationServer
+from flowslotd.systemd import Notifier
 
 _log = logging.getLogger(__name__)
 P = ParamSpec("P")

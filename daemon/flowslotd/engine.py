@@ -3,23 +3,29 @@
 
 from collections.abc import Callable, Collection
 
-from flowslot.errors import FlowslotError
-from flowslot.peers import Peers
+from flowslot.model.errors import FlowslotError
+from flowslot.model.units import Nanos
 from flowslot.policy import registry
 from flowslot.policy.base import HostPolicy
+from flowslot.policy.mlcc.peers import Peers
+from flowslot.policy.mlcc.planner import Reserving
 from flowslot.policy.registry import PolicyOptions, PolicySpec
-from flowslot.policy.reserving import Reserving
-from flowslot.units import Nanos
 from flowslotd.config import Config
-from flowslotd.domain import open_domain
-from flowslotd.domain_base import Domain, OnGrants
-from flowslotd.enforcer import Enforcer
-from flowslotd.feedback import FeedbackClient, OnBug, OnPlanned, held_by_switches, open_feedback
-from flowslotd.flowinfo import PROTOCOLS, Source
-from flowslotd.flowtable import FlowTable
-from flowslotd.pacing.base import Pacer, PacingError
-from flowslotd.pacing.select import make_pacer
-from flowslotd.peers import PeerEndpoint
+from flowslotd.negotiate.domain import open_domain
+from flowslotd.negotiate.domain_base import Domain, OnGrants
+from flowslotd.negotiate.load_tables import (
+    FeedbackClient,
+    OnBug,
+    OnPlanned,
+    held_by_switches,
+    open_feedback,
+)
+from flowslotd.negotiate.peers import PeerEndpoint
+from flowslotd.observe.flow_info import PROTOCOLS, Source
+from flowslotd.observe.flow_table import FlowTable
+from flowslotd.pace.enforcer import Enforcer
+from flowslotd.pace.pacer import Pacer, PacingError
+from flowslotd.pace.select import make_pacer
 from flowslotd.slotloop import SlotLoop
 
 NO_RESERVATIONS = {"granted": 0, "scheduled": 0, "refused": 0, "preempted": 0, "expired": 0}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import uvloop
 
-from flowslot.errors import ConfigError, FlowslotError
+from flowslot.model.errors import ConfigError, FlowslotError
 from flowslotd.config import load
 from flowslotd.daemon import Daemon
 

@@ -14,10 +14,10 @@ import numpy as np
 from flowslot_shm.layout import SLOT, State
 from flowslotd.clock import monotonic
 from flowslotd.control import Answer, Json
-from flowslotd.flowinfo import FlowInfo
 from flowslotd.metrics import Durations
-from flowslotd.pacing.base import PaceEntry
-from flowslotd.progress import Records
+from flowslotd.observe.flow_info import FlowInfo
+from flowslotd.observe.progress import Records
+from flowslotd.pace.pacer import PaceEntry
 
 if TYPE_CHECKING:
     from flowslotd.daemon import Daemon

@@ -9,17 +9,17 @@ from functools import partial
 
 import numpy as np
 
-from flowslot.grantbook import Granted
+from flowslot.model.slot import SlotGrid
+from flowslot.model.units import Nanos
 from flowslot.policy.base import HostPolicy
-from flowslot.slot import SlotGrid
-from flowslot.units import Nanos
-from flowslotd.bundles import Bundles
-from flowslotd.domain_base import Domain
-from flowslotd.enforcer import Enforcer
-from flowslotd.flowinfo import Source
-from flowslotd.flowtable import FlowTable
-from flowslotd.lending import Lending
-from flowslotd.pacing.base import Pacer
+from flowslot.protocol.grantbook import Granted
+from flowslotd.negotiate.aggregates import Aggregates
+from flowslotd.negotiate.domain_base import Domain
+from flowslotd.observe.flow_info import Source
+from flowslotd.observe.flow_table import FlowTable
+from flowslotd.pace.enforcer import Enforcer
+from flowslotd.pace.handover import Lending
+from flowslotd.pace.pacer import Pacer
 
 ENTRY_SLOTS = 2
 """Entries in the kernel outlive the last sign of life of this daemon by this many slots."""
@@ -59,7 +59,7 @@ class SlotLoop:
         self._lending = Lending()
         top_up = enforcer is not None and not enforcer.hard
         self._lends = by_grant and top_up and pacer is not None and pacer.lends
-        self._bundles = Bundles(table, tops_up=self._lends) if domain is not None else None
+        self._aggregates = Aggregates(table, tops_up=self._lends) if domain is not None else None
         self._slot = 0
         self._running = False
         self._drained = False
@@ -90,13 +90,13 @@ class SlotLoop:
 
     def on_grants(self, now: Nanos, grants: Iterable[Granted]) -> None:
         """The arbiter gives; in force when this returns."""
-        if self._bundles is None:
+        if self._aggregates is None:
             return
-        self._bundles.grant(grants)
+        self._aggregates.grant(grants)
         if not self._running:  # else the pass that asked goes on to decide
-            self._due |= self._bundles.share_out(now)
+            self._due |= self._aggregates.share_out(now)
             self._decide(now)
-            if self._bundles.waiting():
+            if self._aggregates.waiting():
                 self._run(now, self._records())
 
     def on_planned(self, now: Nanos) -> None:
@@ -128,9 +128,9 @@ class SlotLoop:
             self._enforcer.release_all()
 
     def _run(self, now: Nanos, sources: Collection[Source], *, small: bool = False) -> None:
-        waits = self._bundles is not None and self._bundles.waiting()
+        waits = self._aggregates is not None and self._aggregates.waiting()
         news = self._due or self._all_due or self._drained or self._table.has_news()
-        if not (sources or news or waits or (small and self._bundles is not None)):
+        if not (sources or news or waits or (small and self._aggregates is not None)):
             return  # what nobody has looked at is as it was
         self._drained, self._running = False, True
         try:
@@ -138,7 +138,7 @@ class SlotLoop:
             self._untold |= moved
             self._all_due |= moved and not self.by_grant
             self._negotiate(now, small)
-            if self._bundles is not None and self._bundles.waiting():
+            if self._aggregates is not None and self._aggregates.waiting():
                 # An answer asks for flows that nobody has looked at for a while.
                 sources = self._records()
                 self._untold |= self._look(now, sources)
@@ -176,18 +176,18 @@ class SlotLoop:
                     self._pacer.attach(info.cookie, info.pid, info.fd)
         if self._enforcer is not None:
             self._enforcer.release(flow for flow, _ in gone)
-        if self._domain is not None and self._bundles is not None:
-            self._ask(now, self._domain, self._bundles, small)
-            self._due |= self._bundles.share_out(now)
+        if self._domain is not None and self._aggregates is not None:
+            self._ask(now, self._domain, self._aggregates, small)
+            self._due |= self._aggregates.share_out(now)
 
-    def _ask(self, now: Nanos, domain: Domain, bundles: Bundles, small: bool) -> None:
-        bundles.look(now)
+    def _ask(self, now: Nanos, domain: Domain, aggregates: Aggregates, small: bool) -> None:
+        aggregates.look(now)
         # Who waits gets it a round trip earlier than if the arbiter had to take it back. But
         # what an heir uses is not free.
-        ended = bundles.ended(partial(self._lending.in_use, now, self._table.rows))
+        ended = aggregates.ended(partial(self._lending.in_use, now, self._table.rows))
         if ended:
-            bundles.grant(domain.give_back(ended))
-        gone, demands = bundles.take_gone(), bundles.demands(now, small)
+            aggregates.grant(domain.give_back(ended))
+        gone, demands = aggregates.take_gone(), aggregates.demands(now, small)
         self._all_due |= bool(demands) and not self.by_grant
         if gone:
             domain.done(now, gone)

@@ -21,7 +21,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from flowslot.errors import ConfigError
+from flowslot.model.errors import ConfigError
 from flowslot_lab.figure import FORMATS, draw
 from flowslot_lab.net import LabError
 from flowslot_lab.predict import NoPrediction, predict

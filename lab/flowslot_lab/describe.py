@@ -10,7 +10,7 @@ import asyncio
 import json
 import sys
 
-from flowslot.errors import ProtocolError
+from flowslot.model.errors import ProtocolError
 from flowslot_proto import methods
 from flowslot_proto.checks import parse
 from flowslot_proto.flowslot_pb2 import DescribeReply

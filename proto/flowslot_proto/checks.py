@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from flowslot.errors import ProtocolError
+from flowslot.model.errors import ProtocolError
 
 MAX_NAME = 64
 MAX_INT = 2**62

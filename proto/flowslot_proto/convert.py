@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from flowslot.errors import ProtocolError
-from flowslot.messages import (
+from flowslot.model.errors import ProtocolError
+from flowslot.protocol.messages import (
     Ack,
     Demand,
     Done,

@@ -3,8 +3,8 @@
 
 from collections.abc import Sequence
 
-from flowslot.errors import ProtocolError
-from flowslot.peers import MAX_GROUPS, ROLES, Group, Progress
+from flowslot.model.errors import ProtocolError
+from flowslot.policy.mlcc.peers import MAX_GROUPS, ROLES, Group, Progress
 from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto.checks import (
     check_count,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, FiniteFloat
 
-from flowslot.settings import PRINTABLE, shortened
+from flowslot.model.settings import PRINTABLE, shortened
 
 
 def _name(text: str) -> str:

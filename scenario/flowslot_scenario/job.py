@@ -11,7 +11,7 @@ from typing import Annotated, Literal, NamedTuple
 import numpy as np
 from pydantic import Field, FiniteFloat
 
-from flowslot.settings import Settings, Text
+from flowslot.model.settings import Settings, Text
 from flowslot_scenario.fields import JobName
 
 WORD_BYTES = 2

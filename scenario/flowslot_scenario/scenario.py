@@ -29,9 +29,9 @@ from typing import Annotated, NoReturn
 
 from pydantic import Field, FiniteFloat
 
-from flowslot.errors import ConfigError, why_unreadable
-from flowslot.settings import PRINTABLE, Settings, Text, read_toml, shortened, validate
-from flowslot.units import goodput
+from flowslot.model.errors import ConfigError, why_unreadable
+from flowslot.model.settings import PRINTABLE, Settings, Text, read_toml, shortened, validate
+from flowslot.model.units import goodput
 from flowslot_scenario import variants
 from flowslot_scenario.fields import NAME, BufferKb, HostName, Iterations, RackName, RateMbps
 from flowslot_scenario.job import Job

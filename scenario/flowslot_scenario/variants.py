@@ -7,8 +7,8 @@ import tomllib
 from collections.abc import Iterable
 from typing import Any
 
-from flowslot.errors import ConfigError
-from flowslot.settings import printable, shortened
+from flowslot.model.errors import ConfigError
+from flowslot.model.settings import printable, shortened
 
 
 def apply(data: dict[str, Any], changes: Iterable[str]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flowslot_shm import loops
+from flowslot_shm import slot_check
 from flowslot_shm.layout import (
     HEADER,
     MAGIC,
@@ -31,7 +31,7 @@ from flowslot_shm.layout import (
     offset,
     record_bytes,
 )
-from flowslot_shm.loops import MAX_BYTES, MAX_COUNT
+from flowslot_shm.slot_check import MAX_BYTES, MAX_COUNT
 
 _RETRIES = 8
 _SEALS = {
@@ -119,7 +119,7 @@ class RecordReader:
 
     def look(self) -> None:
         """Bring `good` up to date; never raises. Only what was written since is copied."""
-        n = loops.changed(self._live, self._seen, self._at, self._seqs)
+        n = slot_check.changed(self._live, self._seen, self._at, self._seqs)
         if not n:
             self._count_torn(self._at[:0])
             return
@@ -127,14 +127,14 @@ class RecordReader:
         fence()
         words = self._live[at]
         fence()
-        if not loops.settle(self._live, words, self._kept, self._seen, (at, seqs, verdicts)):
+        if not slot_check.settle(self._live, words, self._kept, self._seen, (at, seqs, verdicts)):
             self._count_torn(at[:0])
             return
-        for i in np.flatnonzero(verdicts == loops.TORN).tolist():
+        for i in np.flatnonzero(verdicts == slot_check.TORN).tolist():
             if self._read_again(int(at[i]), seqs[i : i + 1], words[i]):
-                verdicts[i] = loops.STRANGE
-        self._count_torn(at[verdicts == loops.TORN])
-        strange = verdicts == loops.STRANGE
+                verdicts[i] = slot_check.STRANGE
+        self._count_torn(at[verdicts == slot_check.TORN])
+        strange = verdicts == slot_check.STRANGE
         if strange.any():
             self._accept(at[strange], seqs[strange], words[strange].view(np.uint64))
 

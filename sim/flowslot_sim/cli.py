@@ -13,8 +13,8 @@ from typing import Annotated, Literal, NoReturn
 
 import typer
 
-from flowslot.errors import ConfigError
-from flowslot.units import MILLISECOND
+from flowslot.model.errors import ConfigError
+from flowslot.model.units import MILLISECOND
 from flowslot_scenario import scenario as scenarios
 from flowslot_scenario.output import chosen, show
 from flowslot_sim.plane.messages import Plant

@@ -7,7 +7,7 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from flowslot.units import Nanos
+from flowslot.model.units import Nanos
 
 Action = Callable[[Nanos], None]
 """Called with the time at which it was due."""

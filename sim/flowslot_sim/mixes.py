@@ -14,8 +14,8 @@ from functools import partial
 
 import numpy as np
 
-from flowslot.peers import Group
-from flowslot.units import SECOND, Nanos
+from flowslot.model.units import SECOND, Nanos
+from flowslot.policy.mlcc.peers import Group
 from flowslot_scenario.job import compute_ns
 from flowslot_sim.network import FlowSpec
 from flowslot_sim.world import SimJob, World

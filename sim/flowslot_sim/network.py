@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from flowslot.peers import Group
-from flowslot.units import SECOND, Nanos
-from flowslot_sim import loops
+from flowslot.model.units import SECOND, Nanos
+from flowslot.policy.mlcc.peers import Group
+from flowslot_sim import fluid
 
 Floats = NDArray[np.float64]
 
@@ -38,7 +38,7 @@ class FlowSpec:
 
 
 class Network:
-    """F flows over L links; see `FLOW` in loops.py for the columns of `rows`.
+    """F flows over L links; see `FLOW` in fluid.py for the columns of `rows`.
 
     Writers of `reserved` and `ceiling` set `stale`; `share` then finds the rates anew.
     """
@@ -50,7 +50,7 @@ class Network:
         for i, flow in enumerate(flows):
             self.paths[i, : len(flow.links)] = flow.links
         self.capacity: Floats = np.append(np.array(capacity, np.float64), np.inf)
-        self.rows = np.zeros(len(flows), loops.FLOW)
+        self.rows = np.zeros(len(flows), fluid.FLOW)
         self.rows["total"] = [flow.total for flow in flows]
         self.rows["own"] = [flow.own for flow in flows]
         self.rows["head"] = [flow.head for flow in flows]
@@ -65,7 +65,7 @@ class Network:
         counts = [len(flow.preds) for flow in flows]
         self._first = np.concatenate(([0], np.cumsum(counts))).astype(np.intp)
         self._preds = np.array([p for flow in flows for p in flow.preds], np.intp)
-        self._table = loops.table(self.rows)
+        self._table = fluid.table(self.rows)
         self._work = np.zeros((3, max(len(flows), len(capacity) + 1)))
         self._at = np.zeros(len(flows), np.intp)
         self._live = np.zeros(0, np.intp)
@@ -111,11 +111,11 @@ class Network:
         if self.stale:
             live = self._live
             if not self._compacted:
-                self._links = loops.compact(
+                self._links = fluid.compact(
                     self.paths, live, self._free, self._numbers, self._small, self._capacities
                 )
                 self._compacted = True
-            loops.share(
+            fluid.share(
                 self._table,
                 live,
                 self._small[: len(live)],
@@ -128,7 +128,7 @@ class Network:
 
     def next_event(self) -> int:
         """In how many ns something happens by itself; 2**62: nothing does."""
-        seconds = loops.until_next(self._table, self._live, self._first, self._preds)
+        seconds = fluid.until_next(self._table, self._live, self._first, self._preds)
         if seconds > 1e9:
             return 1 << 62
         # Never early: a byte that is left would be an event of its own.
@@ -137,7 +137,7 @@ class Network:
     def advance(self, elapsed: Nanos) -> list[int]:
         """So much time passes, in which nothing happens before its end; returns who ends then."""
         self.other += self._background * (elapsed / SECOND)
-        n = loops.advance(
+        n = fluid.advance(
             self._table, self._live, elapsed / SECOND, self.paths, self.carried, self._at
         )
         ended: list[int] = self._at[:n].tolist()

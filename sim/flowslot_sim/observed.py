@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from flowslot.units import Nanos
+from flowslot.model.units import Nanos
 from flowslot_sim.simulation import Simulation
 
 Floats = NDArray[np.float64]

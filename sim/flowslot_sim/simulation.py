@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from flowslot.units import SECOND, Nanos
+from flowslot.model.units import SECOND, Nanos
 from flowslot_sim.events import Events
 from flowslot_sim.network import Network
 from flowslot_sim.world import SimJob, World, offsets

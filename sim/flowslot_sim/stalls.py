@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from flowslot.model.slot import DEFAULT_SLOT
+from flowslot.model.units import SECOND, Nanos
 from flowslot.policy.base import Bools
 from flowslot.policy.mlcc import LivelockDetector, Stall
-from flowslot.slot import DEFAULT_SLOT
-from flowslot.units import SECOND, Nanos
 from flowslot_sim.simulation import Simulation
 
 LIVELOCK_PATIENCE = 200

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from flowslot.peers import Group
-from flowslot.units import SECOND, Nanos, goodput
+from flowslot.model.units import SECOND, Nanos, goodput
+from flowslot.policy.mlcc.peers import Group
 from flowslot_scenario.job import Job
 from flowslot_scenario.scenario import Scenario
 from flowslot_sim.network import FlowSpec

@@ -8,11 +8,11 @@ from typing import Annotated
 from pydantic import Field, FiniteFloat
 
 from flowslot.arbiter import GATHER_NS, LEASE_SLOTS, ArbiterConfig
-from flowslot.errors import ConfigError, why_unreadable
-from flowslot.settings import PathText, Settings, parse_toml
-from flowslot.topology import Link, parse_topology
-from flowslot.topology_file import Endpoint, Name
-from flowslot.units import MILLISECOND, Nanos
+from flowslot.model.errors import ConfigError, why_unreadable
+from flowslot.model.settings import PathText, Settings, parse_toml
+from flowslot.model.topology import Link, parse_topology
+from flowslot.model.topology_file import Endpoint, Name
+from flowslot.model.units import MILLISECOND, Nanos
 
 
 class ArbiterSettings(Settings):

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from flowslot.arbiter import Arbiter, SessionState
-from flowslot.errors import ProtocolError
-from flowslot.messages import FromDaemon, Grant, HeartbeatEcho, Opening, Refusal
+from flowslot.model.errors import ProtocolError
+from flowslot.model.units import Nanos
 from flowslot.policy import registry
-from flowslot.units import Nanos
+from flowslot.protocol.messages import FromDaemon, Grant, HeartbeatEcho, Opening, Refusal
 from flowslot_switch.config import SwitchConfig
 
 REST_S = 0.0005

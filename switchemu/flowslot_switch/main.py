@@ -15,8 +15,8 @@ from typing import Any
 import uvloop
 from pydantic import TypeAdapter, ValidationError
 
-from flowslot.errors import ConfigError
-from flowslot.topology_file import Endpoint, Name
+from flowslot.model.errors import ConfigError
+from flowslot.model.topology_file import Endpoint, Name
 from flowslot_rpc.server import Server
 from flowslot_switch import limits
 from flowslot_switch.config import Overrides, SwitchConfig, load

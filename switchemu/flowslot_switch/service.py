@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from google.protobuf.message import Message
 
-from flowslot.errors import ProtocolError, ScheduleRefused
-from flowslot.units import SECOND, Nanos
+from flowslot.model.errors import ProtocolError, ScheduleRefused
+from flowslot.model.units import SECOND, Nanos
 from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto import methods
 from flowslot_proto.checks import MAX_NAME, M, parse

@@ -5,9 +5,9 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from flowslot.arbiter.outbox import Outbox
-from flowslot.errors import ProtocolError
-from flowslot.messages import Grant, HeartbeatEcho, Refusal
+from flowslot.model.errors import ProtocolError
+from flowslot.protocol.messages import Grant, HeartbeatEcho, Refusal
+from flowslot.protocol.outbox import Outbox
 from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto.checks import parse
 from flowslot_proto.convert import read_daemon, read_opening, write_arbiter

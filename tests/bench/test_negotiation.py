@@ -8,7 +8,7 @@ from bench.negotiation import percentiles
 from bench.negotiation_client import peers, rack, topology_text
 from bench.wire import Traffic, of_loopback, per_second
 
-from flowslot.topology import parse_topology
+from flowslot.model.topology import parse_topology
 
 PROC_NET_DEV = """Inter-|   Receive                            |  Transmit
  face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from flowslot.decision import Pace
-from flowslot.errors import ScheduleRefused
-from flowslot.loadtable import LoadTable
+from flowslot.model.errors import ScheduleRefused
+from flowslot.model.loadtable import LoadTable
+from flowslot.model.units import SECOND, Nanos
 from flowslot.policy.base import Floats, View
 from flowslot.policy.mlcc import MlccPolicy, Update
-from flowslot.units import SECOND, Nanos
 
 K = 10
 Flows = Mapping[int, tuple[tuple[int, ...], float]]

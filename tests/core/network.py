@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from flowslot.arbiter import Arbiter, ArbiterConfig
-from flowslot.errors import ScheduleRefused
-from flowslot.grantbook import GrantBook
-from flowslot.messages import Ack, Demand, Grant, Hello
+from flowslot.model.errors import ScheduleRefused
+from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.policy.base import Floats
 from flowslot.policy.stagger import StaggerAllocator
-from flowslot.units import MILLISECOND, Nanos
+from flowslot.protocol.grantbook import GrantBook
+from flowslot.protocol.messages import Ack, Demand, Grant, Hello
 
 CAPACITY = np.array([100e6, 100e6, 60e6])
 PATHS = ((0,), (1,), (0, 1), (1, 2), (0, 2))

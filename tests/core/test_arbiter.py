@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from flowslot.arbiter import Arbiter, ArbiterConfig, SessionState
-from flowslot.errors import ProtocolError, ScheduleRefused
-from flowslot.messages import Ack, Demand, Done, Grant, Held, Hello
+from flowslot.model.errors import ProtocolError, ScheduleRefused
+from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.policy.base import AllocationState, Floats
-from flowslot.units import MILLISECOND, Nanos
+from flowslot.protocol.messages import Ack, Demand, Done, Grant, Held, Hello
 
 MS = int(MILLISECOND)
 LEASE = 120

@@ -6,10 +6,10 @@ import math
 from test_arbiter import Bench
 
 from flowslot.arbiter import Arbiter, ArbiterConfig
-from flowslot.arbiter.loops import TOGETHER_NS
-from flowslot.messages import Ack, Demand, Grant, Hello
+from flowslot.arbiter.rules import TOGETHER_NS
+from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.policy.stagger import StaggerAllocator
-from flowslot.units import MILLISECOND, Nanos
+from flowslot.protocol.messages import Ack, Demand, Grant, Hello
 
 GATHER = Nanos(4 * MILLISECOND)
 
@@ -149,7 +149,7 @@ def test_it_is_called_with_all_that_its_sockets_had_to_send() -> None:
     gang = Gang()
     gang.demand(1, 1e6)
     gang.demand(2, 1e3)
-    gang.demand(2, 1e6, after_ms=1)  # another socket of the same bundle
+    gang.demand(2, 1e6, after_ms=1)  # another socket of the same aggregate
     gang.demand(1, 0, after_ms=20)
     gang.demand(2, 0)
     gang.demand(3, 1e9, "other", after_ms=20)

@@ -3,9 +3,9 @@ import math
 
 import pytest
 
-from flowslot.grantbook import GrantBook, Granted
-from flowslot.messages import Ack, Done, Grant, Held
-from flowslot.units import Nanos
+from flowslot.model.units import Nanos
+from flowslot.protocol.grantbook import GrantBook, Granted
+from flowslot.protocol.messages import Ack, Done, Grant, Held
 
 LEASE = Nanos(120)
 

@@ -3,9 +3,9 @@
 
 import pytest
 
-from flowslot.heart import Heart
-from flowslot.messages import HeartbeatEcho
-from flowslot.units import MILLISECOND, Nanos
+from flowslot.model.units import MILLISECOND, Nanos
+from flowslot.protocol.heart import Heart
+from flowslot.protocol.messages import HeartbeatEcho
 
 
 def at(ms: float) -> Nanos:

@@ -4,7 +4,7 @@
 import pytest
 from test_arbiter import Bench, at
 
-from flowslot.messages import Done
+from flowslot.protocol.messages import Done
 
 
 def test_a_flow_of_the_same_host_and_path_inherits_at_once() -> None:

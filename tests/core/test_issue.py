@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from flowslot.arbiter.config import ArbiterConfig
-from flowslot.arbiter.flows import FlowTable
-from flowslot.arbiter.issue import Issuer
+from flowslot.arbiter.flow_table import FlowTable
+from flowslot.arbiter.issuer import Issuer
 
 
 def table(*rows: tuple[float, float, float]) -> FlowTable:

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowslot.errors import ScheduleRefused
-from flowslot.loadtable import LoadTable
+from flowslot.model.errors import ScheduleRefused
+from flowslot.model.loadtable import LoadTable
 
 
 def test_update_replaces_and_advance_shifts() -> None:

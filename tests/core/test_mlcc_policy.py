@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from mlcc_hosts import K, Summed, Switch, decide, rates_of, settle, view_of
 
 from flowslot.decision import Pace
+from flowslot.model.units import SECOND
 from flowslot.policy.mlcc import Dependency, LivelockDetector, MlccOptions, MlccPolicy, Observed
 from flowslot.policy.mlcc.release import LONGEST
-from flowslot.units import SECOND
 
 PAPER = MlccOptions()
 NONE = np.zeros((1, K))

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from mlcc_hosts import K, Summed, Switch, decide, settle, view_of
 
+from flowslot.model.units import SECOND
 from flowslot.policy.base import Floats
 from flowslot.policy.mlcc import LivelockDetector, MlccOptions, MlccPolicy, Stall
 from flowslot.policy.mlcc.plan import Reading
-from flowslot.units import SECOND
 
 SLOTS = 500
 BYTES = 1e6  # 10,000 slots alone: there is always something to send

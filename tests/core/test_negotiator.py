@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from talk import CONFIG, Host, Lane, Talk
 
-from flowslot.messages import (
+from flowslot.model.units import MILLISECOND, Nanos
+from flowslot.protocol.messages import (
     Ack,
     Demand,
     Done,
@@ -19,8 +20,7 @@ from flowslot.messages import (
     HeartbeatEcho,
     Refusal,
 )
-from flowslot.negotiator import ORPHAN_SLOTS, PATIENCE_LEASES, Negotiator, News, aged
-from flowslot.units import MILLISECOND, Nanos
+from flowslot.protocol.negotiator import ORPHAN_SLOTS, PATIENCE_LEASES, Negotiator, News, aged
 
 SLOT, LEASE = Nanos(60 * MILLISECOND), Nanos(240 * MILLISECOND)
 

@@ -4,8 +4,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowslot.arbiter.outbox import Outbox
-from flowslot.messages import FromArbiter, Grant, HeartbeatEcho, Refusal
+from flowslot.protocol.messages import FromArbiter, Grant, HeartbeatEcho, Refusal
+from flowslot.protocol.outbox import Outbox
 
 
 def grant(flow: int, seq: int, rate: float = 1.0, *, must_ack: bool = False) -> Grant:

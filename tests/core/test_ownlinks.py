@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowslot.arbiter import ArbiterConfig
-from flowslot.messages import Demand, Done
-from flowslot.ownlinks import OwnLinks
+from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.policy.stagger import StaggerAllocator
-from flowslot.units import MILLISECOND, Nanos
+from flowslot.protocol.messages import Demand, Done
+from flowslot.protocol.ownlinks import OwnLinks
 
 GOODPUT = [50e6, 100e6, 80e6]
 LINKS = (2, 1)  # 0 is somebody else's

@@ -5,9 +5,17 @@ from dataclasses import replace
 
 import pytest
 
-from flowslot.peers import ASKS_PER_SLOT, PATIENCE_SLOTS, Group, LocalFlow, Peers, Progress, letters
+from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.policy.mlcc.depend import decrease, increase, may_send
-from flowslot.units import MILLISECOND, Nanos
+from flowslot.policy.mlcc.peers import (
+    ASKS_PER_SLOT,
+    PATIENCE_SLOTS,
+    Group,
+    LocalFlow,
+    Peers,
+    Progress,
+    letters,
+)
 
 SLOT = Nanos(60 * MILLISECOND)
 NOW = Nanos(10**12)

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowslot.decision import Pace
-from flowslot.errors import FlowslotError
+from flowslot.model.errors import FlowslotError
+from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.policy import registry
 from flowslot.policy.base import AllocationState, Floats, View
 from flowslot.policy.fill import link_sum
 from flowslot.policy.stagger import StaggerAllocator
-from flowslot.units import MILLISECOND, Nanos
 
 MS = float(MILLISECOND)
 NOW = Nanos(10**9)

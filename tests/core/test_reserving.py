@@ -9,9 +9,9 @@ import pytest
 from mlcc_hosts import K, view_of
 
 from flowslot.decision import Decision, Pace
+from flowslot.model.units import SECOND, Nanos
 from flowslot.policy.mlcc import Dependency, MlccOptions, MlccPolicy, Update
-from flowslot.policy.reserving import PATIENCE_SLOTS, Feedback, Reserving
-from flowslot.units import SECOND, Nanos
+from flowslot.policy.mlcc.planner import PATIENCE_SLOTS, Feedback, Reserving
 
 NOBODY = np.full(1, np.nan)
 

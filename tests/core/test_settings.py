@@ -2,8 +2,8 @@
 import pytest
 from pydantic import Field
 
-from flowslot.errors import ConfigError, why_unreadable
-from flowslot.settings import PathText, Settings, parse_toml
+from flowslot.model.errors import ConfigError, why_unreadable
+from flowslot.model.settings import PathText, Settings, parse_toml
 
 
 class Inner(Settings):

@@ -5,11 +5,11 @@ import math
 
 import pytest
 
-from flowslot.grantbook import Granted
-from flowslot.messages import Demand, Done, FromArbiter, Grant, HeartbeatEcho, Refusal
-from flowslot.negotiator import Negotiator, News
-from flowslot.shards import Shards, combined
-from flowslot.units import MILLISECOND, Nanos
+from flowslot.model.units import MILLISECOND, Nanos
+from flowslot.protocol.grantbook import Granted
+from flowslot.protocol.messages import Demand, Done, FromArbiter, Grant, HeartbeatEcho, Refusal
+from flowslot.protocol.negotiator import Negotiator, News
+from flowslot.protocol.shards import Shards, combined
 
 SLOT, LEASE = Nanos(60 * MILLISECOND), Nanos(240 * MILLISECOND)
 

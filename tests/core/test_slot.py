@@ -3,9 +3,9 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from flowslot.schedule import Schedule, constant
-from flowslot.slot import SlotClock, SlotGrid
-from flowslot.units import MILLISECOND, SECOND, Nanos
+from flowslot.model.schedule import Schedule, constant
+from flowslot.model.slot import SlotClock, SlotGrid
+from flowslot.model.units import MILLISECOND, SECOND, Nanos
 
 GRID = SlotGrid(Nanos(60 * MILLISECOND), 10)
 MS = int(MILLISECOND)

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from flowslot.arbiter import Arbiter, ArbiterConfig
-from flowslot.errors import ScheduleRefused
-from flowslot.messages import Ack, Demand, Done, Grant, Held, Hello
+from flowslot.model.errors import ScheduleRefused
+from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.policy.base import AllocationState, Floats
 from flowslot.policy.stagger import StaggerAllocator
-from flowslot.units import MILLISECOND, Nanos
+from flowslot.protocol.messages import Ack, Demand, Done, Grant, Held, Hello
 
 MS = int(MILLISECOND)
 SLOT, LEASE, ACK_TIMEOUT = 60, 120, 100

@@ -2,10 +2,10 @@
 import pytest
 
 from flowslot.arbiter import Arbiter, ArbiterConfig
-from flowslot.errors import ConfigError
+from flowslot.model.errors import ConfigError
+from flowslot.model.topology import Topology, parse_topology
+from flowslot.model.units import Nanos, goodput, wire_bps
 from flowslot.policy.stagger import StaggerAllocator
-from flowslot.topology import Topology, parse_topology
-from flowslot.units import Nanos, goodput, wire_bps
 
 GOOD = """
 [[switches]]

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.policy.base import AllocationState
-from flowslot.policy.virtual import SLACK, VirtualFair
-from flowslot.units import MILLISECOND, Nanos
+from flowslot.policy.fair_reference import SLACK, VirtualFair
 
 MS = MILLISECOND
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flowslot.topology import Topology, parse_topology
+from flowslot.model.topology import Topology, parse_topology
 from flowslot_shm.layout import SLOT, Message, Role, State, Transport
 from flowslot_shm.reader import RecordReader
 from flowslot_shm.writer import FlowWriter, Record

@@ -5,7 +5,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from flowslot.units import MILLISECOND
+from flowslot.model.units import MILLISECOND
 from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto import methods
 from flowslot_rpc.server import Server, ServerCall, unary

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import slots as plain
 
-from flowslot.grantbook import Granted
-from flowslot.messages import Demand
-from flowslot.topology import Topology
-from flowslot.units import MILLISECOND, Nanos
+from flowslot.model.topology import Topology
+from flowslot.model.units import MILLISECOND, Nanos
+from flowslot.protocol.grantbook import Granted
+from flowslot.protocol.messages import Demand
 from flowslot_shm.layout import HEADER, Quiet
-from flowslotd.flowtable import QUIET_SLOTS
+from flowslotd.observe.flow_table import QUIET_SLOTS
 
 MB = 1_000_000
 T0 = 10**12

@@ -15,7 +15,7 @@ import numpy as np
 
 from flowslot_shm.layout import MAGIC, REGISTER, REPLY, VERSION, Message
 from flowslot_shm.writer import Record as OwnRecord
-from flowslotd.registration import Limits, Record, RegistrationServer
+from flowslotd.observe.registration import Limits, Record, RegistrationServer
 
 CC = "fs_test_01"
 

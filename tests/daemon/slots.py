@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from flowslot.grantbook import Granted
+from flowslot.model.slot import SlotGrid
+from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.policy import registry
-from flowslot.slot import SlotGrid
-from flowslot.units import MILLISECOND, Nanos
-from flowslotd.enforcer import Enforcer
-from flowslotd.flowtable import FlowTable
-from flowslotd.pacing.base import FlowCounters, PaceEntry
+from flowslot.protocol.grantbook import Granted
+from flowslotd.observe.flow_table import FlowTable
+from flowslotd.pace.enforcer import Enforcer
+from flowslotd.pace.pacer import FlowCounters, PaceEntry
 from flowslotd.slotloop import SlotLoop
 
 SLOT = 60 * MILLISECOND

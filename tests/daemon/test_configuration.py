@@ -3,9 +3,9 @@
 
 import pytest
 
-from flowslot.errors import ConfigError
+from flowslot.model.errors import ConfigError
 from flowslotd import config
-from flowslotd.domain import switches_of
+from flowslotd.negotiate.domain import switches_of
 
 from .conftest import TOPOLOGY
 

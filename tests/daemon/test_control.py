@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from flowslot.errors import ConfigError
+from flowslot.model.errors import ConfigError
 from flowslotd.control import AlreadyRunning, Control
 
 

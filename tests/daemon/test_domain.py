@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from flowslot.arbiter import LEASE_SLOTS
-from flowslot.grantbook import Granted
-from flowslot.messages import Demand, Done
+from flowslot.model.units import Nanos
 from flowslot.policy import registry
 from flowslot.policy.registry import PolicyOptions
-from flowslot.units import Nanos
+from flowslot.protocol.grantbook import Granted
+from flowslot.protocol.messages import Demand, Done
 from flowslot_proto import flowslot_pb2 as pb
 from flowslotd import config
 from flowslotd.clock import monotonic
-from flowslotd.domain import Domain, open_domain
+from flowslotd.negotiate.domain import Domain, open_domain
 
 from .lying import Liar
 
@@ -103,11 +103,11 @@ def test_without_a_switch_no_grpc_is_loaded(tmp_path: Path) -> None:
     code = f"""
 import asyncio, sys
 from pathlib import Path
-from flowslot.messages import Demand
+from flowslot.protocol.messages import Demand
 from flowslot.policy import registry
 from flowslotd import config
 from flowslotd.clock import monotonic
-from flowslotd.domain import open_domain
+from flowslotd.negotiate.domain import open_domain
 async def main():
     got = []
     domain = open_domain(config.load(Path({str(tmp_path / "h1.toml")!r})), registry.get("stagger"),

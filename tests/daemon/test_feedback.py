@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 
 from flowslot.decision import Pace
-from flowslot.errors import ConfigError
+from flowslot.model.errors import ConfigError
+from flowslot.model.units import Nanos
 from flowslot.policy import registry
 from flowslot.policy.base import View
+from flowslot.policy.mlcc.planner import Reserving
 from flowslot.policy.registry import PolicyOptions
-from flowslot.policy.reserving import Reserving
-from flowslot.units import Nanos
 from flowslot_proto import flowslot_pb2 as pb
 from flowslotd import config
 from flowslotd.clock import monotonic, wall
 from flowslotd.daemon import Daemon
-from flowslotd.feedback import held_by_switches, open_feedback
+from flowslotd.negotiate.load_tables import held_by_switches, open_feedback
 
 from .lying import Liar
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from flowslot.topology import parse_topology
-from flowslot.units import MILLISECOND, Nanos
+from flowslot.model.topology import parse_topology
+from flowslot.model.units import MILLISECOND, Nanos
 from flowslot_shm.layout import Quiet, Role, Transport
-from flowslotd.bundles import Bundles
-from flowslotd.flowinfo import Ended
-from flowslotd.flowtable import FlowTable
+from flowslotd.negotiate.aggregates import Aggregates
+from flowslotd.observe.flow_info import Ended
+from flowslotd.observe.flow_table import FlowTable
 
 from .conftest import ELSEWHERE, TOPOLOGY
 
@@ -293,7 +293,7 @@ def test_an_owner_that_is_sure_displaces_one_that_is_not(topology, make_job):
 
 
 def test_absurd_values_neither_overflow_nor_raise(table, make_job):
-    job, kernel, bundles = make_job(), Kernel(), Bundles(table)
+    job, kernel, aggregates = make_job(), Kernel(), Aggregates(table)
     flow = job.flow(0, cookie=7)
     rng = np.random.default_rng(5)
     for i in range(300):
@@ -302,9 +302,9 @@ def test_absurd_values_neither_overflow_nor_raise(table, make_job):
         flow.done(int(rng.integers(2**63)))
         kernel.set(c7=int(rng.integers(2**62)))
         table.observe(at(i), [job], kernel if i % 3 else None)
-        bundles.look(at(i))
-        bundles.share_out(at(i))
-        for demand in bundles.demands(at(i), small=True):
+        aggregates.look(at(i))
+        aggregates.share_out(at(i))
+        for demand in aggregates.demands(at(i), small=True):
             assert 0 <= demand.remaining < 2**62
             assert 0 <= demand.period_ns < 10**12
             assert 0 <= demand.next_in_ns < 10**12

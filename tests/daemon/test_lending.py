@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from slots import Setup, slot_start, start
 
-from flowslot.grantbook import Granted
-from flowslot.units import MILLISECOND, Nanos
-from flowslotd.lending import Lending
-from flowslotd.progress import ROW
+from flowslot.model.units import MILLISECOND, Nanos
+from flowslot.protocol.grantbook import Granted
+from flowslotd.observe.progress import ROW
+from flowslotd.pace.handover import Lending
 
 
 class Flows:

@@ -13,7 +13,7 @@ from watching import SIZE, Looks, Watching, congestion_controls, until_found
 
 from flowslot_shm.layout import Message, Role, Transport, address
 from flowslot_shm.writer import Record as OwnRecord
-from flowslotd.outside import finder, sockets
+from flowslotd.observe.passive import finder, sockets
 
 
 def test_data_connections_are_reported_as_a_patched_process_would(

@@ -4,11 +4,11 @@
 import numpy as np
 import pytest
 
-from flowslot.errors import ConfigError
+from flowslot.model.errors import ConfigError
 from flowslot_shm.layout import SLOT, Role
 from flowslotd import config
-from flowslotd.flowtable import FlowTable
-from flowslotd.preflight import changes
+from flowslotd.diagnose.preflight import changes
+from flowslotd.observe.flow_table import FlowTable
 
 
 def test_by_default_they_are_left_alone(write):

@@ -18,8 +18,8 @@ import pytest
 from outsiders import HERE, THERE, Outsider, Sink, node, settle
 from watching import SIZE, Watching, until_found
 
-from flowslotd.outside import finder, service, sockets, watcher
-from flowslotd.outside.finder import Finder
+from flowslotd.observe.passive import finder, service, sockets, watcher
+from flowslotd.observe.passive.finder import Finder
 
 UNIT = Path(__file__).parents[2] / "systemd/flowslotd.service"
 
@@ -255,7 +255,7 @@ class Looker:
     def __init__(self, stack: ExitStack, *prefix: str) -> None:
         program = (
             "import logging, sys\n"
-            "from flowslotd.outside.finder import Finder\n"
+            "from flowslotd.observe.passive.finder import Finder\n"
             "logging.basicConfig(level=logging.INFO)\n"
             f"finder = Finder([{HERE!r}])\n"
             "for _ in sys.stdin: print([f.pid for f in finder.look()], flush=True)\n"

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowslot_shm.layout import Role
-from flowslotd.outside.nodes import MAX_ENVIRONMENT, Node, node_of
+from flowslotd.observe.passive.nodes import MAX_ENVIRONMENT, Node, node_of
 
 ROOT = b"DMLC_PS_ROOT_URI=10.0.0.1\0DMLC_PS_ROOT_PORT=9000\0"
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowslot.units import MILLISECOND
-from flowslotd.outside import phases
-from flowslotd.outside.phases import FIRST_NS, LARGEST, NOTHING, SMALL, Phases
-from flowslotd.outside.sockets import Info, Odometer
+from flowslot.model.units import MILLISECOND
+from flowslotd.observe.passive import phases
+from flowslotd.observe.passive.phases import FIRST_NS, LARGEST, NOTHING, SMALL, Phases
+from flowslotd.observe.passive.sockets import Info, Odometer
 
 LOOK = 10 * MILLISECOND
 

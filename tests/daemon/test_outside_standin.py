@@ -12,12 +12,13 @@ from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
-from flowslot.units import SECOND
+from flowslot.model.units import SECOND
 from flowslot_shm.layout import Role
 from flowslot_shm.writer import Record, cookie_of
-from flowslotd.outside import sockets, standin
-from flowslotd.outside.standin import Found, StandIn
-from flowslotd.outside.watcher import StandIns
+from flowslotd.observe.passive import shadow as standin
+from flowslotd.observe.passive import sockets
+from flowslotd.observe.passive.shadow import Found, StandIn
+from flowslotd.observe.passive.watcher import StandIns
 
 
 @pytest.fixture

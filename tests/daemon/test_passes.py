@@ -16,9 +16,9 @@ from flowslot_shm.layout import Message
 from flowslotd import config
 from flowslotd.clock import own_moment
 from flowslotd.daemon import Daemon
-from flowslotd.flowinfo import Ended
-from flowslotd.pacing.base import KernelEvent
-from flowslotd.progress import ROW
+from flowslotd.observe.flow_info import Ended
+from flowslotd.observe.progress import ROW
+from flowslotd.pace.pacer import KernelEvent
 from flowslotd.slotloop import SlotLoop
 
 from .conftest import TOPOLOGY

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from flowslot.peers import Group, LocalFlow, Peers
-from flowslot.units import MILLISECOND, Nanos
+from flowslot.model.units import MILLISECOND, Nanos
+from flowslot.policy.mlcc.peers import Group, LocalFlow, Peers
 from flowslot_proto.peers import write_peer
 from flowslotd import config
 from flowslotd.clock import monotonic
-from flowslotd.peers import PeerEndpoint
+from flowslotd.negotiate.peers import PeerEndpoint
 
 from .conftest import TOPOLOGY
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from flowslotd.metrics import Durations
-from flowslotd.ownership import holds_socket
-from flowslotd.sdnotify import Notifier
+from flowslotd.observe.ownership import holds_socket
+from flowslotd.systemd import Notifier
 
 ROOT = Path(__file__).resolve().parents[2]
 

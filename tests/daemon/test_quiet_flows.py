@@ -9,15 +9,15 @@ import pytest
 from quiet import MB, SLOT_MS, Room, at, granted, start, word
 from slots import MemoryPacer, Setup, slot_start
 
-from flowslot.grantbook import Granted
-from flowslot.messages import Demand
+from flowslot.model.slot import SlotGrid
+from flowslot.model.topology import Topology
+from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.policy import registry
 from flowslot.policy.registry import PolicyOptions
-from flowslot.slot import SlotGrid
-from flowslot.topology import Topology
-from flowslot.units import MILLISECOND, Nanos
-from flowslotd.enforcer import Enforcer
-from flowslotd.flowtable import QUIET_SLOTS, FlowTable
+from flowslot.protocol.grantbook import Granted
+from flowslot.protocol.messages import Demand
+from flowslotd.observe.flow_table import QUIET_SLOTS, FlowTable
+from flowslotd.pace.enforcer import Enforcer
 from flowslotd.slotloop import SlotLoop
 
 from .conftest import ELSEWHERE

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from quiet import MB, SLOT_MS, Room, at, granted, start
 
-from flowslot.topology import Topology
-from flowslot.units import MILLISECOND
+from flowslot.model.topology import Topology
+from flowslot.model.units import MILLISECOND
 from flowslot_shm import writer
 
 MS = MILLISECOND

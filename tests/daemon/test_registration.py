@@ -27,7 +27,7 @@ from registering import (
 from flowslot_shm.client import JobClient
 from flowslot_shm.layout import Message, Role
 from flowslot_shm.writer import Record as OwnRecord
-from flowslotd.registration import Limits
+from flowslotd.observe.registration import Limits
 
 
 @pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])

@@ -24,7 +24,7 @@ from registering import (
 
 from flowslot_shm.layout import MAGIC, PACKED_DOORBELL, VERSION, Message
 from flowslot_shm.writer import Record as OwnRecord
-from flowslotd import registration
+from flowslotd.observe import registration
 
 MESSAGES = [
     (b"", None),

@@ -5,11 +5,11 @@ import asyncio
 
 import pytest
 
-from flowslot.errors import ConfigError
+from flowslot.model.errors import ConfigError
 from flowslotd import config
 from flowslotd.daemon import Daemon
 from flowslotd.engine import Engine
-from flowslotd.pacing.null import NullPacer
+from flowslotd.pace.null import NullPacer
 from flowslotd.slotloop import SlotLoop
 
 

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from flowslot.grantbook import Granted
-from flowslot.messages import Demand
+from flowslot.model.units import Nanos
 from flowslot.policy import registry
 from flowslot.policy.registry import PolicyOptions
-from flowslot.units import Nanos
+from flowslot.protocol.grantbook import Granted
+from flowslot.protocol.messages import Demand
 from flowslotd import config
 from flowslotd.clock import monotonic
-from flowslotd.domain import Domain, open_domain
+from flowslotd.negotiate.domain import Domain, open_domain
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "switchemu"))
 from switchproc import Switch, free_port

@@ -6,13 +6,13 @@ import pytest
 from slots import SLOT, Setup, slot_start, start
 
 from flowslot.decision import Hold, Pace
-from flowslot.grantbook import Granted
+from flowslot.model.schedule import Schedule
+from flowslot.model.slot import SlotGrid
+from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.policy import registry
-from flowslot.schedule import Schedule
-from flowslot.slot import SlotGrid
-from flowslot.units import MILLISECOND, Nanos
-from flowslotd.enforcer import GROWTH_PER_MS
-from flowslotd.flowtable import FlowTable
+from flowslot.protocol.grantbook import Granted
+from flowslotd.observe.flow_table import FlowTable
+from flowslotd.pace.enforcer import GROWTH_PER_MS
 from flowslotd.slotloop import SlotLoop
 
 

@@ -4,8 +4,8 @@
 import numpy as np
 import pytest
 
-from flowslotd.bundles import Bundles
-from flowslotd.flowtable import FlowTable
+from flowslotd.negotiate.aggregates import Aggregates
+from flowslotd.observe.flow_table import FlowTable
 
 from .test_flowtable import Kernel, at
 
@@ -134,13 +134,13 @@ def test_what_is_done_is_at_its_end_whatever_else_was_sent_before(run):
 
 
 def test_an_arbiter_is_asked_for_headers_too(run):
-    bundles = Bundles(run.table)
+    aggregates = Aggregates(run.table)
     for _ in range(3):
         run.iterate(MANY)
     run.begin()
     run.send((SIZE + BEFORE) // 2)
-    bundles.look(at(10 * run.n))
-    (demand,) = bundles.demands(at(10 * run.n))
+    aggregates.look(at(10 * run.n))
+    (demand,) = aggregates.demands(at(10 * run.n))
     assert abs(demand.remaining - (SIZE + BEFORE) // 2) <= 2
     assert demand.next_bytes == SIZE + BEFORE
     view = run.table.view(0, 1, [False] * 8, [0])

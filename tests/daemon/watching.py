@@ -11,10 +11,10 @@ import pytest
 from outsiders import HERE, Outsider, settle
 
 from flowslot_shm.layout import Message, State
-from flowslotd.flowinfo import Source
-from flowslotd.outside import sockets, watcher
-from flowslotd.outside.finder import Finder
-from flowslotd.outside.service import Outside
+from flowslotd.observe.flow_info import Source
+from flowslotd.observe.passive import sockets, watcher
+from flowslotd.observe.passive.finder import Finder
+from flowslotd.observe.passive.service import Outside
 
 SIZE = 300_000
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from flowslotd.pacing import layout
-from flowslotd.pacing.layout import Mode
+from flowslotd.pace import layout
+from flowslotd.pace.layout import Mode
 
 SLOT_NS = 60_000_000
 """Default of the daemon's configuration."""

@@ -21,7 +21,7 @@ from flowslot_lab.procs import Process
 from flowslot_lab.runner import LiveRun, expected_bytes
 from flowslot_lab.state import RunState
 from flowslot_scenario.scenario import Scenario, load
-from flowslotd.pacing.layout import Mode
+from flowslotd.pace.layout import Mode
 
 from .conftest import NOTHING, SCENARIOS, Quiet, traces
 

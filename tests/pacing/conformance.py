@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flowslotd.pacing import Pacer, PacingError, guardian, make_pacer, pack
-from flowslotd.pacing.base import PaceEntry
-from flowslotd.pacing.select import TRAITS
+from flowslotd.pace import Pacer, PacingError, guardian, make_pacer, pack
+from flowslotd.pace.pacer import PaceEntry
+from flowslotd.pace.select import TRAITS
 
 MB = 1_000_000
 LONG = 3600 * 10**9

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from flowslotd.pacing.bpf_cc import BpfPacer
+from flowslotd.pace.bpf import BpfPacer
 
 from .conformance import BACKENDS, Bench, bench_of
 

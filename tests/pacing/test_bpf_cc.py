@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flowslotd.pacing.base import UNPACED, pack
-from flowslotd.pacing.bpf_cc import BpfPacer
-from flowslotd.pacing.layout import Mode
+from flowslotd.pace.bpf import BpfPacer
+from flowslotd.pace.layout import Mode
+from flowslotd.pace.pacer import UNPACED, pack
 
 from .conformance import MB, entry, later
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from flowslotd.pacing.base import PacingError, pack
-from flowslotd.pacing.bpf_cc import BpfPacer, unique_name
+from flowslotd.pace.bpf import BpfPacer, unique_name
+from flowslotd.pace.pacer import PacingError, pack
 
 from .conformance import MB, entry, later
 
@@ -61,8 +61,8 @@ def test_jobs_need_no_privileges(pacer: BpfPacer, net: Any) -> None:
 
 LOADER = """
 import sys, time
-from flowslotd.pacing.base import PaceEntry, pack
-from flowslotd.pacing.bpf_cc import BpfPacer
+from flowslotd.pace.pacer import PaceEntry, pack
+from flowslotd.pace.bpf import BpfPacer
 pacer = BpfPacer("victim", slots=64)
 if sys.argv[1] == "without-link":
     load = pacer._load
@@ -148,7 +148,7 @@ def test_names_fit_the_kernel() -> None:
 
 def test_a_foreign_object_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = tmp_path / "flowslot.bpf.o"
-    monkeypatch.setattr("flowslotd.pacing.libbpf.PLACES", (tmp_path,))
+    monkeypatch.setattr("flowslotd.pace.libbpf.PLACES", (tmp_path,))
     with pytest.raises(PacingError, match="make -C bpf"):
         BpfPacer("test").open()
     wrong.write_bytes(b"\x7fELF nothing else")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from flowslotd.pacing import PaceEntry, PacingError, make_pacer, pack
+from flowslotd.pace import PaceEntry, PacingError, make_pacer, pack
 
 from .conformance import FREE, MB, MUST, ON_DEVICES, OWN, Bench, later, set_rate, tc
 
@@ -320,7 +320,7 @@ def test_a_default_that_would_not_come_back(
     (was,) = [one["kind"] for one in before["qdiscs"] if one["dev"] == "old0"]
     today = tmp_path / "default_qdisc"  # this namespace has no such file
     today.write_text("something\n")
-    monkeypatch.setattr("flowslotd.pacing.devices.DEFAULT_QDISC", today)
+    monkeypatch.setattr("flowslotd.pace.devices.DEFAULT_QDISC", today)
     with pytest.raises(PacingError, match=f"old0 has {was}, which would come back as something"):
         make_pacer(on.backend, "named", devices=["old0"])
     assert on.host() == before

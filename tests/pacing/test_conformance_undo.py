@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from flowslotd.pacing.undo import UndoTable
+from flowslotd.pace.undo import UndoTable
 
 from .conformance import FREE, LONG, MB, MOST, ON_DEVICES, Bench, later, options, set_own, set_rate
 
@@ -101,7 +101,7 @@ def test_what_is_undone_before_it_is_done_is_undone_again(
 
 OWNER = """
 import sys, time
-from flowslotd.pacing import PaceEntry, make_pacer, pack
+from flowslotd.pace import PaceEntry, make_pacer, pack
 pacer = make_pacer(sys.argv[1], "victim")
 print(pacer.congestion_control, flush=True)
 cookie, pid, fd = map(int, sys.stdin.readline().split())

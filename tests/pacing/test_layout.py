@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flowslotd.pacing import edt, layout
+from flowslotd.pace import edt, layout
 
 BPF = Path(__file__).parents[2] / "bpf"
 TYPES = {

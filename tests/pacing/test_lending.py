@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from flowslotd.pacing.base import PaceEntry, pack
-from flowslotd.pacing.bpf_cc import BpfPacer
+from flowslotd.pace.bpf import BpfPacer
+from flowslotd.pace.pacer import PaceEntry, pack
 
 from .conformance import MB, later
 

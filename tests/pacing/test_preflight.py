@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from flowslotd import config, diagnosis, preflight
-from flowslotd.pacing import PacingError, guardian, make_pacer
+from flowslotd import config
+from flowslotd.diagnose import diagnosis, preflight
+from flowslotd.pace import PacingError, guardian, make_pacer
 
 from .conformance import MB, ON_DEVICES, Bench, set_rate
 

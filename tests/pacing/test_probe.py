@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from flowslotd import diagnosis, probe
-from flowslotd.probe import Finding
+from flowslotd.diagnose import diagnosis, probe
+from flowslotd.diagnose.probe import Finding
 
 
 @pytest.mark.root
@@ -24,7 +24,7 @@ def test_all_probes_run_and_leave_nothing() -> None:
 
 
 def test_a_missing_program_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flowslotd.pacing.libbpf.PLACES", (Path("/nonexistent"),))
+    monkeypatch.setattr("flowslotd.pace.libbpf.PLACES", (Path("/nonexistent"),))
     assert (probe.program().status, probe.struct_ops().status) == ("missing", "missing")
     assert "make -C bpf" in probe.struct_ops().detail
 
@@ -72,7 +72,9 @@ def test_the_back_end_follows_from_the_findings() -> None:
 def test_a_diagnosis_says_why(
     monkeypatch: pytest.MonkeyPatch, wanted: str, backend: str, words: str
 ) -> None:
-    monkeypatch.setattr("flowslotd.diagnosis.probe", lambda: findings(pidfd_getfd="ok", htb="ok"))
+    monkeypatch.setattr(
+        "flowslotd.diagnose.diagnosis.probe", lambda: findings(pidfd_getfd="ok", htb="ok")
+    )
     found = diagnosis.diagnose(wanted)
     assert found.backend == backend
     assert words in diagnosis.verdict(found)

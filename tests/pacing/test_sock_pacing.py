@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from flowslotd.pacing import guardian, make_pacer
-from flowslotd.pacing.base import PaceEntry, pack
-from flowslotd.pacing.sock_pacing import SocketPacer
+from flowslotd.pace import guardian, make_pacer
+from flowslotd.pace.pacer import PaceEntry, pack
+from flowslotd.pace.sockopt import SocketPacer
 
 from .conformance import FREE, MB, MOST, entry, later
 
@@ -185,7 +185,7 @@ def has_ended(pid: int) -> bool:
 
 OWNER = """
 import sys, time
-from flowslotd.pacing import PaceEntry, make_pacer, pack
+from flowslotd.pace import PaceEntry, make_pacer, pack
 pacer = make_pacer("socket", "victim")
 cookie, pid, fd = map(int, sys.stdin.readline().split())
 pacer.attach(cookie, pid, fd)

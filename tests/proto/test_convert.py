@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowslot.errors import ProtocolError
-from flowslot.messages import (
+from flowslot.model.errors import ProtocolError
+from flowslot.protocol.messages import (
     Ack,
     Demand,
     Done,

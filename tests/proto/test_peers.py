@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from flowslot.errors import ProtocolError
-from flowslot.peers import MAX_GROUPS, Group, Progress
+from flowslot.model.errors import ProtocolError
+from flowslot.policy.mlcc.peers import MAX_GROUPS, Group, Progress
 from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto.peers import read_peer, write_peer
 

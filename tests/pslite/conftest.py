@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from flowslotd.registration import Record, RegistrationServer
+from flowslotd.observe.registration import Record, RegistrationServer
 
 ROOT = Path(__file__).parents[2]
 BUILT = ROOT / "build" / "pslite"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flowslotd.outside.nodes import node_of
+from flowslotd.observe.passive.nodes import node_of
 
 from .conftest import ROOT
 

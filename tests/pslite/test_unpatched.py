@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from flowslot_shm.layout import Role, State, address
-from flowslotd.outside.service import Outside
+from flowslotd.observe.passive.service import Outside
 
 from .conftest import NODE_KEYS, NODE_VALUE, PsJob, training
 from .test_run import sockets

@@ -6,8 +6,8 @@ import itertools
 import pytest
 from scenariofiles import SCENARIOS, TWO_RACKS
 
-from flowslot.errors import ConfigError
-from flowslot.topology import Topology, parse_topology
+from flowslot.model.errors import ConfigError
+from flowslot.model.topology import Topology, parse_topology
 from flowslot_lab.net import control_ip, data_ip
 from flowslot_lab.plane import SwitchProcesses, topology_toml
 from flowslot_scenario.scenario import Link, Scenario, load, parse

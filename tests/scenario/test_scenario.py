@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 from scenariofiles import SCENARIOS, TWO_HOSTS
 
-from flowslot.errors import ConfigError
-from flowslot.topology import parse_topology
+from flowslot.model.errors import ConfigError
+from flowslot.model.topology import parse_topology
 from flowslot_lab.plane import SwitchProcesses, topology_toml
 from flowslot_scenario.scenario import Scenario, load, parse
 

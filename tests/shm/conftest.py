@@ -16,7 +16,7 @@ import pytest
 from flowslot_shm.client import JobClient
 from flowslot_shm.layout import Message, Role
 from flowslot_shm.writer import FlowWriter
-from flowslotd.registration import Limits, Record, RegistrationServer
+from flowslotd.observe.registration import Limits, Record, RegistrationServer
 
 SHM = Path(__file__).parents[2] / "shm"
 TCP_CONGESTION = 13

@@ -16,7 +16,7 @@ import pytest
 from flowslot_shm.client import JobClient
 from flowslot_shm.layout import MAGIC, REPLY, VERSION, Message, Role, State, Transport, address
 from flowslot_shm.reader import RecordReader
-from flowslotd.registration import Limits
+from flowslotd.observe.registration import Limits
 
 if TYPE_CHECKING:
     from tests.shm.conftest import CJob, Daemon, Job, StartJob

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from flowslot_shm import loops
+from flowslot_shm import slot_check
 from flowslot_shm.client import JobClient
 from flowslot_shm.layout import HEADER, MAGIC, SLOT, VERSION, Role, State, Transport, record_bytes
 from flowslot_shm.reader import MAX_BYTES, MAX_COUNT, Fault, RecordError, RecordReader
@@ -288,9 +288,9 @@ wild = st.fixed_dictionaries(
 
 
 def take_nothing(*arguments: object) -> int:
-    """In place of loops.settle: all slots have to be looked at with care."""
+    """In place of slot_check.settle: all slots have to be looked at with care."""
     *_, (_, _, verdicts) = arguments  # type: ignore[misc]
-    verdicts[:] = loops.STRANGE
+    verdicts[:] = slot_check.STRANGE
     return len(verdicts)
 
 
@@ -304,7 +304,7 @@ def test_what_is_taken_over_as_it_is_needs_no_repair(lies: list[dict[str, object
             put(record, 0, **lie)
             quick.look()
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(loops, "settle", take_nothing)
+                patch.setattr(slot_check, "settle", take_nothing)
                 careful.look()
             assert (quick.good == careful.good).all()
             assert (quick.faults == careful.faults).all()

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from flowslot.model.units import MILLISECOND, SECOND, Nanos
 from flowslot.policy.registry import PolicyOptions, get
-from flowslot.units import MILLISECOND, SECOND, Nanos
 from flowslot_sim.network import FlowSpec
 from flowslot_sim.plane.messages import Messages, Plant
 from flowslot_sim.plane.wire import Delays

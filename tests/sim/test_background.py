@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from flowslot.model.units import Nanos
 from flowslot.policy.base import Floats
 from flowslot.policy.mlcc.bandwidth import WINDOW
-from flowslot.units import Nanos
 from flowslot_sim.network import FlowSpec
 from flowslot_sim.plane.messages import Plant
 from flowslot_sim.plane.mlcc import VARIANTS, Mlcc, Variant

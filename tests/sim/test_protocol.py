@@ -12,8 +12,8 @@ from hypothesis import example, given, settings
 sys.path.append(str(Path(__file__).parent))
 from chaos import FAULTS, RARELY_MS, Chaos, Fault, plant, star
 
-from flowslot.slot import DEFAULT_SLOT
-from flowslot.units import MILLISECOND, SECOND
+from flowslot.model.slot import DEFAULT_SLOT
+from flowslot.model.units import MILLISECOND, SECOND
 
 faults = st.lists(
     st.builds(

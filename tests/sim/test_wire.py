@@ -3,7 +3,7 @@
 
 import numpy as np
 
-from flowslot.units import MILLISECOND, Nanos
+from flowslot.model.units import MILLISECOND, Nanos
 from flowslot_sim.events import Events
 from flowslot_sim.plane.wire import Delays, Stream
 

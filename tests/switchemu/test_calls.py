@@ -9,7 +9,7 @@ import grpc
 import pytest
 from switchproc import GBPS, LINKS, EmulatedSwitchStub, Switch
 
-from flowslot.units import goodput
+from flowslot.model.units import goodput
 from flowslot_proto import flowslot_pb2 as pb
 
 OK = pb.UpdateScheduleReply.STATUS_OK

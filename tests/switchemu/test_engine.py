@@ -12,8 +12,8 @@ import uvloop
 from switchproc import topology
 
 from flowslot.arbiter import Arbiter
-from flowslot.messages import Demand, FromDaemon, Grant, Hello, Opening
 from flowslot.policy.stagger import StaggerAllocator
+from flowslot.protocol.messages import Demand, FromDaemon, Grant, Hello, Opening
 from flowslot_switch.config import Overrides, load
 from flowslot_switch.engine import SPACING_S, Engine
 from flowslot_switch.stream import Closing, Stream

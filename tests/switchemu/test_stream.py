@@ -8,7 +8,7 @@ import grpc
 import pytest
 from switchproc import GBPS, LINKS, Peer, Switch, until
 
-from flowslot.units import goodput
+from flowslot.model.units import goodput
 from flowslot_proto import flowslot_pb2 as pb
 
 RESERVABLE = 0.96 * goodput(GBPS * 1e9)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The arbiter of one contention domain: shares its links out among all daemons."""
 
+from flowslot.arbiter.arbiter import Arbiter
 from flowslot.arbiter.config import GATHER_NS, LEASE_SLOTS, ArbiterConfig
-from flowslot.arbiter.core import Arbiter
 from flowslot.arbiter.sessions import SessionState
 
 __all__ = ["GATHER_NS", "LEASE_SLOTS", "Arbiter", "ArbiterConfig", "SessionState"]

@@ -3,7 +3,7 @@
 
 from dataclasses import dataclass
 
-from flowslot.units import MILLISECOND, Nanos
+from flowslot.model.units import MILLISECOND, Nanos
 
 _SLOT = Nanos(60 * MILLISECOND)
 LEASE_SLOTS = 5

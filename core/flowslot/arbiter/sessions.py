@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from flowslot.arbiter.config import ArbiterConfig
-from flowslot.errors import ProtocolError
-from flowslot.messages import Hello
-from flowslot.units import Nanos
+from flowslot.model.errors import ProtocolError
+from flowslot.model.units import Nanos
+from flowslot.protocol.messages import Hello
 
 _MAX_DROPPED = 4096  # ended flows remembered per session, against demands still on their way
 _NAMES_PER_SESSION = 4  # names of daemons remembered, against Hellos still on their way

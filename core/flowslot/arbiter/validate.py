@@ -5,9 +5,9 @@ import math
 from dataclasses import replace
 
 from flowslot.arbiter.config import ArbiterConfig
-from flowslot.errors import ProtocolError
-from flowslot.messages import Demand, Hello
-from flowslot.units import SECOND
+from flowslot.model.errors import ProtocolError
+from flowslot.model.units import SECOND
+from flowslot.protocol.messages import Demand, Hello
 
 MAX_ID = 2**64 - 1
 MAX_COUNT = 2**62

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flowslot.decision import Decision
-from flowslot.units import Nanos
+from flowslot.model.units import Nanos
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from flowslot.decision import Decision
+from flowslot.model.units import Nanos
 from flowslot.policy.base import AllocationState, Bools, Floats, View
 from flowslot.policy.fill import max_min
-from flowslot.units import Nanos
 
 
 class FairAllocator:

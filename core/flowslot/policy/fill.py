@@ -3,14 +3,14 @@
 
 import numpy as np
 
-from flowslot.policy import loops
+from flowslot.policy import filling
 from flowslot.policy.base import Floats, Paths
 
 
 def link_sum(paths: Paths, rates: Floats, n_links: int) -> Floats:
     """Sum of `rates` float64[F] over each link, float64[n_links + 1]; the last one is padding."""
     sums = np.zeros(n_links + 1)
-    loops.link_sum(paths, rates, sums)
+    filling.link_sum(paths, rates, sums)
     return sums
 
 
@@ -22,5 +22,5 @@ def max_min(paths: Paths, capacity: Floats, limit: Floats) -> Floats:
     round to round, so both are final; that takes far fewer rounds than one link at a time.
     """
     rate = np.zeros(len(limit))
-    loops.max_min(paths, capacity, limit, rate)
+    filling.max_min(paths, capacity, limit, rate)
     return rate

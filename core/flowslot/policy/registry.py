@@ -5,15 +5,15 @@ import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from flowslot.errors import FlowslotError
+from flowslot.model.errors import FlowslotError
+from flowslot.model.slot import DEFAULT_SLOT
+from flowslot.model.units import Nanos
 from flowslot.policy.base import Allocator, HostPolicy
 from flowslot.policy.fair import FairAllocator, FairPolicy
 from flowslot.policy.mlcc import MlccOptions, MlccPolicy
-from flowslot.policy.reserving import Planner
+from flowslot.policy.mlcc.planner import Planner
 from flowslot.policy.stagger import StaggerAllocator, StaggerPolicy
 from flowslot.policy.static import StaticPolicy
-from flowslot.slot import DEFAULT_SLOT
-from flowslot.units import Nanos
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from flowslot.decision import Decision, Pace
+from flowslot.model.schedule import constant
+from flowslot.model.units import Nanos
 from flowslot.policy.base import Floats, View
-from flowslot.schedule import constant
-from flowslot.units import Nanos
 
 
 class StaticPolicy:

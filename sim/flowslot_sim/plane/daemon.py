@@ -12,13 +12,13 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from flowslot.bundle import Bundle, ended
-from flowslot.grantbook import Granted, nothing_said
-from flowslot.messages import FromArbiter, FromDaemon, Hello
-from flowslot.negotiator import Negotiator
-from flowslot.ownlinks import OwnLinks
-from flowslot.shards import Shards
-from flowslot.units import MILLISECOND, SECOND, Nanos
+from flowslot.model.units import MILLISECOND, SECOND, Nanos
+from flowslot.protocol.aggregate import Aggregate, ended
+from flowslot.protocol.grantbook import Granted, nothing_said
+from flowslot.protocol.messages import FromArbiter, FromDaemon, Hello
+from flowslot.protocol.negotiator import Negotiator
+from flowslot.protocol.ownlinks import OwnLinks
+from flowslot.protocol.shards import Shards
 from flowslot_sim.events import Action, Event, Events
 from flowslot_sim.observed import Observer
 from flowslot_sim.plane.switch import SwitchNode
@@ -84,8 +84,8 @@ class DaemonNode:
         self._own: OwnLinks | None = None
         self._own_alarm: Event | None = None
         bunches = observer.bunches
-        self._bundles = {
-            b: Bundle(b + 1, bunches[b].job, bunches[b].links, 0, flows=len(bunches[b].rows))
+        self._aggregates = {
+            b: Aggregate(b + 1, bunches[b].job, bunches[b].links, 0, flows=len(bunches[b].rows))
             for b in mine
         }
         self._started: set[int] = set()
@@ -156,12 +156,12 @@ class DaemonNode:
         """Look at all flows; give back what is over; say what is new; put into force."""
         at = self._clock.read(now)
         self._look(now, at)
-        over = [bundle.id for bundle in ended([self._bundles[b] for b in self._started])]
+        over = [aggregate.id for aggregate in ended([self._aggregates[b] for b in self._started])]
         if over:
             given = self._shards.give_back(over) if self._own is None else []
             self._take(now, given)
-        said = [self._bundles[b] for b in self._started]
-        demands = [bundle.demand(at) for bundle in said if bundle.has_news(at, small)]
+        said = [self._aggregates[b] for b in self._started]
+        demands = [aggregate.demand(at) for aggregate in said if aggregate.has_news(at, small)]
         if demands:
             self._shards.demand(at, demands)
             if self._own is not None:
@@ -174,12 +174,12 @@ class DaemonNode:
         shift = at - now  # onsets were seen on the simulation's clock
         remaining, due = seen.remaining(), seen.due(now)
         for b in self._started:
-            bundle = self._bundles[b]
-            bundle.active = bool(seen.active[b])
-            bundle.remaining = float(remaining[b])
-            bundle.target = bundle.expected = float(seen.expected[b])
-            bundle.onset, bundle.due = int(seen.onset[b]) + shift, int(due[b]) + shift
-            bundle.period = int(seen.period[b])
+            aggregate = self._aggregates[b]
+            aggregate.active = bool(seen.active[b])
+            aggregate.remaining = float(remaining[b])
+            aggregate.target = aggregate.expected = float(seen.expected[b])
+            aggregate.onset, aggregate.due = int(seen.onset[b]) + shift, int(due[b]) + shift
+            aggregate.period = int(seen.period[b])
 
     # --- what arbiters say
 
@@ -187,9 +187,9 @@ class DaemonNode:
         """Put into force."""
         until = self._deadline(now)
         for grant in grants:
-            bundle = self._bundles[grant.flow - 1]
-            bundle.take(grant)
-            live = [link for link in bundle.links if self._shards.covers((link,))]
+            aggregate = self._aggregates[grant.flow - 1]
+            aggregate.take(grant)
+            live = [link for link in aggregate.links if self._shards.covers((link,))]
             self._kernel.put(now, grant.flow - 1, grant, live if self._own is None else [], until)
 
     def _deadline(self, now: Nanos) -> Nanos:
@@ -211,7 +211,7 @@ class DaemonNode:
             changed = [grant.flow for grant in (*news.changes.lowered, *news.changes.raised)]
             self._take(now, map(self._shards.grant, [*changed, *news.left_alone]))
         negotiator.enforced(news)
-        if any(self._bundles[b].told is None for b in self._started):
+        if any(self._aggregates[b].told is None for b in self._started):
             self._pass(now, small=False)
         self._flush(now)
 
@@ -304,7 +304,7 @@ class DaemonNode:
         at = self._clock.read(now)
         self._own = self._make_own(at)
         self._own.load(at, self._shards.picture(at))
-        self._take(now, [nothing_said(bundle.id) for bundle in self._bundles.values()])
+        self._take(now, [nothing_said(aggregate.id) for aggregate in self._aggregates.values()])
         self._settle(now)
 
     def _to_switches(self, now: Nanos) -> None:

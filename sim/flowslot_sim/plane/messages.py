@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flowslot.arbiter import GATHER_NS, LEASE_SLOTS, ArbiterConfig
-from flowslot.grantbook import Granted
-from flowslot.negotiator import Negotiator
-from flowslot.ownlinks import OwnLinks
+from flowslot.model.slot import DEFAULT_SLOT
+from flowslot.model.units import Nanos
 from flowslot.policy.base import Allocator
 from flowslot.policy.registry import PolicyOptions, beside_others
-from flowslot.slot import DEFAULT_SLOT
-from flowslot.units import Nanos
+from flowslot.protocol.grantbook import Granted
+from flowslot.protocol.negotiator import Negotiator
+from flowslot.protocol.ownlinks import OwnLinks
 from flowslot_sim.events import Event
 from flowslot_sim.observed import Observer
 from flowslot_sim.plane.daemon import DaemonNode

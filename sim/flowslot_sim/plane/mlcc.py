@@ -13,10 +13,10 @@ from functools import partial
 
 import numpy as np
 
-from flowslot.peers import Progress
+from flowslot.model.units import SECOND, Nanos
 from flowslot.policy.base import Floats
 from flowslot.policy.mlcc import MlccOptions, MlccPolicy
-from flowslot.units import SECOND, Nanos
+from flowslot.policy.mlcc.peers import Progress
 from flowslot_sim.plane.messages import Plant
 from flowslot_sim.plane.mlcc_host import MlccHost, Wiring
 from flowslot_sim.plane.mlcc_switch import TableSwitch

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flowslot.decision import Decision, Pace
-from flowslot.peers import LocalFlow, Peers, Progress, letters
+from flowslot.model.units import SECOND, Nanos
 from flowslot.policy.base import Floats, View
 from flowslot.policy.mlcc import MlccPolicy, Observed, Update
-from flowslot.units import SECOND, Nanos
+from flowslot.policy.mlcc.peers import LocalFlow, Peers, Progress, letters
 from flowslot_sim.plane.mlcc_switch import HORIZON, TableSwitch
 from flowslot_sim.simulation import Simulation
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from flowslot.errors import ScheduleRefused
-from flowslot.loadtable import LoadTable
+from flowslot.model.errors import ScheduleRefused
+from flowslot.model.loadtable import LoadTable
+from flowslot.model.units import Nanos
 from flowslot.policy.base import Floats
 from flowslot.policy.mlcc import Update
-from flowslot.units import Nanos
 from flowslot_sim.events import Events
 
 HORIZON = 10

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from flowslot.decision import Pace
+from flowslot.model.slot import DEFAULT_SLOT
+from flowslot.model.units import Nanos
 from flowslot.policy.base import AllocationState, Allocator, HostPolicy, View
-from flowslot.slot import DEFAULT_SLOT
-from flowslot.units import Nanos
 from flowslot_sim.observed import NEVER, Observer
 from flowslot_sim.simulation import Simulation
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from flowslot.arbiter import Arbiter, ArbiterConfig, SessionState
-from flowslot.arbiter.outbox import Outbox
-from flowslot.errors import ProtocolError
-from flowslot.messages import FromArbiter, FromDaemon, HeartbeatEcho, Hello
+from flowslot.model.errors import ProtocolError
+from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.policy.base import Allocator
-from flowslot.units import MILLISECOND, Nanos
+from flowslot.protocol.messages import FromArbiter, FromDaemon, HeartbeatEcho, Hello
+from flowslot.protocol.outbox import Outbox
 from flowslot_sim.events import Event, Events
 from flowslot_sim.plane.wire import Clock, Stream
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flowslot.units import MILLISECOND, Nanos
+from flowslot.model.units import MILLISECOND, Nanos
 from flowslot_sim.events import Events
 
 

@@ -13,6 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from flowslot.decision import Decision, Pace
+from flowslot.model.schedule import Schedule
+from flowslot.model.slot import DEFAULT_SLOT
+from flowslot.model.units import SECOND, Nanos
 from flowslot.policy.base import Floats, Rows, View
 from flowslot.policy.mlcc import depend
 from flowslot.policy.mlcc.bandwidth import History, Observed, history_bound, residual_bound
@@ -21,9 +24,6 @@ from flowslot.policy.mlcc.links import Links, others
 from flowslot.policy.mlcc.options import MlccOptions
 from flowslot.policy.mlcc.plan import plan
 from flowslot.policy.mlcc.release import Pauses
-from flowslot.schedule import Schedule
-from flowslot.slot import DEFAULT_SLOT
-from flowslot.units import SECOND, Nanos
 
 INSTANT_S = 1e-9
 """A flow that needs less than this needs so much, where something is divided by it."""

@@ -19,12 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flowslot.decision import Decision, Pace
+from flowslot.model.schedule import constant
+from flowslot.model.units import SECOND, Nanos
 from flowslot.policy.base import AllocationState, Bools, Floats, Rows, View
-from flowslot.policy.stagger import loops
-from flowslot.policy.stagger.loops import ACTIVE, COMING, IDLE, OVERDUE_NS, SOON_NS
-from flowslot.policy.virtual import VirtualFair
-from flowslot.schedule import constant
-from flowslot.units import SECOND, Nanos
+from flowslot.policy.fair_reference import VirtualFair
+from flowslot.policy.stagger import gang_rates
+from flowslot.policy.stagger.gang_rates import ACTIVE, COMING, IDLE, OVERDUE_NS, SOON_NS
 
 AGEING = 4.0
 """Weight of waiting time: after one period of waiting a job counts as five times shorter."""
@@ -56,13 +56,13 @@ class StaggerAllocator:
         self._top_up = top_up
         self._settled = False
         self._standing: Bools | None = None
-        self._sharing = loops.Sharing(0, 0, 0)
+        self._sharing = gang_rates.Sharing(0, 0, 0)
 
     def allocate(self, state: AllocationState, now: Nanos) -> Floats:
         """See Allocator."""
         shape = len(state.remaining), len(state.job_names), len(state.capacity) - 1
         if self._sharing.shape != shape:
-            self._sharing = loops.Sharing(*shape)
+            self._sharing = gang_rates.Sharing(*shape)
         # Who is later than it would be without us gets what it would have without us.
         floors = np.where(self._fair.look(state, now), 1.0, self._floor_share)
         allocation = _Allocation(state, self._sharing, floors, self._partial)
@@ -77,7 +77,7 @@ class StaggerAllocator:
         """The next time at which an idle flow begins or ceases to count as about to start."""
         if self._settled:
             return None
-        edge = loops.next_edge(state.remaining, state.next_bytes, state.due_ns, state.idle_ns)
+        edge = gang_rates.next_edge(state.remaining, state.next_bytes, state.due_ns, state.idle_ns)
         return None if math.isinf(edge) else Nanos(now + int(edge) + 1)
 
     def standing(self) -> Bools | None:
@@ -101,7 +101,7 @@ class _Allocation:
     """One run of the allocator over one state, in `sharing`."""
 
     def __init__(
-        self, state: AllocationState, sharing: loops.Sharing, floors: Floats, partial: bool
+        self, state: AllocationState, sharing: gang_rates.Sharing, floors: Floats, partial: bool
     ) -> None:
         self._sharing = sharing
         self._names = state.job_names

@@ -1,0 +1,380 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arbiter: takes in what daemons say, and decides which grants to send.
+
+Its inputs only change tables; `step` does all the deciding. `now` is monotonic nanoseconds and
+never goes back. The rules are those of the negotiation protocol: lower first and raise only from
+capacity that no commitment holds (4 to 6), leases (9), recovery from amnesia (10).
+"""
+
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from flowslot.arbiter.config import ArbiterConfig
+from flowslot.arbiter.flow_table import FlowTable
+from flowslot.arbiter.issuer import Issuer
+from flowslot.arbiter.sessions import Session, Sessions, SessionState
+from flowslot.arbiter.validate import check_hello, clamp_demand, refuse_demand
+from flowslot.model.errors import ScheduleRefused
+from flowslot.model.loadtable import LoadTable
+from flowslot.model.units import Nanos
+from flowslot.policy.base import Allocator, Bools, Floats, Rows
+from flowslot.protocol.messages import Ack, Demand, Done, Grant, Hello, Refusal
+
+
+class Arbiter:
+    """Arbiter of one contention domain. Needs no lock: one caller at a time."""
+
+    def __init__(self, capacity: ArrayLike, config: ArbiterConfig, allocator: Allocator) -> None:
+        """`capacity`: goodput of each link, payload bytes/s, float64[L]."""
+        goodput = np.array(capacity, dtype=np.float64)
+        if goodput.ndim != 1 or not goodput.size or not np.all(np.isfinite(goodput)):
+            raise ValueError("capacity must be a list of finite numbers")
+        if np.any(goodput <= 0):
+            raise ValueError("capacity must be greater than 0")
+        self.config = config
+        self.granted = 0
+        """Raises sent."""
+        self.refused = 0
+        """Demands and explicit schedules that were not accepted."""
+        self.scheduled = 0
+        """Explicit schedules that were accepted, also those that take something back."""
+        self.preempted = 0
+        """Lowers sent to flows that were active."""
+        self.expired = 0
+        """Sessions whose lease ended."""
+        self._allocator = allocator
+        self._limit: Floats = config.target * goodput
+        self._goodput = np.append(goodput, np.inf)
+        self._table = LoadTable(len(goodput), config.horizon, self._limit)
+        self._flows = FlowTable(len(goodput))
+        self._issuer = Issuer(self._flows, goodput, config)
+        self._sessions = Sessions(config)
+        self._seq = 0
+        self._recovered_at: Nanos | None = None if config.recovery else Nanos(0)
+        self._next_change: Nanos | None = None
+        self._gathered_at: Nanos | None = None
+        """When to make the changes that no flow is waiting for; None: there are none."""
+        self._idle = False  # the last step settled everything, and nothing has been said since
+
+    # --- what daemons say
+
+    def hello(self, now: Nanos, hello: Hello) -> None:
+        """A daemon's stream has begun; what it holds replaces all that was known of it.
+
+        Repeated and outdated Hellos have no effect. Raises ProtocolError when it makes no sense;
+        nothing changes then, and the stream should be closed.
+        """
+        self._said(now)
+        check_hello(hello, self.config)
+        opened = self._sessions.open(now, hello)
+        if opened is None:
+            return
+        session, replaced = opened
+        flows = self._flows
+        before = set() if replaced is None else set(flows.of_session(replaced))
+        most = float(self._limit.max()) / self.config.target
+        for held in hello.held:
+            if held.flow in before:
+                before.discard(held.flow)
+                row = flows.rows[replaced or 0, held.flow]
+                flows.move(row, session.id)
+            else:
+                row = flows.add(session.id, held.flow, held.inc)
+            # The daemon drops whatever is still on its way in its older streams, so this is all
+            # that it can be sending at.
+            flows.restate(now, row, held.inc, min(held.rate, most))
+        session.flows = len(hello.held)
+        for flow in sorted(before):
+            flows.remove(replaced or 0, flow)
+
+    def demand(self, now: Nanos, session: int, demands: Sequence[Demand]) -> list[Refusal]:
+        """Flows of a session report their state; returns the demands that are not accepted."""
+        self._said(now)
+        owner = self._sessions.live(session)
+        if owner is None:
+            return []
+        self._flows.progress(now)
+        refusals: list[Refusal] = []
+        accepted: dict[int, Demand] = {}
+        for demand in demands:
+            reason = refuse_demand(demand, self._flows.n_links, self.config)
+            row = None if reason else self._row_for(owner, demand)
+            if isinstance(row, int):
+                earlier = accepted.get(row)
+                if earlier is None or demand.inc >= earlier.inc:
+                    accepted[row] = clamp_demand(demand)
+            elif reason or row:
+                refusals.append(Refusal(demand.flow, demand.inc, reason or row or ""))
+        if accepted:
+            self._flows.report(now, list(accepted), list(accepted.values()))
+            for row, demand in accepted.items():
+                if demand.gave_back:
+                    self._flows.give_back(row, demand.gave_back)
+        self.refused += len(refusals)
+        return refusals
+
+    def _row_for(self, owner: Session, demand: Demand) -> int | str | None:
+        """Row of the flow, new if need be; why it is refused; or None: the demand is outdated."""
+        flows = self._flows
+        row = flows.rows.get((owner.id, demand.flow))
+        if row is None:
+            if demand.inc <= owner.ended.get(demand.flow, -1):
+                return None
+            if owner.flows >= self.config.max_flows_per_session:
+                return f"the session already has {owner.flows} flows"
+            row = flows.add(owner.id, demand.flow, demand.inc)
+            owner.flows += 1
+        elif demand.inc < flows.inc[row]:
+            return None
+        known = flows.path(row)
+        if not known:
+            flows.set_path(row, demand.links)
+        elif known != demand.links:
+            return "a flow's path cannot change; send Done, then a higher incarnation"
+        flows.set_job(row, demand.job)
+        return row
+
+    def done(self, now: Nanos, session: int, dones: Sequence[Done]) -> None:
+        """Flows have ended: their commitments end with them."""
+        self._said(now)
+        owner = self._sessions.live(session)
+        if owner is None:
+            return
+        for done in dones:
+            row = self._flows.rows.get((session, done.flow))
+            if row is not None and done.inc >= self._flows.inc[row]:
+                self._flows.remove(session, done.flow)
+                owner.flows -= 1
+                owner.end(done.flow, done.inc)
+
+    def ack(self, now: Nanos, session: int, acks: Sequence[Ack]) -> None:
+        """Grants have been applied: the commitments that they lowered end."""
+        self._said(now)
+        if self._sessions.live(session) is None:
+            return
+        newest: dict[int, int] = {}
+        for ack in acks:
+            row = self._flows.rows.get((session, ack.flow))
+            if row is not None:
+                newest[row] = max(ack.seq, newest.get(row, 0))
+        if newest:
+            self._flows.acknowledge(now, newest)
+
+    def heartbeat(self, now: Nanos, session: int) -> bool:
+        """A heartbeat came: the session's lease starts anew. Echo it only when this is True.
+
+        False: the session is not honoured any more; close its stream, its daemon must start a
+        new one. An echo would make it enforce grants that nothing is committed for.
+        """
+        self._begin(now)
+        owner = self._sessions.live(session)
+        if owner is None:
+            return False
+        owner.heard = now
+        return True
+
+    def goodbye(self, now: Nanos, session: int) -> None:
+        """A stream has closed. What its daemon holds stays committed until the lease ends."""
+        self._said(now)
+        owner = self._sessions.live(session)
+        if owner is not None:
+            owner.closed = True
+
+    def state(self, session: int) -> SessionState:
+        """What the session is at present."""
+        return self._sessions.state(session)
+
+    def daemons(self) -> list[str]:
+        """Names of those that may still enforce something."""
+        return [session.daemon for session in self._sessions]
+
+    # --- what the arbiter answers
+
+    def step(self, now: Nanos) -> dict[int, list[Grant]]:
+        """Decide: returns the grants to send, by session, each list in order."""
+        self._begin(now)
+        self._table.advance(self._slot(now))
+        flows = self._flows
+        if not flows.n:
+            self._next_change = None
+            return {}
+        if self._idle and not self._pressed(now):
+            return {}
+        flows.progress(now)
+        for session in sorted(flows.overdue(now - self.config.ack_timeout_ns)):
+            self.goodbye(now, session)
+        # Explicit schedules are never taken back.
+        limit = self._limit - self._table.peak() if len(self._table) else self._limit
+        self._plan(now, limit)
+        mute = self._mute()
+        grants: dict[int, list[Grant]] = {}
+        # In a burst every demand changes what all flows are to have, by a little.
+        at, gather = self._gathered_at, self.config.gather_ns
+        pressing = gather > 0 and (at is None or now < at)
+        lowered = self._lower(now, mute, limit if pressing else None, grants)
+        if self.recovered(now):
+            self._raise(mute, lowered, limit, pressing, grants)
+        if not pressing:
+            self._gathered_at = None
+        elif at is None and flows.unsettled():
+            self._gathered_at = Nanos(now + gather)
+        self._idle = not grants and self._gathered_at is None and self._settled()
+        return {session: grants[session] for session in sorted(grants)}
+
+    def next_wakeup(self, now: Nanos) -> Nanos:
+        """When to call `step` next, if nothing is received before."""
+        slot = self.config.slot_ns
+        times = [now + slot - (now - self.config.slot_origin_ns) % slot]
+        others = (self._next_change, self._gathered_at, self._recovered_at)
+        for other in (self._sessions.next_expiry(), *others):
+            if other is not None and other > now:
+                times.append(other)
+        return Nanos(min(times))
+
+    def recovered(self, now: Nanos) -> bool:
+        """A full lease has passed: nobody holds a grant that Hello did not tell of (rule 10).
+
+        It cannot end earlier: there is no telling how many daemons held grants of a predecessor.
+        """
+        return self._recovered_at is not None and now >= self._recovered_at
+
+    def commitments(self) -> Floats:
+        """What may be sent on each link by flows that hold grants, float64[L]."""
+        return self._flows.commitments()
+
+    def load_table(self, now: Nanos) -> Floats:
+        """Load in the next K slots, explicit schedules and commitments, float64[L, K].
+
+        Grants have no end, so commitments count in every slot.
+        """
+        self._table.advance(self._slot(now))
+        return self._table.load(range(self._flows.n_links)) + self.commitments()[:, None]
+
+    def update_schedule(
+        self,
+        now: Nanos,
+        flow: Hashable,
+        links: Sequence[int],
+        rates: Sequence[float],
+        offset: int = 0,
+    ) -> None:
+        """Reserve rates for the slots from `offset` (0: the current one) on, or none if all zero.
+
+        Raises ScheduleRefused when it does not fit beside all commitments, in any slot; those
+        are never taken back for it, nor are raises made into what it has reserved.
+        """
+        self._said(now)
+        self._table.advance(self._slot(now))
+        try:
+            if not self.recovered(now):
+                raise ScheduleRefused("the switch process has just started; try again in a lease")
+            self._table.update(flow, links, rates, offset, self.commitments())
+        except ScheduleRefused:
+            self.refused += 1
+            raise
+        self.scheduled += 1
+
+    # --- how
+
+    def _settled(self) -> bool:
+        """All grants stand, so that time alone changes nothing: not even what remains matters."""
+        return not len(self._table) and self._flows.settled()
+
+    def _pressed(self, now: Nanos) -> bool:
+        """The time has come at which the targets may change although nothing was said."""
+        return self._next_change is not None and now >= self._next_change
+
+    def _said(self, now: Nanos) -> None:
+        """Common to all that may change what the next step decides."""
+        self._idle = False
+        self._begin(now)
+
+    def _begin(self, now: Nanos) -> None:
+        """Common to all events: the recovery clock starts, and leases end in time."""
+        if self._recovered_at is None:
+            self._recovered_at = Nanos(now + self.config.lease_ns + self.config.guard_ns)
+        for session in self._sessions.expire(now):
+            self._idle = False
+            self.expired += 1
+            for flow in self._flows.of_session(session.id):
+                self._flows.remove(session.id, flow)
+
+    def _slot(self, now: Nanos) -> int:
+        return (now - self.config.slot_origin_ns) // self.config.slot_ns
+
+    def _plan(self, now: Nanos, limit: Floats) -> None:
+        """Set every flow's goal; `limit`: float64[L]."""
+        # A goal that fits but for a rounding error would wait for room for ever.
+        capacity = np.maximum(limit, 0.0) * (1 - 1e-8)
+        state = self._flows.state(now, capacity, self._goodput)
+        target = self._allocator.allocate(state, now)
+        self._next_change = self._allocator.next_change(state, now)
+        if self._flows.called_until:
+            until = Nanos(self._flows.called_until + 1)
+            self._next_change = min(until, self._next_change or until)
+        standing = self._allocator.standing()
+        self._flows.standing[: self._flows.n] = False if standing is None else standing
+        target = self._flows.keep_unplaced(target, now - self.config.lease_ns)
+        self._issuer.settle(target, capacity)
+
+    def _mute(self) -> Bools:
+        """Rows of sessions that cannot be talked to."""
+        closed = [session.id for session in self._sessions if session.closed]
+        if not closed:
+            return np.zeros(self._flows.n, np.bool_)
+        return np.isin(self._flows.session[: self._flows.n], closed)
+
+    def _lower(
+        self, now: Nanos, mute: Bools, limit: Floats | None, grants: dict[int, list[Grant]]
+    ) -> Rows:
+        """`limit`: float64[L], make room there for those that wait; None: wherever it is due."""
+        flows = self._flows
+        if limit is None:
+            short = np.ones(flows.n_links + 1, np.intp)
+        else:
+            short = self._issuer.short(mute, limit)
+        rows = flows.lower(now, mute, short, self._seq + 1)
+        if rows.size:
+            self._seq += len(rows)
+            self.preempted += int((flows.remaining[rows] > 0).sum())
+            self._write(rows, True, grants)
+        return rows
+
+    def _raise(
+        self,
+        mute: Bools,
+        lowered: Rows,
+        limit: Floats,
+        pressing: bool,
+        grants: dict[int, list[Grant]],
+    ) -> None:
+        flows = self._flows
+        gain = self._issuer.inherit(lowered)
+        free = limit - self.commitments()
+        if lowered.size:
+            free -= flows.on_links(gain)
+        raises = self._issuer.raises(mute, free, gain, pressing=pressing)
+        if not raises.rows.size:
+            return
+        self.granted += flows.set_grants(raises.rows, raises.rates, self._seq + 1)
+        self._seq += len(raises.rows)
+        self._write(raises.rows, False, grants)
+
+    def _write(self, rows: Rows, must_ack: bool, grants: dict[int, list[Grant]]) -> None:
+        flows = self._flows
+        flows.told_standing[rows] = flows.standing[rows]
+        for session, flow, inc, seq, rate, ceiling, standing, share in zip(
+            flows.session[rows].tolist(),
+            flows.flow[rows].tolist(),
+            flows.inc[rows].tolist(),
+            flows.seq[rows].tolist(),
+            flows.grant[rows].tolist(),
+            self._issuer.ceilings(rows).tolist(),
+            flows.standing[rows].tolist(),
+            self._issuer.shares(rows).tolist(),
+            strict=True,
+        ):
+            grant = Grant(flow, inc, seq, rate, ceiling, must_ack, standing, share)
+            grants.setdefault(session, []).append(grant)

@@ -1,0 +1,449 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loops over the arbiter's flows, for whose sake this file is compiled (types: rules.pxd).
+
+What is done is the same when it is not compiled. `rows` is what `table` makes of ROW[F], of which
+flows.py says what the columns mean. `paths` are int32[F, H], padded with L: a row of only L is a
+flow whose path is not known, which counts on every link. Rates are payload bytes/s, times ns.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from flowslot.policy.base import Bools, Floats, Ints, Paths, Rows
+
+COMPILED = not __file__.endswith(".py")
+
+PENDING = 4
+"""Lowers per flow that may await their acknowledgement at the same time."""
+NEVER = -(2**62)
+LEAST_LEFT = 1 / 16
+"""Of what was reported: an estimate never says that an active flow is done."""
+PRESSING = 0.25
+"""A flow that lacks more than this part of its goal waits for it; less can wait."""
+TOGETHER_NS = 5_000_000
+"""Flows of a job that begin within this time are one gang; in its next phase, those that have not
+begun yet are waited for this long."""
+ROUNDING = 1e-9
+
+# The same as C variables: rules.pxd declares them.
+_pending, _never, _least_left, _pressing = PENDING, NEVER, LEAST_LEFT, PRESSING
+_together, _rounding, _inf = TOGETHER_NS, ROUNDING, math.inf
+
+
+def table(rows: Any) -> Any:
+    """ROW[F] as the functions below want it."""
+    flows = rows if COMPILED else rows.view(np.recarray)
+    return flows
+
+
+# --- what daemons say
+
+
+def report(  # noqa: PLR0917
+    now: int, rows: Any, at: Rows, said: Ints, cap: Floats, phases: Ints
+) -> None:
+    """Take over what was said of the flows `rows[at]`: `said`, int64[D, 6], and `cap`, float64[D].
+
+    Columns of `said`: incarnation, bytes remaining, ns since it became ready, period, ns until it
+    is due, bytes of the next iteration. `phases`, int64[J, 2]: when the present phase of each job
+    began, and when that one did in which the first of its flows took part before.
+    """
+    for k in range(len(at)):
+        i, size = at[k], float(said[k, 1])
+        if size <= 0 and rows[i].remaining > 0:
+            rows[i].idle_since = now
+        begun, job = now - said[k, 2], rows[i].job
+        if size > 0 and rows[i].remaining <= 0:
+            if begun > phases[job, 0] + _together:
+                phases[job, 0], phases[job, 1] = begun, rows[i].began_at
+            joins = begun >= phases[job, 0] - _together
+            rows[i].began_at, rows[i].whole = phases[job, 0] if joins else begun, size
+        elif now <= rows[i].began_at + _together:  # more of its sockets have begun
+            rows[i].whole = max(rows[i].whole, size)
+        rows[i].inc, rows[i].remaining, rows[i].cap = said[k, 0], size, cap[k]
+        rows[i].least = max(size * _least_left, 1.0) if size > 0 else 0.0
+        rows[i].ready_at, rows[i].due_at = now - said[k, 2], now + said[k, 4]
+        rows[i].period_ns, rows[i].next_bytes = said[k, 3], float(said[k, 5])
+
+
+def acknowledge(now: int, rows: Any, at: Rows, upto: Ints) -> None:
+    """In `rows[at[k]]` everything up to message `upto[k]` has been applied."""
+    for k in range(len(at)):
+        i, still = at[k], 0
+        # A number that was never sent is nothing that an honest daemon says.
+        if rows[i].pending_seq[0] == 0 or upto[k] > rows[i].seq:
+            continue
+        if rows[i].pending_seq[0] > upto[k]:
+            continue  # they are in order: none of them was meant
+        for p in range(_pending):
+            seq, rate = rows[i].pending_seq[p], rows[i].pending_rate[p]
+            rows[i].pending_seq[p], rows[i].pending_rate[p] = 0, 0.0
+            if seq > upto[k]:
+                rows[i].pending_seq[still], rows[i].pending_rate[still] = seq, rate
+                still += 1
+        rows[i].oldest_pending, rows[i].passed_on = now, 0.0
+
+
+# --- what is known
+
+
+def progress(rows: Any, seconds: float) -> None:
+    """So many seconds have passed: flows have sent at their grants."""
+    for i in range(len(rows)):
+        rows[i].remaining = max(rows[i].remaining - rows[i].grant * seconds, rows[i].least)
+
+
+def see(  # noqa: PLR0917
+    now: int, rows: Any, paths: Paths, n_links: int, phases: Ints, seen: Floats
+) -> int:
+    """What an allocator sees, float64[6, F]: `remaining`, `wait_ns`, `period_ns`, `due_ns`,
+    `next_bytes` and `idle_ns` of AllocationState. Flows without a path have nothing to send.
+
+    An idle flow is `called` when others have begun that it began together with the last time
+    (`phases`, see `report`): it counts as active, with as many bytes as then. Returns until when
+    some are; 0: none is.
+    """
+    until = 0
+    for i in range(len(rows)):
+        placed, active, job = paths[i, 0] < n_links, rows[i].remaining > 0, rows[i].job
+        rows[i].called = (
+            not active
+            and rows[i].whole > 0
+            and rows[i].began_at == phases[job, 1]
+            and now - phases[job, 0] <= _together
+        )
+        seen[0, i] = rows[i].remaining if placed else 0.0
+        if rows[i].called:
+            active, seen[0, i] = True, rows[i].whole if placed else 0.0
+            until = max(until, phases[job, 0] + _together)
+        seen[1, i] = now - rows[i].ready_at if rows[i].remaining > 0 else 0
+        seen[2, i] = rows[i].period_ns
+        seen[3, i] = rows[i].due_at - now
+        seen[4, i] = rows[i].next_bytes if placed else 0.0
+        if active:
+            seen[5, i] = 0.0
+        else:
+            seen[5, i] = now - rows[i].idle_since if rows[i].idle_since != _never else _inf
+    return until
+
+
+def overdue(rows: Any, before: int, late: Rows) -> int:
+    """How many flows await an acknowledgement since earlier than `before`: put into `late`."""
+    n = 0
+    for i in range(len(rows)):
+        if rows[i].pending_seq[0] != 0 and rows[i].oldest_pending < before:
+            late[n] = i
+            n += 1
+    return n
+
+
+def all_settled(rows: Any) -> bool:
+    """All flows hold standing grants, know that, and nothing is to change or to be heard."""
+    for i in range(len(rows)):
+        settled = rows[i].told_standing and rows[i].grant == rows[i].goal
+        if not settled or rows[i].pending_seq[0] != 0:
+            return False
+    return True
+
+
+def unsettled(rows: Any) -> bool:
+    """Some grants are not (yet) what they are to be, or not told to be standing."""
+    for i in range(len(rows)):
+        if rows[i].goal != rows[i].grant or rows[i].told_standing != rows[i].standing:
+            return True
+    return False
+
+
+def commitment(rows: Any, i: int) -> float:
+    """What flow `i` may be sending at."""
+    most: float = rows[i].grant
+    for p in range(_pending):
+        most = max(most, rows[i].pending_rate[p])
+    return most
+
+
+def commitments(rows: Any, paths: Paths, sums: Floats) -> None:
+    """Add up on each link what flows may be sending at: `sums`, float64[L + 1], zero before."""
+    rates = np.zeros(len(rows))
+    for i in range(len(rows)):
+        rates[i] = commitment(rows, i)
+    add_up(paths, rates, sums)
+
+
+def add_up(paths: Paths, rates: Floats, sums: Floats) -> None:
+    """Add `rates`, float64[F], up on each link: `sums`, float64[L + 1], zero before."""
+    last, everywhere = len(sums) - 1, 0.0
+    for i in range(len(rates)):
+        if paths[i, 0] == last:
+            everywhere += rates[i]
+        else:
+            for h in range(paths.shape[1]):
+                sums[paths[i, h]] += rates[i]
+    for link in range(last):
+        sums[link] += everywhere
+
+
+# --- what is to change
+
+
+def settle(  # noqa: PLR0917
+    rows: Any, paths: Paths, target: Floats, worth: Floats, capacity: Floats, change_rate: float
+) -> None:
+    """Turn targets, float64[F], into goals; see Issuer.settle.
+
+    A change is small below `worth`, float64[F], and below the part `change_rate` of the rate.
+    `capacity`: float64[L].
+    """
+    n_links = len(capacity)
+    goals, sums = np.zeros(len(rows)), np.zeros(n_links + 1)
+    for i in range(len(rows)):
+        goal = rows[i].goal
+        small = min(worth[i], change_rate * max(goal, target[i]))
+        goals[i] = goal if abs(target[i] - goal) < small and target[i] > 0 else target[i]
+    add_up(paths, goals, sums)
+    for i in range(len(rows)):
+        rows[i].goal = goals[i]
+        for h in range(paths.shape[1]):
+            link = paths[i, h]
+            if link < n_links and sums[link] > capacity[link] * (1 + _rounding):
+                rows[i].goal = min(goals[i], target[i])
+
+
+def presses(rows: Any, i: int) -> bool:
+    """Flow `i` waits for a good part of what it is to have."""
+    return bool(rows[i].goal - rows[i].grant > _pressing * rows[i].goal)
+
+
+def find_short(rows: Any, paths: Paths, mute: Bools, limit: Floats, short: Rows) -> None:
+    """Set `short`, intp[L + 1], to 1 for links without room for what flows are waiting for, even
+    when all acknowledgements are in; the last one, for flows that count on all links, if any is.
+    `limit`: float64[L], what may be given out."""
+    last = len(limit)
+    wished, first = np.zeros(last + 1), np.zeros(last + 1)  # first: of those that have nothing
+    used, grants = np.zeros(last + 1), np.zeros(len(rows))
+    for i in range(len(rows)):
+        grants[i] = rows[i].grant
+        if paths[i, 0] < last and not mute[i] and presses(rows, i):
+            for h in range(paths.shape[1]):
+                if starved(rows, i):
+                    first[paths[i, h]] += rows[i].goal - rows[i].grant
+                else:
+                    wished[paths[i, h]] += rows[i].goal - rows[i].grant
+    add_up(paths, grants, used)
+    short[last] = 0
+    for link in range(last):
+        room = limit[link] - used[link]
+        enough = (1 - _pressing) * first[link] <= max(room, 0.0)
+        rest = max(room - first[link], 0.0)
+        short[link] = not enough or (1 - _pressing) * wished[link] > rest
+        short[last] |= short[link]
+
+
+def is_short(paths: Any, i: int, short: Any) -> bool:
+    """Flow `i` takes from links that `short`, see `find_short`, is not 0 for."""
+    last = len(short) - 1
+    if paths[i, 0] == last:
+        return bool(short[last])
+    for h in range(paths.shape[1]):  # noqa: SIM110 (a generator is not compiled to a loop)
+        if paths[i, h] < last and short[paths[i, h]]:
+            return True
+    return False
+
+
+def lower(  # noqa: PLR0917
+    now: int, rows: Any, paths: Paths, mute: Bools, short: Rows, seq: int, lowered: Rows
+) -> int:
+    """Flows on links that are `short` (see `find_short`), hold more than their goal, and have room
+    for one more lower, hold their goal: by messages `seq`, `seq + 1` ... Returns how many; their
+    indices are put into `lowered`."""
+    n = 0
+    for i in range(len(rows)):
+        more = rows[i].goal < rows[i].grant and rows[i].pending_seq[_pending - 1] == 0
+        if more and not mute[i] and is_short(paths, i, short):
+            slot = 0
+            while rows[i].pending_seq[slot] != 0:
+                slot += 1
+            if slot == 0:
+                rows[i].oldest_pending = now
+            rows[i].pending_seq[slot], rows[i].pending_rate[slot] = seq + n, rows[i].grant
+            rows[i].grant, rows[i].seq = rows[i].goal, seq + n
+            lowered[n] = i
+            n += 1
+    return n
+
+
+def starved(rows: Any, i: int) -> bool:
+    """Flow `i` wants to send, or will at any moment, and has nothing."""
+    return bool(rows[i].grant <= 0 and (rows[i].remaining > 0 or rows[i].called))
+
+
+def find_heirs(rows: Any, group: Any, wish: Any, first: Any, following: Any) -> None:
+    """Who waits in each group for more than it may be sending at: `wish`, float64[F], is how much
+    more; `first[g]` is the first in line, -1 for nobody, and `following[i]` who comes after `i`.
+
+    Flows that have nothing come before those that have something already.
+    """
+    for i in range(len(rows)):
+        first[i] = -1
+        wish[i] = rows[i].goal - commitment(rows, i) if group[i] >= 0 else 0.0
+    for turn in range(2):
+        for k in range(len(rows)):
+            i = len(rows) - 1 - k
+            if wish[i] > 0 and starved(rows, i) == (turn == 1):
+                following[i], first[group[i]] = first[group[i]], i
+
+
+def inherit(  # noqa: PLR0917
+    rows: Any, group: Rows, lowered: Rows, worth: Floats, change_rate: float, gain: Floats
+) -> None:
+    """Part of what the flows `lowered` have just lost is their heirs': `gain`, float64[F].
+
+    `group` as in Issuer; `worth` and `change_rate` as in `settle`. One message tells the daemon
+    both, so the two together never send more: what the one is still committed to until it is
+    acknowledged, the other is committed to instead.
+    """
+    first, following = np.zeros(len(rows), np.intp), np.zeros(len(rows), np.intp)
+    wish = np.zeros(len(rows))
+    find_heirs(rows, group, wish, first, following)
+    for k in range(len(lowered)):
+        i = lowered[k]
+        # An older lower that is not acknowledged either says that it may still send more.
+        if group[i] < 0 or rows[i].pending_seq[1] != 0 or first[group[i]] < 0:
+            continue
+        # One heir for each, and it is the next in line: many small rates must not mean that every
+        # flow is compared with every other one.
+        heir = first[group[i]]
+        rate = min(rows[i].pending_rate[0] - rows[i].grant, wish[heir])
+        least = max(worth[heir], change_rate * rows[heir].goal)
+        if rate == wish[heir] or rate >= least:
+            rows[i].pending_rate[0] -= rate
+            rows[i].passed_on, rows[i].heir = rate, rows[heir].flow
+            gain[heir] += rate
+            wish[heir] -= rate
+            if wish[heir] <= 0:
+                first[group[i]] = following[heir]
+
+
+def find_raises(  # noqa: PLR0917
+    rows: Any,
+    paths: Paths,
+    mute: Bools,
+    gain: Floats,
+    worth: Floats,
+    change_rate: float,
+    free: Floats,
+    pressing: bool,
+    raised: Rows,
+    rates: Floats,
+) -> int:
+    """How many flows get a message that raises nothing or something; see Issuer.raises.
+
+    `free`, float64[L]: what may be given out. `worth` and `change_rate` as in `settle`.
+    `pressing`: only of those that wait for it, and of heirs. Put into `raised` and `rates`:
+    indices, and what they may have.
+    """
+    last, n, sent = len(free), 0, 0
+    base, room = np.zeros(len(rows)), np.zeros(len(free) + 1)
+    room[last] = _inf
+    for link in range(last):
+        room[link] = max(free[link], 0.0)
+    for i in range(len(rows)):
+        grant, goal = rows[i].grant, rows[i].goal
+        if pressing:
+            meant = (goal > grant and gain[i] > 0) or presses(rows, i)
+        else:
+            meant = goal > grant or (goal == grant and rows[i].standing != rows[i].told_standing)
+        if meant and not mute[i] and paths[i, 0] < last:
+            # Up to the commitment a raise costs no room: the flow may still be sending that much.
+            base[n] = min(commitment(rows, i) + gain[i], goal)
+            raised[n] = i
+            n += 1
+    if n:
+        share_out(rows, paths, raised[:n], base, room, rates, True)
+        n = keep_room(rows, paths, raised[:n], gain, room, base, rates)
+        share_out(rows, paths, raised[:n], base, room, rates, False)
+    for k in range(n):
+        i = raised[k]
+        grant, goal = rows[i].grant, rows[i].goal
+        if rates[k] >= goal or rates[k] - grant >= max(worth[i], change_rate * goal):
+            raised[sent], rates[sent] = i, rates[k]
+            sent += 1
+    return sent
+
+
+def bare(rows: Any, i: int) -> bool:
+    """Flow `i` is starved, and knows of no grant either that it might still be using."""
+    return starved(rows, i) and commitment(rows, i) <= 0
+
+
+def keep_room(  # noqa: PLR0917
+    rows: Any, paths: Any, raised: Any, gain: Any, room: Any, base: Any, rates: Any
+) -> int:
+    """Strike from `raised`, with `base` and `rates`, who has something and crosses a link where
+    there is too little for those that are bare. Returns how many are left.
+
+    Not even what would cost no room: flows that are lowered and raised in turns, faster than
+    they acknowledge it, would be committed to all that they ever had. Heirs are left, as the flow
+    that they inherit from is committed to so much less.
+    """
+    n = 0
+    for k in range(len(raised)):
+        i = raised[k]
+        waits = rows[i].goal > rows[i].grant and gain[i] <= 0 and not bare(rows, i)
+        if not (waits and owes(paths, i, room)):
+            raised[n], base[n], rates[n] = i, base[k], rates[k]
+            n += 1
+    return n
+
+
+def set_grants(rows: Any, at: Rows, rates: Floats, seq: int) -> int:
+    """The flows `rows[at[k]]` get `rates[k]` in message `seq + k`; returns how many are raised."""
+    raised = 0
+    for k in range(len(at)):
+        raised += rates[k] > rows[at[k]].grant
+        rows[at[k]].grant, rows[at[k]].seq = rates[k], seq + k
+    return raised
+
+
+def share_out(  # noqa: PLR0917
+    rows: Any, paths: Any, raised: Any, base: Any, room: Any, rates: Any, first: bool
+) -> None:
+    """Share `room` out among those of the flows `raised` that are bare (`first`), or the others.
+
+    Each gets the same part of its wish, the difference from `base` to its goal, as the others do
+    on its tightest link. The whole wish is taken from every link of the path, whatever part of it
+    is granted: less than nothing is left where it does not fit.
+    """
+    wished = np.zeros(len(room))
+    for k in range(len(raised)):
+        i = raised[k]
+        if bare(rows, i) == first:
+            for h in range(paths.shape[1]):
+                wished[paths[i, h]] += rows[i].goal - base[k]
+    for k in range(len(raised)):
+        i = raised[k]
+        if bare(rows, i) == first:
+            part = least_part(paths, i, wished, room)
+            rates[k] = rows[i].goal if part >= 1.0 else base[k] + part * (rows[i].goal - base[k])
+    for link in range(len(room)):
+        room[link] -= wished[link]
+
+
+def least_part(paths: Any, i: int, wished: Any, room: Any) -> float:
+    """What part of what is wished for there is room for, at most 1, on flow `i`'s tightest link."""
+    part = 1.0
+    for h in range(paths.shape[1]):
+        link = paths[i, h]
+        if wished[link] > room[link]:
+            part = min(part, room[link] / wished[link] if room[link] > 0 else 0.0)
+    return part
+
+
+def owes(paths: Any, i: int, room: Any) -> bool:
+    """Flow `i` crosses a link without room for what those wish for that are bare."""
+    for h in range(paths.shape[1]):  # noqa: SIM110 (a generator is not compiled to a loop)
+        if room[paths[i, h]] < -1.0:  # byte/s
+            return True
+    return False

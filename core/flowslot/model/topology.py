@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cluster's network: hosts, directed links, and which links a flow crosses."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flowslot.model.settings import parse_toml
+from flowslot.model.topology_file import Checker, NicSettings, TopologySettings, normal_ip
+from flowslot.model.units import Rate, goodput
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A directed link. `goodput`: payload bytes/s. `switch`: the process that holds it, if any."""
+
+    name: str
+    capacity_bps: float
+    goodput: Rate
+    buffer_bytes: int
+    switch: str | None
+
+
+class Topology:
+    """An indexed, checked view of a topology file."""
+
+    def __init__(self, settings: TopologySettings, source: str) -> None:
+        Checker(settings, source).check()
+        self.settings = settings
+        self.switches = {s.name: s for s in settings.switches}
+        self.hosts = {h.name: h for h in settings.hosts}
+        self.links = tuple(
+            Link(
+                name=link.name,
+                capacity_bps=link.capacity_gbps * 1e9,
+                goodput=goodput(link.capacity_gbps * 1e9),
+                buffer_bytes=int(link.buffer_kb * 1000),
+                switch=link.switch,
+            )
+            for link in settings.links
+        )
+        self.link_index = {link.name: i for i, link in enumerate(self.links)}
+        self._nics = {
+            address: (host.name, nic)
+            for host in settings.hosts
+            for nic in host.nics
+            for address in nic.addresses
+        }
+        self._routes = {(r.from_rack, r.to_rack): self._indices(r.links) for r in settings.routes}
+        self._paths = {(p.src, p.dst): self._indices(p.links) for p in settings.paths}
+
+    def path(self, src_ip: str, dst_ip: str) -> tuple[int, ...] | None:
+        """Indices of the links from one address to another, in order.
+
+        None: not mapped (unknown address, no route between the racks, same host); such a flow is
+        observed but never paced. Raises ValueError when an argument is not an IP address.
+        """
+        src, dst = normal_ip(src_ip), normal_ip(dst_ip)
+        if (src, dst) in self._paths:
+            return self._paths[src, dst]
+        if src not in self._nics or dst not in self._nics:
+            return None
+        (src_host, src_nic), (dst_host, dst_nic) = self._nics[src], self._nics[dst]
+        return None if src_host == dst_host else self._between(src_nic, dst_nic)
+
+    def _between(self, src: NicSettings, dst: NicSettings) -> tuple[int, ...] | None:
+        middle: tuple[int, ...] | None = ()
+        if src.rack != dst.rack and src.rack and dst.rack:
+            middle = self._routes.get((src.rack, dst.rack))
+        if middle is None:
+            return None
+        return (self.link_index[src.up], *middle, self.link_index[dst.down])
+
+    def host_of(self, ip: str) -> str | None:
+        """Name of the host that has this address."""
+        found = self._nics.get(normal_ip(ip))
+        return found[0] if found else None
+
+    def capacity(self) -> NDArray[np.float64]:
+        """Goodput of each link, payload bytes/s, float64[L]."""
+        return np.array([link.goodput for link in self.links], dtype=np.float64)
+
+    def host_links(self, host: str) -> tuple[int, ...]:
+        """Links on which the host sends, one for each NIC. KeyError: no such host."""
+        return tuple(dict.fromkeys(self.link_index[nic.up] for nic in self.hosts[host].nics))
+
+    def links_crossed(self, host: str) -> frozenset[int]:
+        """All links that flows from this host may cross. KeyError: no such host."""
+        mine = self.hosts[host].nics
+        addresses = {address for nic in mine for address in nic.addresses}
+        paths = [path for (src, _), path in self._paths.items() if src in addresses]
+        for other in self.hosts.values():
+            if other.name != host:
+                paths += [self._between(a, b) or () for a in mine for b in other.nics]
+        return frozenset(self.host_links(host)).union(*paths)
+
+    def switch_links(self, switch: str) -> tuple[int, ...]:
+        """Indices of the links held by one switch process."""
+        return tuple(i for i, link in enumerate(self.links) if link.switch == switch)
+
+    def _indices(self, names: tuple[str, ...]) -> tuple[int, ...]:
+        return tuple(self.link_index[name] for name in names)
+
+
+def parse_topology(text: str, source: str) -> Topology:
+    """Read a topology from TOML. Raises ConfigError for the first thing that is wrong."""
+    return Topology(parse_toml(text, source, TopologySettings), source)

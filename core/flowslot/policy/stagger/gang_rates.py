@@ -1,0 +1,417 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How jobs share links, flow by flow, for whose sake this file is compiled (types: gang_rates.pxd).
+
+What is done is the same when it is not compiled. __init__.py says in which order, and why.
+
+F flows, L links, J jobs. `paths` are int32[F, H], padded with L; arrays over links have L + 1
+entries, of which the last one counts for nothing. Rates are bytes/s, times ns where they are not
+called seconds.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from flowslot.policy.base import Floats, Paths, Rows
+from flowslot.policy.filling import crosses, link_sum, max_min
+
+COMPILED = not __file__.endswith(".py")
+
+KEEP_RATIO = 1.1
+KEEP_SLACK_S = 0.004
+"""Rates are kept while the job ends at most 10 % + 4 ms (a renegotiation) later than it could."""
+SOON_NS = 10_000_000.0
+"""An idle flow this close before its start, or after its end, keeps its rate from its siblings."""
+LATE_NS = 20_000_000.0
+"""... unless it is overdue by more than this."""
+OVERDUE_NS = 250_000_000.0
+"""An idle job overdue by more (and by more than half a period) stands last in the queue."""
+WORTHWHILE = 20.0
+"""A standing grant below this fraction (1/20) of what the job could use alone is not made."""
+FULL = 1e-3
+"""A link with less than this share of its capacity left has nothing to top up with."""
+ROUNDING = 1e-9
+"""Relative; present goals that fill a link must not seem too much for it."""
+
+OUT, ACTIVE, IDLE, KEPT, COMING = range(5)
+"""Roles of flows in one allocation. OUT: takes no part in the turns; ACTIVE: has bytes to send;
+IDLE: will have; KEPT: idle, but keeps its rate beside its active siblings; COMING: still to come
+in the present phase of its job."""
+
+FLOW = np.dtype(
+    [
+        ("job", np.int64),
+        ("remaining", np.float64),  # these eight as in AllocationState
+        ("cap", np.float64),
+        ("wait", np.float64),
+        ("period", np.float64),
+        ("due", np.float64),
+        ("next", np.float64),
+        ("idle", np.float64),
+        ("goal", np.float64),
+        ("role", np.int64),
+        ("alone", np.bool_),  # no other job needs a link of its path
+        ("solo", np.bool_),  # no other job needs a link of its job
+        ("volume", np.float64),  # bytes: what remains, or what it will send in its next phase
+        ("rate", np.float64),  # the result
+        ("short", np.float64),  # what its gang gives it, and its cap does not let it use
+    ]
+)
+JOB = np.dtype(  # of the job's flows with one role
+    [
+        ("present", np.bool_),  # there are some
+        ("fresh", np.bool_),  # one has no rate yet
+        ("holds", np.bool_),  # one has a rate
+        ("lasts", np.float64),  # seconds until the last one ends at the present goals
+        ("wait", np.float64),  # the longest
+        ("period", np.float64),  # the longest
+        ("due", np.float64),  # the first one's
+    ]
+)
+
+# The same as C variables: gang_rates.pxd declares them.
+_keep_ratio, _keep_slack, _full, _rounding = KEEP_RATIO, KEEP_SLACK_S, FULL, ROUNDING
+_soon, _late, _overdue, _worthwhile = SOON_NS, LATE_NS, OVERDUE_NS, WORTHWHILE
+_out, _active, _idle, _kept, _coming, _inf = OUT, ACTIVE, IDLE, KEPT, COMING, math.inf
+
+
+def add(paths: Any, i: int, amount: float, sums: Any, job: int) -> None:
+    """Add an amount to a job's sums, float64[J, L + 1], on the links of flow `i`."""
+    for h in range(paths.shape[1]):
+        if paths[i, h] < sums.shape[1] - 1:
+            sums[job, paths[i, h]] += amount
+
+
+def contested(need: Any, links: Any) -> None:
+    """Set `links`, intp[L + 1], to 1 where more than one job has bytes to send, to 0 elsewhere."""
+    for link in range(need.shape[1]):
+        jobs = 0
+        for job in range(need.shape[0]):
+            jobs += need[job, link] > 0
+        links[link] = jobs > 1
+
+
+def lasts(volume: float, rate: float) -> float:
+    """Seconds that so many bytes take; for ever without a rate."""
+    return volume / rate if rate > 0 else _inf
+
+
+def bottleneck(need: Any, job: int, room: Any, least: float) -> float:
+    """Seconds that a job needs on its slowest link; `least`: none counts as slower than that."""
+    seconds = 0.0
+    for link in range(need.shape[1]):
+        if need[job, link] > 0:
+            seconds = max(seconds, lasts(need[job, link], max(room[link], least)))
+    return seconds
+
+
+def next_edge(remaining: Floats, following: Floats, due: Floats, idle: Floats) -> float:
+    """In how many ns the first idle flow begins or ceases to be near or overdue; inf: none.
+    `following`: `next_bytes`; all as in AllocationState."""
+    first: float = _inf
+    for i in range(len(remaining)):
+        if remaining[i] <= 0 and following[i] > 0:
+            for edge in (due[i] - _soon, due[i] + _late, due[i] + _overdue, _soon - idle[i]):
+                if 0 < edge < first:
+                    first = edge
+    return first
+
+
+class Sharing:
+    """Flows and jobs that share links, and what is left of these. Used for one allocation after
+    another: making the arrays takes longer than using them.
+
+    `rows`: FLOW[F], to be filled in by the caller; `flows`: the same for loops. By role: `per_job`,
+    JOB[5, J] (`jobs`: the same for loops), and sums over job and link, float64[5, J, L + 1]:
+    `need`, of bytes, and `hold`, of present goals. `left`: float64[L + 1], not yet given out.
+    `seconds`: float64[J], of what was timed last.
+    """
+
+    def __init__(self, n_flows: int, n_jobs: int, n_links: int) -> None:
+        self.shape = n_flows, n_jobs, n_links
+        self.rows = np.zeros(n_flows, FLOW)
+        self.per_job = np.zeros((5, n_jobs), JOB)
+        self.flows: Any = self.rows if COMPILED else self.rows.view(np.recarray)
+        self.jobs: Any = self.per_job if COMPILED else self.per_job.view(np.recarray)
+        self.need = np.zeros((5, n_jobs, n_links + 1))
+        self.hold = np.zeros((5, n_jobs, n_links + 1))
+        self.sums = np.zeros((n_jobs, n_links + 1))
+        self.left, self.use = np.zeros(n_links + 1), np.zeros(n_links + 1)
+        self.links = np.zeros(n_links + 1, np.intp)
+        self.seconds, self.meets = np.zeros(n_jobs), np.zeros(n_jobs, np.intp)
+        self.rates, self.most = np.zeros(n_flows), np.zeros(n_flows)
+
+    def begin(self, paths: Paths, capacity: Floats) -> None:
+        """`rows` have been filled in: begin with all of `capacity`, float64[L + 1]."""
+        self.paths, self.capacity = paths, capacity
+        for link in range(len(capacity)):
+            self.left[link] = max(capacity[link], 0.0)
+        for i in range(len(self.flows)):
+            self.flows[i].rate = self.flows[i].short = 0.0
+
+    # --- helpers
+
+    def clear(self, sums: Any) -> None:
+        """Set float64[J, L + 1] to zero."""
+        for job in range(sums.shape[0]):
+            for link in range(sums.shape[1]):
+                sums[job, link] = 0.0
+
+    def take_away(self) -> None:
+        """`rates` are given out: they are not left any more."""
+        for link in range(len(self.left)):
+            self.use[link] = 0.0
+        link_sum(self.paths, self.rates, self.use)
+        for link in range(len(self.left)):
+            self.left[link] = max(self.left[link] - self.use[link], 0.0)
+
+    def raise_to_fill(self) -> None:
+        """Add what is left on their paths to the flows' rates, max-min, each at most `most`."""
+        for link in range(len(self.left)):
+            self.links[link] = self.left[link] < _full * self.capacity[link]
+        for i in range(len(self.flows)):
+            if crosses(self.paths, i, self.links):
+                self.most[i] = 0.0
+        max_min(self.paths, self.left, self.most, self.rates)
+        for i in range(len(self.flows)):
+            self.flows[i].rate += self.rates[i]
+        self.take_away()
+
+    def fits(self, role: int, job: int) -> bool:
+        """What a job's flows with one role hold is left on all links."""
+        for link in range(len(self.left)):
+            if self.hold[role, job, link] > self.left[link] * (1 + _rounding):
+                return False
+        return True
+
+    def take(self, role: int, job: int) -> None:
+        """Rates of a job's flows with one role, as a gang: all end at the same time, as early as
+        they can; or the present goals, if these fit and are good enough. Active flows are capped.
+        """
+        seconds = bottleneck(self.need[role], job, self.left, 0.0)
+        enough = _keep_ratio * seconds + _keep_slack
+        keeps = self.jobs[role, job].lasts <= enough and self.fits(role, job)
+        for i in range(len(self.flows)):
+            self.rates[i] = 0.0
+            if self.flows[i].job == job and self.flows[i].role == role:
+                rate = self.flows[i].goal if keeps else lasts(self.flows[i].volume, seconds)
+                taken = min(rate, self.flows[i].cap) if role == _active else rate
+                self.rates[i] = self.flows[i].rate = taken
+                self.flows[i].short = rate - taken
+        self.take_away()
+
+    # --- who takes part
+
+    def go_solo(self) -> bool:
+        """Jobs that share no link with another one get their rates; True: no other job is left.
+
+        Their flows' role, and that of those whose path is closed, is OUT. Rates depend on the bytes
+        per iteration only, not on who is active or how far: what an idle sibling leaves unused for
+        the moment is for the top-up in the kernel.
+        """
+        self.find_solo()
+        any_solo, settled = False, True
+        for i in range(len(self.flows)):
+            job = self.flows[i].job
+            self.rates[i] = self.most[i] = 0.0
+            if self.flows[i].volume > 0 and not self.meets[job]:
+                self.rates[i] = lasts(self.flows[i].volume, self.seconds[job])
+                self.flows[i].rate, self.most[i], any_solo = self.rates[i], _inf, True
+        if any_solo:
+            self.take_away()
+            self.raise_to_fill()
+        for i in range(len(self.flows)):
+            self.flows[i].solo = self.flows[i].rate > 0
+            if self.flows[i].solo:
+                self.flows[i].role = _out
+            settled = settled and self.flows[i].role == _out
+        return settled
+
+    def find_solo(self) -> None:
+        """Which jobs meet others (`meets`), and how long an iteration of each takes (`seconds`)."""
+        for link in range(len(self.left)):
+            self.links[link] = self.capacity[link] <= 0
+        self.clear(self.sums)
+        for i in range(len(self.flows)):
+            closed, following = crosses(self.paths, i, self.links), self.flows[i].next
+            volume = following if following > 0 else self.flows[i].remaining
+            self.flows[i].role = _out if closed else _idle
+            self.flows[i].volume = 0.0 if closed else volume
+            add(self.paths, i, self.flows[i].volume, self.sums, self.flows[i].job)
+        contested(self.sums, self.links)
+        for job in range(len(self.meets)):
+            self.meets[job] = 0
+            self.seconds[job] = bottleneck(self.sums, job, self.left, 0.0)
+        for i in range(len(self.flows)):
+            unknown = self.flows[i].volume > 0 and self.flows[i].next <= 0
+            if unknown or crosses(self.paths, i, self.links):
+                self.meets[self.flows[i].job] = 1
+
+    def classify(self) -> None:
+        """Who takes part in the turns: active flows, and idle ones with what they will send."""
+        self.clear(self.sums)
+        for i in range(len(self.flows)):
+            if self.flows[i].remaining > 0 and self.flows[i].role != _out:
+                add(self.paths, i, self.flows[i].remaining, self.sums, self.flows[i].job)
+        contested(self.sums, self.links)
+        for i in range(len(self.flows)):
+            flow = self.flows[i]
+            # What a dependency leaves unused matters only where another job could use it.
+            flow.alone = not crosses(self.paths, i, self.links)
+            if flow.alone:
+                flow.cap = _inf
+            flow.volume = flow.remaining if flow.remaining > 0 else flow.next
+            # A flow that cannot send now is as good as idle: it must not hold up its gang.
+            if flow.remaining > 0 and flow.role != _out and flow.cap > 0:
+                flow.role = _active
+            else:
+                flow.role = _idle if flow.volume > 0 and not flow.solo else _out
+            self.flows[i] = flow
+
+    def gather(self, role: int) -> None:
+        """Sum up the flows with one role: `need`, `hold` and `jobs`."""
+        self.clear(self.need[role])
+        self.clear(self.hold[role])
+        for k in range(self.jobs.shape[1]):
+            job = self.jobs[role, k]
+            job.present, job.fresh, job.holds, job.lasts = False, False, False, 0.0
+            job.wait, job.period, job.due = 0.0, 0.0, _inf
+            self.jobs[role, k] = job
+        for i in range(len(self.flows)):
+            flow = self.flows[i]
+            if flow.role == role:
+                job = self.jobs[role, flow.job]
+                add(self.paths, i, flow.volume, self.need[role], flow.job)
+                add(self.paths, i, flow.goal, self.hold[role], flow.job)
+                job.present = True
+                job.fresh, job.holds = job.fresh or flow.goal <= 0, job.holds or flow.goal > 0
+                job.wait, job.period = max(job.wait, flow.wait), max(job.period, flow.period)
+                job.due = min(job.due, flow.due)
+                if flow.goal < flow.cap:  # more is of no use to the others
+                    job.lasts = max(job.lasts, lasts(flow.volume, flow.goal))
+                self.jobs[role, flow.job] = job
+
+    def keep(self) -> None:
+        """Idle flows that are about to start, or have just ended, are KEPT: they are to keep their
+        rates beside their active siblings, but not from one that has none yet.
+
+        `need` of theirs is what they will send soon.
+        """
+        self.clear(self.need[_kept])
+        self.clear(self.hold[_kept])
+        for i in range(len(self.flows)):
+            flow = self.flows[i]
+            job = self.jobs[_active, flow.job]
+            idle = flow.role == _idle and flow.remaining <= 0
+            near = -_late <= flow.due <= _soon or flow.idle < _soon
+            if idle and near and flow.alone and flow.goal > 0 and job.present and not job.fresh:
+                self.flows[i].role = _kept
+                add(self.paths, i, flow.goal, self.hold[_kept], flow.job)
+                if flow.due <= _soon:
+                    add(self.paths, i, flow.volume, self.need[_kept], flow.job)
+
+    def find_coming(self) -> None:
+        """Idle flows of active jobs are still to come, unless they have ended in this phase: those
+        are due in a period, as all others."""
+        for i in range(len(self.flows)):
+            job = self.flows[i].job
+            here = self.flows[i].role == _idle and self.jobs[_active, job].present
+            if here and self.flows[i].idle >= self.jobs[_active, job].wait:
+                self.flows[i].role = _coming
+
+    def time_active(self) -> None:
+        """Seconds that each job needs for what is active, or KEPT and soon active, if it has all
+        links for its own: `seconds`."""
+        for job in range(len(self.seconds)):
+            for link in range(len(self.left)):
+                self.sums[job, link] = self.need[_active, job, link] + self.need[_kept, job, link]
+            self.seconds[job] = bottleneck(self.sums, job, self.capacity, 1.0)
+
+    def time_whole(self) -> None:
+        """The same for whole iterations of all flows that are not OUT."""
+        self.clear(self.sums)
+        for i in range(len(self.flows)):
+            if self.flows[i].role != _out:
+                whole = max(self.flows[i].next, self.flows[i].remaining)
+                add(self.paths, i, whole, self.sums, self.flows[i].job)
+        for job in range(len(self.seconds)):
+            self.seconds[job] = bottleneck(self.sums, job, self.capacity, 1.0)
+
+    # --- who gets what
+
+    def lay_floors(self, parts: Floats) -> None:
+        """Set a part of all active flows' max-min fair rates aside: `sums`, as `hold`. `parts`,
+        float64[J]: which, by job."""
+        for i in range(len(self.flows)):
+            self.most[i] = self.flows[i].cap if self.flows[i].role == _active else 0.0
+        max_min(self.paths, self.left, self.most, self.rates)
+        self.clear(self.sums)
+        for i in range(len(self.flows)):
+            part = parts[self.flows[i].job]
+            add(self.paths, i, part * self.rates[i], self.sums, self.flows[i].job)
+        for link in range(len(self.left) - 1):
+            total = 0.0
+            for job in range(self.sums.shape[0]):
+                total += self.sums[job, link]
+            self.left[link] -= total
+
+    def serve(self, order: Rows) -> None:
+        """Give the jobs, in this order, their floors and what is left.
+
+        Their KEPT flows have their rates first, unless these do not fit.
+        """
+        for k in range(len(order)):
+            job = order[k]
+            for link in range(len(self.left)):
+                self.left[link] += self.sums[job, link]
+            fit = self.fits(_kept, job)
+            for i in range(len(self.flows)):
+                if self.flows[i].job == job and self.flows[i].role == _kept:
+                    if fit:
+                        self.flows[i].rate = self.flows[i].goal
+                    else:
+                        self.flows[i].role = _idle
+            for link in range(len(self.left) if fit else 0):
+                self.left[link] = max(self.left[link] - self.hold[_kept, job, link], 0.0)
+            self.take(_active, job)
+
+    def stand(self, role: int, order: Rows) -> None:
+        """Give the idle flows with one role what is left, job by job, where it is worthwhile."""
+        for k in range(len(order)):
+            job = order[k]
+            alone = bottleneck(self.need[role], job, self.capacity, 1.0)
+            seconds = bottleneck(self.need[role], job, self.left, 0.0)
+            if self.jobs[role, job].present and seconds <= _worthwhile * alone:
+                self.take(role, job)
+
+    def top_up(self, order: Rows) -> None:
+        """Max-min over the active flows, of what is left.
+
+        Then what capped flows could not use, and nobody else either, stays theirs after all.
+        """
+        short = False
+        for i in range(len(self.flows)):
+            self.most[i] = 0.0
+            if self.flows[i].role == _active:
+                self.most[i] = self.flows[i].cap - self.flows[i].rate
+                short = short or self.flows[i].short > 0
+        self.raise_to_fill()
+        for k in range(len(order) if short else 0):
+            self.restore(order[k])
+
+    def restore(self, job: int) -> None:
+        """Give the flows of a job the same part, as much as is left, of what they could not use."""
+        share = 1.0
+        for link in range(len(self.left)):
+            self.use[link] = 0.0
+        for i in range(len(self.flows)):
+            self.rates[i] = self.flows[i].short if self.flows[i].job == job else 0.0
+        link_sum(self.paths, self.rates, self.use)
+        for link in range(len(self.left) - 1):
+            if self.use[link] > 0:
+                share = min(share, self.left[link] / self.use[link])
+        for i in range(len(self.flows)):
+            self.rates[i] *= share
+            self.flows[i].rate += self.rates[i]
+        self.take_away()

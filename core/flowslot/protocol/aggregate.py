@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a daemon negotiates for: all flows of a job on one path, as one reservation.
+
+What its flows do is for the daemon to find out; here is what an arbiter is told of it, and when.
+"""
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from flowslot.model.units import MILLISECOND, SECOND, Nanos
+from flowslot.protocol.grantbook import Granted
+from flowslot.protocol.messages import Demand
+
+NEVER = 2**62
+"""A time at which nothing is expected."""
+RESEND_SHARE, SMALL_SHARE = 0.2, 0.02
+"""A demand is sent again when what remains differs by this share of the iteration's bytes from
+what the arbiter can work out itself (what was sent, minus rate x time); by the smaller one if a
+message is sent anyway."""
+RELEARN_SHARE = 0.10
+"""The same for the period and bytes that were announced for an idle aggregate."""
+SAME_PHASE_NS = 10 * MILLISECOND
+"""A phase that began later than the one that was told of by more than this is another one."""
+
+
+@dataclass(slots=True)
+class Told:
+    """What the arbiter was last told of an aggregate, and when."""
+
+    at: Nanos
+    active: bool
+    onset: int
+    remaining: float
+    period: int
+    expected: float
+    stalled: bool
+
+
+@dataclass(slots=True, eq=False)
+class Aggregate:
+    """One reservation. Bytes are sums over its flows; times are monotonic ns, 0 unknown."""
+
+    id: int
+    job: str
+    links: tuple[int, ...]
+    inc: int
+    active: bool = False
+    remaining: float = 0.0
+    target: float = 0.0
+    expected: float = 0.0
+    onset: int = 0
+    """When the first of its active flows began."""
+    due: int = NEVER
+    """When the first of its flows is expected to begin again."""
+    period: int = 0
+    told: Told | None = None
+    rate: float = math.nan
+    ceiling: float = math.nan
+    share: float = 0.0
+    most: float = 0.0
+    standing: bool = False
+    granted: bool = False
+    """Since it was last shared out; who does that sets it back."""
+    flows: int = 0
+    stalled: bool = False
+    """Active, but what it has yet to send has to come from another host first, and nothing has for
+    a while: a rate would be reserved for nothing (MLCC, section III: followers give way)."""
+
+    def demand(self, now: Nanos) -> Demand:
+        """The aggregate's state as an arbiter wants it; it counts as told."""
+        active, told = self.active, self.told
+        if told is not None and active and self._is_another_phase(told):
+            self.inc += 1
+        stalled = self.stalled and not self.standing
+        self.told = Told(
+            now, active, self.onset, self.remaining, self.period, self.expected, stalled
+        )
+        return Demand(
+            flow=self.id,
+            inc=self.inc,
+            job=self.job,
+            links=self.links,
+            remaining=max(int(self.remaining), 1) if active else 0,
+            cap=0.0 if stalled else math.inf,
+            wait_ns=max(now - self.onset, 0) if active else 0,
+            period_ns=self.period,
+            next_in_ns=0 if active or self.due == NEVER else max(self.due - now, 0),
+            next_bytes=int(self.expected),
+        )
+
+    def has_news(self, now: Nanos, small: bool) -> bool:
+        """The arbiter cannot work out by itself what has changed since it was told; `small`
+        changes may count."""
+        told = self.told
+        if told is None:
+            return True
+        resized = abs(self.expected - told.expected) > RELEARN_SHARE * self.expected
+        if self.standing:
+            return resized
+        if self.active != told.active:
+            return True
+        if self.stalled != told.stalled:
+            return small or told.stalled  # who can go on does not wait to say so
+        if not self.active:
+            return resized or abs(self.period - told.period) > RELEARN_SHARE * self.period
+        rate = self.rate if self.rate > 0 else 0.0
+        error = self._error(now, told, rate)
+        if self.most > rate:
+            error = max(error, self._error(now, told, self.most))
+        tolerance = SMALL_SHARE if small else RESEND_SHARE
+        return self._is_another_phase(told) or error > tolerance * self.target
+
+    def take(self, grant: Granted) -> None:
+        """What it may send from now on; NaN: nobody has a say."""
+        self.granted = True
+        if self.standing and not grant.standing:
+            self.told = None  # nothing was told for a while: tell everything
+        self.rate, self.ceiling, self.share = grant.rate, grant.ceiling, grant.share
+        self.standing, self.most = grant.standing, grant.most
+
+    def _is_another_phase(self, told: Told) -> bool:
+        return not told.active or self.onset > told.onset + SAME_PHASE_NS
+
+    def _error(self, now: Nanos, told: Told, rate: float) -> float:
+        """By how much an arbiter is wrong about what remains, which has granted `rate`."""
+        spent = rate * (now - told.at) / SECOND
+        return abs(self.remaining - max(told.remaining - spent, 0.0))
+
+
+def ended(aggregates: Collection[Aggregate]) -> list[Aggregate]:
+    """Those with grants to give back: of jobs whose last active flow here has ended since it was
+    told. A standing grant stays."""
+    busy = {aggregate.job for aggregate in aggregates if aggregate.active}
+    over = {b.job for b in aggregates if b.told and b.told.active and b.job not in busy}
+    return [b for b in aggregates if b.job in over and b.rate > 0 and not b.standing]

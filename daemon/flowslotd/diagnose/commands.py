@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands that the daemon's package adds to the `flowslot` CLI: `doctor`, `preflight` and
+`check-config`."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from flowslot.model.errors import ConfigError
+from flowslot.model.settings import read_toml
+from flowslot.model.topology import parse_topology
+from flowslotd.config import load, read
+from flowslotd.pace.pacer import PacingError
+
+FAILURE, BAD_INPUT = 1, 2
+SWITCH_CHECK = """
+import json, pathlib, sys
+from flowslot.model.errors import ConfigError
+from flowslot.model.settings import parse_toml
+from flowslot_switch.config import Overrides, SwitchSettings, load
+file = pathlib.Path(sys.argv[1])
+try:
+    load(file, Overrides())
+except ConfigError as error:
+    sys.exit(json.dumps([error.source, error.field, error.problem]))
+print(parse_toml(file.read_text(encoding="utf-8"), str(file), SwitchSettings).model_dump_json())
+"""
+
+
+class Output(StrEnum):
+    """How to print."""
+
+    TABLE = "table"
+    JSON = "json"
+    YAML = "yaml"
+
+
+OutputOption = Annotated[Output, typer.Option("-o", "--output", help="table, json or yaml")]
+
+
+def check_config(
+    file: Annotated[Path, typer.Argument(help="a daemon, switch or topology file")],
+    print_effective: Annotated[
+        bool, typer.Option("--print-effective", help="print it with all defaults filled in")
+    ] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Check a configuration file, and what it refers to."""
+    try:
+        kind, effective = _check(file)
+    except ConfigError as error:
+        typer.echo(f"flowslot: {error}", err=True)
+        raise typer.Exit(BAD_INPUT) from None
+    if output is Output.TABLE:
+        typer.echo(f"{file}: {kind} configuration, no problem found")
+        if print_effective:
+            typer.echo(yaml.safe_dump(effective, sort_keys=False), nl=False)
+        return
+    result = {"file": str(file), "kind": kind} | (
+        {"effective": effective} if print_effective else {}
+    )
+    _print(result, output)
+
+
+def _check(file: Path) -> tuple[str, dict[str, Any]]:
+    """The kind of a file and its effective settings. Raises ConfigError."""
+    text = read(file)
+    keys = read_toml(text, str(file)).keys()
+    if "jobs" in keys:  # first: scenarios have hosts and links too
+        raise ConfigError(str(file), "jobs", "looks like a scenario; `flowslot lab` runs those")
+    if keys & {"hosts", "links", "switches"}:
+        return "topology", parse_topology(text, str(file)).settings.model_dump(mode="json")
+    if "name" in keys and "host" not in keys:
+        return "switch", _check_switch(file)
+    return "daemon", load(file).settings.model_dump(mode="json")
+
+
+def _check_switch(file: Path) -> dict[str, Any]:
+    """Effective settings of a switch's file. Raises ConfigError.
+
+    In a process of its own: the daemon's and the switch's package do not import each other.
+    """
+    run = subprocess.run(
+        [sys.executable, "-c", SWITCH_CHECK, str(file)], capture_output=True, text=True, check=False
+    )
+    if run.returncode:
+        last = (run.stderr.strip().splitlines() or ["flowslot-switch is not installed"])[-1]
+        raise (
+            ConfigError(*json.loads(last))
+            if last.startswith("[")
+            else ConfigError(str(file), "", f"cannot be checked: {last}")
+        )
+    settings: dict[str, Any] = json.loads(run.stdout)
+    return settings
+
+
+def doctor(
+    config: Annotated[
+        Path | None, typer.Option(help="a daemon's configuration: what it would pace with here")
+    ] = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """What this kernel supports, what to do about what it lacks, and which back end is chosen."""
+    from flowslotd.diagnose import diagnosis  # noqa: PLC0415  (loads the back ends)
+
+    try:
+        wanted = load(config).settings.pacing.backend if config is not None else "auto"
+    except ConfigError as error:
+        typer.echo(f"flowslot: {error}", err=True)
+        raise typer.Exit(BAD_INPUT) from None
+    found = diagnosis.diagnose(wanted)
+    if output is Output.TABLE:
+        typer.echo(diagnosis.table(found))
+    else:
+        _print(diagnosis.as_data(found), output)
+    if found.backend == "none":
+        raise typer.Exit(FAILURE)
+
+
+def preflight(
+    config: Annotated[Path, typer.Argument(help="the daemon's configuration")] = Path(
+        "/etc/flowslot/flowslotd.toml"
+    ),
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Every change that enforcement would make to this host, and what would stay as it is."""
+    from flowslotd.diagnose import diagnosis  # noqa: PLC0415  (loads the back ends)
+    from flowslotd.diagnose import preflight as flight  # noqa: PLC0415
+
+    try:
+        loaded = load(config)
+        found = diagnosis.diagnose(loaded.settings.pacing.backend)
+        changes = flight.changes(loaded, found.backend)
+    except ConfigError as error:
+        typer.echo(f"flowslot: {error}", err=True)
+        raise typer.Exit(BAD_INPUT) from None
+    except (PacingError, OSError) as error:
+        typer.echo(f"flowslot: {config}: section [pacing]: {error}", err=True)
+        raise typer.Exit(FAILURE) from None
+    if output is Output.TABLE:
+        typer.echo(flight.table(loaded, found, changes))
+    else:
+        rows = [dataclasses.asdict(change) for change in changes]
+        _print({"backend": found.backend, "why": found.why, "changes": rows}, output)
+    if found.backend == "none" != found.wanted:
+        raise typer.Exit(FAILURE)
+
+
+def _print(data: dict[str, Any], output: Output) -> None:
+    if output is Output.JSON:
+        typer.echo(json.dumps(data, indent=2))
+    else:
+        typer.echo(yaml.safe_dump(data, sort_keys=False), nl=False)

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which back end a daemon would pace with on this host, and why: `flowslot doctor`."""
+
+import dataclasses
+import textwrap
+from dataclasses import dataclass
+from typing import Any
+
+from flowslotd.diagnose.probe import Finding, probe, usable_backend, usable_backends
+from flowslotd.pace.select import AUTO, TRAITS
+
+_WIDTH = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """`backend`: what would be used; `none`: nothing, flows are only observed."""
+
+    wanted: str
+    backend: str
+    why: str
+    findings: list[Finding]
+
+    def works(self) -> dict[str, Finding]:
+        """For each back end, the finding that decides."""
+        return usable_backends(self.findings)
+
+
+def diagnose(wanted: str = "auto") -> Diagnosis:
+    """`wanted`: as `pacing.backend` in a configuration. Takes some tenths of a second; leaves
+    nothing but modules that the kernel loads."""
+    findings = probe()
+    works = usable_backends(findings)
+    if wanted == "auto":
+        backend = usable_backend(findings)
+        passed_over = [
+            f"{name} does not work ({works[name].detail})"
+            for name in AUTO[: AUTO.index(backend)]
+            if name in works
+        ]
+        order = " then ".join(name for name in AUTO if name in works)
+        why = "; ".join([f"auto tries {order}", *passed_over])
+    elif wanted == "none":
+        backend, why = "none", "the configuration says so"
+    elif works[wanted].status == "ok":
+        backend, why = wanted, "the configuration says so, and it works here"
+    else:
+        backend = "none"
+        why = f"the configuration wants {wanted}, which does not work: {works[wanted].detail}"
+    return Diagnosis(wanted, backend, why, findings)
+
+
+def as_data(found: Diagnosis) -> dict[str, Any]:
+    """For JSON and YAML."""
+    works = found.works()
+    return {
+        "backend": found.backend,
+        "why": found.why,
+        "backends": [
+            {"name": name, "works": works[name].status == "ok", "detail": works[name].detail}
+            | dataclasses.asdict(traits)
+            for name, traits in TRAITS.items()
+        ],
+        "findings": [dataclasses.asdict(finding) for finding in found.findings],
+    }
+
+
+def table(found: Diagnosis) -> str:
+    """For people."""
+    width = max(len(finding.name) for finding in found.findings)
+    lines = []
+    for finding in found.findings:
+        lines.append(f"{finding.status:8} {finding.name:{width}}  {finding.detail}")
+        if finding.advice:
+            lines.append(f"{'':8} {'':{width}}  -> {finding.advice}")
+    lines += ["", "Ways of pacing (pacing.backend):"]
+    works = found.works()
+    for name, traits in TRAITS.items():
+        state = "works here" if works[name].status == "ok" else f"not here: {works[name].detail}"
+        lines.append(f"  {name:7} {state}")
+        facts = {
+            "how": traits.how,
+            "paces": ", ".join(traits.protocols),
+            "leaves at once": traits.granularity,
+            "follows a raise after": traits.resume,
+            "changes": "; ".join(what for _, what in traits.changes),
+        }
+        for fact, text in facts.items():
+            lines += textwrap.wrap(
+                f"{fact}: {text}", _WIDTH, initial_indent=" " * 10, subsequent_indent=" " * 12
+            )
+    return "\n".join([*lines, "", verdict(found)])
+
+
+def verdict(found: Diagnosis) -> str:
+    """One sentence."""
+    if found.backend == "none" and found.wanted not in {"auto", "none"}:
+        return f"flowslotd would not start with mode = enforce: {found.why}."
+    if found.backend == "none":
+        return f"Flows would not be paced here, flowslotd would only observe: {found.why}."
+    return f"Flows would be paced by {found.backend}: {found.why}."

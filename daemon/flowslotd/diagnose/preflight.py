@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What enforcement would change on this host: `flowslot preflight`."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from flowslot.policy import registry
+from flowslotd.config import Config
+from flowslotd.diagnose.diagnosis import Diagnosis, verdict
+from flowslotd.diagnose.probe import kernel
+from flowslotd.pace import edt, guardian, htb
+from flowslotd.pace.attached import GUARDED
+from flowslotd.pace.devices import Devices
+from flowslotd.pace.pacer import PacingError
+from flowslotd.pace.select import TRAITS
+
+LEFT = (
+    "modules of the kernel that were loaded for it (sch_*, cls_bpf)",
+    "of connections that were paced: that TCP paces them; with bpf, their shortest timeout",
+    "the sockets' files, when it is killed",
+    "when daemon and guardian process are both killed: the sysctl; and, until the next daemon that "
+    "uses the device or the flow, qdiscs, classes, filters and the rates of flows",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """`where`: a device, `sysctl`, `sockets`, `kernel`, `files` or `network`."""
+
+    where: str
+    what: str
+    when: str
+    """It would be made; `never`: what is there stays, and `what` says why."""
+
+
+def changes(config: Config, backend: str) -> list[Change]:
+    """All that a daemon with this configuration would change. Raises PacingError or OSError when
+    the host cannot be looked at."""
+    settings = config.settings
+    found = list(_files_and_network(config))
+    if not settings.model_copy(update={"mode": "enforce"}).enforces(registry.get(settings.policy)):
+        return found
+    if backend in {"edt", "htb"}:
+        found += _devices(config, backend)
+    if backend in TRAITS:
+        changes = TRAITS[backend].changes
+        if any(where == "sysctl" for where, _ in changes):
+            found += _sysctls(settings.pacing.sysctls)
+        when = {"sockets": "while a flow is paced", "kernel": "at its start"}
+        found += [Change(where, what, when[where]) for where, what in changes if where in when]
+    if backend == "bpf" and settings.unpatched.pslite:
+        what = "those of ps-lite processes that do not register are made to select it, too"
+        found.append(Change("sockets", what, "as soon as they are found"))
+    if backend == "bpf" and kernel().status != "ok":  # before Linux 6.4
+        found.append(Change(*GUARDED, "at its start"))
+    return found
+
+
+def _files_and_network(config: Config) -> Iterator[Change]:
+    settings, topology = config.settings, config.topology
+    yield Change("files", f"sockets below {settings.runtime_dir}", "at its start")
+    if settings.use_switch:
+        for switch in topology.switches.values():
+            yield Change(
+                "network", f"a connection to {switch.name}, {switch.address}", "at its start"
+            )
+    host = topology.hosts.get(settings.host)
+    if host is not None and host.daemon and registry.get(settings.policy).planner is not None:
+        yield Change("network", f"UDP port {host.daemon} for other daemons", "at its start")
+
+
+def _devices(config: Config, backend: str) -> Iterator[Change]:
+    named = config.settings.pacing.devices
+    devices = Devices()
+    try:
+        found = [devices.named(name) for name in named] or devices.likely(config.addresses)
+    finally:
+        devices.close()
+    changes_to = edt.changes_to if backend == "edt" else htb.changes_to
+    when = "at its start" if named else "when a flow leaves by it"
+    refused = "the daemon would not start" if named else "nothing, and flows there are not paced"
+    for device in found:
+        try:
+            changes = changes_to(device, number=0)
+        except PacingError as error:
+            yield Change(device.name, f"{refused}: {error}", "never")
+            continue
+        for what in changes:
+            yield Change(device.name, what, when)
+
+
+def _sysctls(allowed: bool) -> Iterator[Change]:
+    name = "net.ipv4." + Path(guardian.SYSCTL).name
+    try:
+        value = Path(guardian.SYSCTL).read_text().strip()
+    except OSError:
+        yield Change("sysctl", f"{name} is not there: nothing", "never")
+        return
+    if not allowed:
+        yield Change("sysctl", f"{name} stays {value}: pacing.sysctls is off", "never")
+    elif value == "0":
+        yield Change("sysctl", f"{name} is 0 already: nothing", "never")
+    else:
+        yield Change("sysctl", f"{name}: {value} becomes 0", "at its start")
+
+
+def table(config: Config, found: Diagnosis, changes: list[Change]) -> str:
+    """For people."""
+    mode = config.settings.mode
+    lines = [verdict(found)]
+    if mode == "observe":
+        lines.append(
+            f"{config.file} says mode = observe: none of this is done before it is enforce."
+        )
+    width = max((len(change.where) for change in changes), default=0)
+    lines.append("")
+    for change in changes:
+        when = "" if change.when == "never" else f" ({change.when})"
+        lines.append(f"{change.where:{width}}  {change.what}{when}")
+    lines += [
+        "",
+        "All of it is undone when the daemon ends, killed or not, but for:",
+    ]
+    lines += [f"- {what}" for what in LEFT]
+    return "\n".join(lines)

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The paper's two calls to a switch process, by the daemon."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from google.protobuf.message import Message
+
+from flowslot.model.errors import ProtocolError
+from flowslot.model.topology import Topology
+from flowslot.model.topology_file import SwitchSettings
+from flowslot.model.units import Nanos
+from flowslot.policy.mlcc import Update
+from flowslot.policy.mlcc.planner import Feedback
+from flowslot_proto import flowslot_pb2 as pb
+from flowslot_proto import methods
+from flowslot_proto.checks import M, parse
+from flowslot_proto.convert import read_feedback
+from flowslot_rpc.client import Channel
+from flowslot_rpc.status import RpcError, Status
+from flowslotd.negotiate.load_tables import NoAnswer
+
+
+class GrpcRemote:
+    """A Remote. All in the event loop's thread."""
+
+    def __init__(
+        self, topology: Topology, switch: SwitchSettings, scheduler: str, slot_ns: Nanos
+    ) -> None:
+        """`scheduler`: whose flows these are, unique among all daemons of this switch process."""
+        self.switch = switch.name
+        self.held = frozenset(topology.switch_links(switch.name))
+        self.connected = False
+        """It answered the last call."""
+        self._scheduler = scheduler
+        self._slot_ns = slot_ns
+        self._names = [link.name for link in topology.links]
+        self._channel = Channel(switch.address)
+
+    async def fetch(self, links: Sequence[int], timeout_s: float) -> Feedback:
+        """See Remote."""
+        names = [self._names[link] for link in links]
+        request = pb.FetchFeedbackRequest(links=names)
+        reply = await self._call(methods.FETCH_FEEDBACK, request, pb.FetchFeedbackReply, timeout_s)
+        self.connected = True
+        try:
+            said = read_feedback(reply, names)
+        except ProtocolError as error:
+            raise NoAnswer(f"answered something else: {error}") from None
+        if said.slot_ns != self._slot_ns:
+            theirs, ours = said.slot_ns / 1e6, self._slot_ns / 1e6
+            raise NoAnswer(f"has slots of {theirs:g} ms, this daemon of {ours:g}: set the same")
+        return Feedback(said.slot, tuple(links), np.array(said.load), np.array(said.reservable))
+
+    async def update(self, update: Update, links: Sequence[int], timeout_s: float) -> bool:
+        """See Remote."""
+        request = pb.UpdateScheduleRequest(
+            scheduler=self._scheduler,
+            flow=update.flow,
+            links=[self._names[link] for link in links],
+            slot=update.slot,
+            rates=update.rates.tolist(),
+        )
+        reply = await self._call(
+            methods.UPDATE_SCHEDULE, request, pb.UpdateScheduleReply, timeout_s
+        )
+        return bool(reply.status == pb.UpdateScheduleReply.STATUS_OK)
+
+    async def close(self) -> None:
+        """See Remote."""
+        self._channel.close()
+        self.connected = False
+
+    async def _call(self, path: str, request: Message, kind: type[M], timeout_s: float) -> M:
+        try:
+            raw = await self._channel.unary(path, request.SerializeToString(), timeout_s)
+            return parse(kind, raw)
+        except ProtocolError as error:
+            raise NoAnswer(f"answered something else: {error}") from None
+        except RpcError as error:
+            # Late is not gone, as long as there is a connection.
+            late = error.status == Status.DEADLINE_EXCEEDED and self._channel.connected
+            self.connected = self.connected and late
+            raise NoAnswer(str(error)) from None

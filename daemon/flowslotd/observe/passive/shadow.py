@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The progress record that the daemon keeps for a process that keeps none."""
+
+import os
+import struct
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from typing import NamedTuple
+
+from flowslot.model.units import MILLISECOND, SECOND
+from flowslot_shm.layout import Message, Quiet, Role, offset
+from flowslot_shm.reader import RecordError, RecordReader
+from flowslot_shm.writer import FlowWriter, Record, describe
+from flowslotd.observe.passive import sockets
+from flowslotd.observe.passive.phases import NOTHING, Phases
+
+MAX_SOCKETS = 256
+"""Of one process; further ones are left alone."""
+UNKNOWN = -1
+"""Rank and peer: the numbers that ps-lite gives its nodes are not to be seen from outside."""
+STEP_NS = 5 * MILLISECOND
+"""Looks are at multiples of this, so that many sockets are looked at together."""
+NEAR_STEPS = 2
+"""From one look at a connection to the next, while it sends or has stopped only just now."""
+IDLE_STEPS = 4
+"""The same while it is idle, in turn with the process's other ones: when one of them begins all are
+looked at. With fewer connections, fewer steps."""
+RECENT_NS = 50 * MILLISECOND
+"""So long ago is just now."""
+FIRST_AGAIN_NS, LAST_AGAIN_NS = SECOND, 64 * SECOND
+"""After a congestion control was refused, until it is tried again."""
+_FD = offset("fd") - 4  # in what `describe` returns
+
+Ring = Callable[["StandIn", int, Message], None]
+
+
+class Found(NamedTuple):
+    """A process and its data connections."""
+
+    pid: int
+    job: bytes
+    role: Role
+    sockets: tuple[tuple[int, int], ...]
+    """Descriptor and cookie of each."""
+
+
+class StandIn:
+    """Speaks for one process, as a `Source` that has not registered itself.
+
+    Not thread-safe, but for the reader, which is the event loop's. `refused` says what could not
+    be done with its sockets, and why.
+    """
+
+    def __init__(self, number: int, found: Found, ring: Ring) -> None:
+        """`number` tells it from others and from registrations. Raises OSError when the process has
+        ended, or the kernel refuses memory or a descriptor."""
+        self.id, self.pid = number, found.pid
+        self.job, self.role = found.job, found.role
+        self.refused: set[str] = set()
+        self._ring = ring
+        with ExitStack() as undo:
+            self._record = Record(MAX_SOCKETS)
+            undo.callback(self._record.close)
+            try:
+                self.reader = RecordReader(self._record.fd)
+            except RecordError as error:  # it is sound, so it could not be mapped
+                raise OSError(str(error)) from error
+            undo.callback(self.reader.close)
+            # If its number is another process's by now: no socket has the cookie that it should.
+            self._pidfd = os.pidfd_open(found.pid)
+            undo.pop_all()
+        self._free = list(range(MAX_SOCKETS - 1, -1, -1))
+        self._flows: dict[int, _Flow] = {}  # by cookie
+
+    @property
+    def flows(self) -> int:
+        """Connections it reports."""
+        return len(self._flows)
+
+    def have(self, wanted: Iterable[tuple[int, int]], now: int) -> None:
+        """From now on these (descriptor, cookie) are its data connections."""
+        known = dict((cookie, fd) for fd, cookie in wanted)
+        for cookie in self._flows.keys() - known.keys():
+            self._drop(cookie)
+        for cookie, fd in known.items():
+            if cookie not in self._flows and self._free:
+                self._take(cookie, fd, now)
+
+    def look(self, now: int, congestion_control: str) -> None:
+        """Look at the sockets whose time has come: at all of them, if one has begun to send."""
+        due = [flow for flow in self._flows.values() if flow.next_ns <= now]
+        began = [flow for flow in due if self._look_at(flow, now, congestion_control)]
+        if began:
+            looked = {flow.cookie for flow in due}
+            for flow in [f for cookie, f in self._flows.items() if cookie not in looked]:
+                self._look_at(flow, now, congestion_control)
+
+    def next_ns(self) -> int | None:
+        """When the next look is due; None: there is nothing to look at."""
+        return min((flow.next_ns for flow in self._flows.values()), default=None)
+
+    def close(self) -> None:
+        """It speaks for nobody any more. The reader is the caller's to close."""
+        for cookie in list(self._flows):
+            self._drop(cookie)
+        self._record.close()
+        os.close(self._pidfd)
+
+    # -- as FlowWriter's owner ----------------------------------------------------------------
+
+    def poll(self) -> bool:
+        """The daemon is here."""
+        return True
+
+    def ring(self, kind: Message, slot: int) -> None:
+        """As a job's doorbell: not when nobody listens."""
+        quiet = self._record.quiet
+        if quiet == Quiet.NONE or (quiet == Quiet.ENDS and kind != Message.END):
+            self._ring(self, slot, kind)
+
+    def release(self, slot: int) -> None:
+        """A slot is free again."""
+        self._free.append(slot)
+
+    # -- inside -------------------------------------------------------------------------------
+
+    def _take(self, cookie: int, fd: int, now: int) -> None:
+        try:
+            with sockets.borrow(self._pidfd, fd, cookie) as sock:
+                info = sockets.look(sock)
+                if info.state not in sockets.SENDING:  # closed at this end, and kept open
+                    return
+                ends = (UNKNOWN, 0)
+                content = bytearray(describe(sock, self.job, UNKNOWN, ends, self.role))
+        except OSError as error:
+            self._refuse(error)
+            return
+        struct.pack_into("=i", content, _FD, fd)
+        slot = self._free.pop()
+        writer = FlowWriter(self._record.slot(slot), slot, self)
+        writer.open(bytes(content))
+        self._flows[cookie] = _Flow(cookie, fd, writer, now, info)
+        # It is not active yet, so nothing would call for a look at it.
+        self._ring(self, slot, Message.BEGIN)
+
+    def _look_at(self, flow: "_Flow", now: int, congestion_control: str) -> bool:
+        """Whether it has begun to send."""
+        try:
+            info = sockets.peek(self._pidfd, flow.fd, flow.cookie)
+            if flow.enlistment.due(congestion_control, now):
+                self._enlist(flow, congestion_control, now)
+        except OSError as error:
+            if error.errno in sockets.GONE:
+                self._drop(flow.cookie)
+            else:  # at this moment: too many open files, say
+                self._refuse(error)
+                flow.next_ns = now + SECOND
+            return False
+        if info.state not in sockets.SENDING:
+            self._drop(flow.cookie)
+            return False
+        was_busy = flow.phases.busy
+        if flow.look(now, info):
+            self.ring(Message.END, flow.writer.index)
+        flow.rest(now, len(self._flows))
+        return flow.phases.busy and not was_busy
+
+    def _enlist(self, flow: "_Flow", congestion_control: str, now: int) -> None:
+        """Raises OSError when the socket is not to be had. Refused: it stays as it is, and another
+        attempt is made later."""
+        with sockets.borrow(self._pidfd, flow.fd, flow.cookie) as sock:
+            try:
+                sockets.enlist(sock, congestion_control)
+            except OSError as error:
+                flow.enlistment.failed(congestion_control, now)
+                self.refused.add(f"sockets cannot select {congestion_control}: {error.strerror}")
+            else:
+                flow.enlistment.done(congestion_control)
+
+    def _refuse(self, error: OSError) -> None:
+        if error.errno not in sockets.GONE:  # an ordinary end
+            self.refused.add(f"sockets cannot be had: {error}")
+
+    def _drop(self, cookie: int) -> None:
+        self._flows.pop(cookie).writer.close()
+
+
+class _Enlistment:
+    """When to make a socket select a congestion control: once, and when that was refused again
+    later, ever more seldom."""
+
+    def __init__(self) -> None:
+        self._selected = self._refused = ""
+        self._wait_ns, self._again_ns = int(FIRST_AGAIN_NS), 0
+
+    def due(self, name: str, now: int) -> bool:
+        """`name`: what it should select; "": whatever it does."""
+        if not name:
+            self._selected = ""
+        if name == self._selected:
+            return False
+        return name != self._refused or now >= self._again_ns
+
+    def done(self, name: str) -> None:
+        """It has selected it."""
+        self._selected, self._refused = name, ""
+
+    def failed(self, name: str, now: int) -> None:
+        """It was refused."""
+        longer = min(2 * self._wait_ns, LAST_AGAIN_NS)
+        self._wait_ns = longer if name == self._refused else FIRST_AGAIN_NS
+        self._refused, self._again_ns = name, now + self._wait_ns
+
+
+class _Flow:
+    """One connection. `next_ns`: when to look at it again."""
+
+    def __init__(
+        self, cookie: int, fd: int, writer: FlowWriter, now: int, info: sockets.Info
+    ) -> None:
+        self.cookie, self.fd, self.writer = cookie, fd, writer
+        self.enlistment = _Enlistment()
+        self.next_ns = now
+        self._odometer = sockets.Odometer()
+        self.phases = Phases(now, *self._odometer.read(info))
+        writer.begin(self.phases.iteration)
+
+    def look(self, now: int, info: sockets.Info) -> bool:
+        """Report what has happened. True: it has ended with less than was announced."""
+        phases, writer = self.phases, self.writer
+        move = phases.look(now, *self._odometer.read(info))
+        if move is NOTHING:
+            return False
+        if move.began:
+            writer.begin(phases.iteration, move.total)
+        writer.advance(posted=move.posted, done=move.done)
+        if move.corrected:
+            writer.begin(phases.iteration, move.total)
+        return move.corrected
+
+    def rest(self, now: int, siblings: int) -> None:
+        """Until the next look, as one of so many connections of its process."""
+        step, idle_ns = now // STEP_NS + 1, self.phases.idle_ns(now)
+        if idle_ns < RECENT_NS:
+            step += NEAR_STEPS - 1
+        else:  # after a second 15 ms more do not matter
+            turns = IDLE_STEPS if idle_ns > SECOND else min(siblings, IDLE_STEPS)
+            step += (self.writer.index - step) % turns
+        self.next_ns = step * STEP_NS

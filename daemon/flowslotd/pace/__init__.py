@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ways of pacing flows in the kernel."""
+
+from flowslotd.pace.pacer import (
+    UNPACED,
+    Entries,
+    FlowCounters,
+    KernelEvent,
+    PaceEntry,
+    Pacer,
+    PacingError,
+    Traits,
+    pack,
+)
+from flowslotd.pace.select import make_pacer
+
+__all__ = [
+    "UNPACED",
+    "Entries",
+    "FlowCounters",
+    "KernelEvent",
+    "PaceEntry",
+    "Pacer",
+    "PacingError",
+    "Traits",
+    "make_pacer",
+    "pack",
+]

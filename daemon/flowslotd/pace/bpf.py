@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pacing by our own congestion control in the kernel (bpf/flowslot.bpf.c).
+
+The rate table is shared memory: setting the rates of all flows takes no system call. Nothing is
+pinned; the registration hangs on a link, so that the kernel removes the name when this process
+dies, and the flows become ordinary TCP when their deadlines pass. Before Linux 6.4, which has no
+such link, a guardian process removes the name.
+"""
+
+import errno
+import mmap
+import os
+import re
+import secrets
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flowslotd.observe.learning import table
+from flowslotd.pace import rate_table
+from flowslotd.pace.guard import Guard
+from flowslotd.pace.layout import CTL, EVENT, SLOTS, STAT, EventKind
+from flowslotd.pace.libbpf import F_LINK, Map, Object, RingBuffer, built
+from flowslotd.pace.pacer import Entries, FlowCounters, KernelEvent, Kind, PacingError, Traits
+
+PLACEHOLDER = b"fs_placeholder_\0"
+OBJECT = "flowslot.bpf.o"
+KINDS: dict[int, Kind] = {
+    EventKind.NEW: "new",
+    EventKind.CLOSED: "closed",
+    EventKind.DRAINED: "drained",
+}
+Slots = NDArray[np.intp]
+
+
+def unique_name(instance: str) -> str:
+    """A name for this process's congestion control: at most 15 characters, as the kernel wants."""
+    return f"fs_{re.sub(r'[^A-Za-z0-9-]', '-', instance)[:7]}_{secrets.token_hex(2)}"
+
+
+class BpfPacer:
+    """See `Pacer`."""
+
+    name = "bpf"
+    lends = True
+    traits = Traits(
+        how="our own congestion control in BPF, which jobs select for their sockets",
+        protocols=("tcp",),
+        granularity="2 segments, with top-up while the path's queue is short",
+        resume="one segment at the old rate",
+        changes=(
+            ("kernel", "a congestion control of our own (fs_...) is registered, with its maps"),
+            (
+                "sockets",
+                "jobs that register select it (TCP_CONGESTION); it sets their pacing rate and "
+                "window, and a shortest retransmission timeout of 20 ms",
+            ),
+        ),
+    )
+
+    def __init__(self, instance: str, slots: int = SLOTS) -> None:
+        self.congestion_control = unique_name(instance)
+        self._slots = -(-slots // 64) * 64  # whole pages
+        self._object: Object | None = None
+        self._ring: RingBuffer | None = None
+        self._link: int | None = None
+        self._guard: Guard | None = None
+        self._stat = np.zeros(1, STAT)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._ctl = np.zeros(1, CTL)
+        # Who is where, as of the last scan: by slot (0: free), by cookie, and in that order.
+        self._known = np.zeros(0, np.uint64)
+        self._index: dict[int, int] = {}
+        self._used: Slots = np.zeros(0, np.intp)
+        self._live: NDArray[np.bool_] = np.zeros(self._slots, np.bool_)
+        self._path: Slots = np.zeros(self._slots, np.intp)  # of each slot; numbers from _paths
+        self._paths: dict[bytes, int] = {}
+        self._watched: dict[int, int] = {}
+        self._pending: list[bytes] = []
+        self._late: list[KernelEvent] = []
+        self._donors: dict[int, int] = {}  # by heir
+
+    # -- life ---------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Load, register, map. Raises PacingError."""
+        file = built(OBJECT)
+        if file is None:
+            raise PacingError(f"{OBJECT} is missing: build it with `make -C bpf`")
+        elf = file.read_bytes()
+        if elf.count(PLACEHOLDER) != 1:
+            raise PacingError(f"{file} is not the program that this version expects: rebuild it")
+        elf = elf.replace(PLACEHOLDER, self.congestion_control.encode().ljust(16, b"\0"))
+        try:
+            try:
+                self._load(elf, link=True)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                self.close()
+                self._load(elf, link=False)
+        except OSError as error:
+            self.close()
+            raise PacingError(f"the kernel refuses {file.name}: {error}") from error
+
+    def _load(self, elf: bytes, *, link: bool) -> None:
+        obj = self._object = Object(elf)
+        ops = obj.map("fs_ops")
+        if link:
+            ops.set_flags(F_LINK)
+        for name in ("fs_ctl", "fs_stat", "fs_free"):
+            obj.map(name).set_max_entries(self._slots)
+        obj.load()
+        free = obj.map("fs_free")
+        for slot in range(self._slots - 1, 0, -1):
+            free.push(slot)
+        self._ctl = self._map(obj.map("fs_ctl"), CTL, writable=True)
+        self._stat = self._map(obj.map("fs_stat"), STAT, writable=False)
+        self._ring = RingBuffer(obj.map("fs_events").fd, self._pending.append)
+        self._link = ops.attach_struct_ops(link=link)
+        if not link:
+            self._guard = Guard(struct_ops=ops.fd)
+
+    def _map(self, table: Map, dtype: np.dtype[Any], *, writable: bool) -> NDArray[np.void]:
+        access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        shared = mmap.mmap(table.fd, self._slots * dtype.itemsize, mmap.MAP_SHARED, access)
+        return np.frombuffer(shared, dtype)
+
+    def close(self) -> None:
+        """Make all flows ordinary TCP and unregister."""
+        self._ctl["deadline_ns"] = 0
+        if self._ring is not None:
+            self._ring.close()
+            self._ring = None
+        if self._link is not None:
+            os.close(self._link)
+            self._link = None
+        if self._guard is not None:
+            self._guard.close()
+            self._guard = None
+        if self._object is not None:
+            self._object.close()
+            self._object = None
+        self._stat = np.zeros(1, STAT)
+        self._forget()
+
+    # -- the table ----------------------------------------------------------------------------
+
+    def leave_by(self, addresses: Collection[str]) -> None:
+        """Nothing to do: no device is set up."""
+
+    def attach(self, cookie: int, pid: int, fd: int) -> None:
+        """Nothing to do: the flow comes to us by selecting our congestion control."""
+
+    def apply(self, entries: Entries, deadline_ns: int) -> int:
+        """See `Pacer`. No system call."""
+        slots = self._slots_of(entries["cookie"])
+        if not slots.all():
+            entries, slots = entries[slots != 0], slots[slots != 0]
+        if not len(entries):
+            return 0
+        strange = self._ctl["cookie"][slots] != entries["cookie"]
+        if strange.any():
+            self._claim(slots[strange], entries["cookie"][strange])
+        changed = rate_table.write(table(self._ctl), slots, table(entries))
+        # Only now: an entry that has just been claimed is not in force before it is complete.
+        self._ctl["deadline_ns"][slots] = deadline_ns
+        self._live[slots] = True
+        return changed
+
+    def refresh(self, deadline_ns: int) -> bool:
+        """See `Pacer`. Also tells flows of one path the smallest RTT that any of them has seen:
+        one that began behind a standing queue takes that queue for the path's length."""
+        live = np.flatnonzero(self._live)
+        base = np.full(len(self._paths), 2**32 - 1, np.uint32)
+        ours = rate_table.refresh(
+            table(self._ctl), table(self._stat), live, self._path, base, deadline_ns
+        )
+        if ours < len(live):
+            self._live[live[~self._owned(live)]] = False
+        return True
+
+    def release(self, cookie: int) -> None:
+        """See `Pacer`."""
+        slot = self._slot(cookie)
+        if slot and self._ctl["cookie"][slot] == cookie:
+            self._ctl["deadline_ns"][slot] = 0
+            self._ctl["drain_at"][slot] = 0
+            self._ctl["donor"][slot] = 0
+            self._live[slot] = False
+        self._watched.pop(cookie, None)
+        self._disown(cookie)
+
+    def _slots_of(self, cookies: NDArray[np.uint64]) -> Slots:
+        """The flows' slots; 0: it has none."""
+        wanted = cookies.tolist()
+        for _ in range(2):
+            slots = np.array([self._index.get(cookie, 0) for cookie in wanted], np.intp)
+            right = (self._stat["cookie"][slots] == cookies) & (cookies != 0)
+            if right.all():
+                return slots
+            self._scan()
+        return np.where(right, slots, 0)
+
+    def _slot(self, cookie: int) -> int:
+        """The flow's slot; 0: it has none."""
+        slot = self._index.get(cookie, 0)
+        if cookie and self._stat["cookie"][slot] != cookie:
+            self._scan()
+            slot = self._index.get(cookie, 0)
+        return slot
+
+    def _scan(self) -> None:
+        """Find out who is where in the used part of the table."""
+        cookies = self._stat["cookie"][: int(self._stat["high"][0]) + 1].copy()
+        cookies[0] = 0
+        if not np.array_equal(cookies, self._known):
+            self._known = cookies
+            used = np.flatnonzero(cookies)
+            self._used = used[np.argsort(cookies[used])]
+            self._index = dict(zip(cookies[used].tolist(), used.tolist(), strict=True))
+
+    def _owned(self, slots: Slots) -> NDArray[np.bool_]:
+        owned: NDArray[np.bool_] = self._ctl["cookie"][slots] == self._stat["cookie"][slots]
+        return owned
+
+    def _claim(self, slots: Slots, cookies: NDArray[np.uint64]) -> None:
+        """Make entries of slots that another flow had before ours."""
+        self._ctl["deadline_ns"][slots] = 0
+        self._ctl["drain_at"][slots] = 0
+        self._ctl["base_rtt_us"][slots] = 0
+        self._ctl["guaranteed"][slots] = 0
+        self._ctl["donor"][slots] = 0
+        self._ctl["cookie"][slots] = cookies
+        for cookie in cookies.tolist() if self._donors else ():
+            self._disown(cookie)
+        for slot in slots.tolist():
+            ends = self._stat["src"][slot].tobytes() + self._stat["dst"][slot].tobytes()
+            self._path[slot] = self._paths.setdefault(ends, len(self._paths))
+
+    # -- what the kernel tells ------------------------------------------------------------------
+
+    def refusal(self, cookie: int) -> str:
+        """See `Pacer`: none."""
+        return ""
+
+    def counters(self) -> FlowCounters:
+        """See `Pacer`. No system call."""
+        if int(self._stat["high"][0]) >= len(self._known):
+            self._scan()
+        acked = np.empty(len(self._known), np.int64)
+        used = self._used
+        if not rate_table.read(table(self._stat), self._known, acked):
+            self._scan()
+            acked = np.empty(len(self._known), np.int64)
+            rate_table.read(table(self._stat), self._known, acked)
+            # A slot that has changed hands again counts as free this time.
+            used = self._used[self._stat["cookie"][self._used] == self._known[self._used]]
+        return FlowCounters(self._known[used], acked[used])
+
+    def stat(self, cookie: int) -> NDArray[np.void] | None:
+        """All that the kernel tells of one flow (`STAT`, a copy), or None."""
+        slot = self._slot(cookie)
+        return self._stat[slot : slot + 1].copy() if slot else None
+
+    def event_fd(self) -> int | None:
+        """See `Pacer`."""
+        return self._ring.fd if self._ring is not None else None
+
+    def events(self) -> list[KernelEvent]:
+        """See `Pacer`."""
+        if self._ring is None:
+            return []
+        if not (self._ring.consume() or self._late):
+            return []
+        raw, self._pending[:] = b"".join(self._pending), []
+        out, self._late = self._late, []
+        rows = np.frombuffer(raw, EVENT)
+        columns = (rows[name].tolist() for name in ("kind", "cookie", "acked", "at_ns"))
+        for kind, cookie, acked, at_ns in zip(*columns, strict=True):
+            event = KernelEvent(KINDS[kind], cookie, acked, at_ns)
+            if event.kind == "drained" and self._watched.pop(cookie, None) is None:
+                continue  # was told already, or is not wanted any more
+            if event.kind == "closed":
+                self._watched.pop(cookie, None)
+            out.append(event)
+        return out
+
+    def lend(self, donors: Mapping[int, int]) -> None:
+        """See `Pacer`. No system call."""
+        if donors == self._donors:
+            return
+        gone = [heir for heir, donor in self._donors.items() if donors.get(heir) != donor]
+        if gone:
+            self._ctl["donor"][self._slots_of(np.array(gone, np.uint64))] = 0
+        written = {h: d for h, d in donors.items() if self._donors.get(h) == d}
+        new = [(h, d) for h, d in donors.items() if h not in written]
+        if new:
+            slots = self._slots_of(np.array(new, np.uint64).ravel())
+            owned = ((slots != 0) & self._owned(slots)).reshape(-1, 2).all(axis=1)
+            pairs = [pair for pair, mine in zip(new, owned.tolist(), strict=True) if mine]
+            heirs, lenders = slots.reshape(-1, 2)[owned].T
+            self._ctl["donor_cookie"][heirs] = [donor & 0xFFFF_FFFF for _, donor in pairs]
+            self._ctl["donor"][heirs] = lenders
+            written.update(pairs)
+        self._donors = written
+
+    def _disown(self, cookie: int) -> None:
+        """An entry is not, or no longer, this flow's: it neither lends nor inherits."""
+        for heir in [h for h, d in self._donors.items() if cookie in (h, d)]:
+            del self._donors[heir]
+            slot = self._slot(heir)
+            if slot and self._ctl["cookie"][slot] == heir:
+                # The donor may be paced again in the same slot, and then lend to another one.
+                self._ctl["donor"][slot] = 0
+
+    def watch(self, cookie: int, acked_target: int) -> None:
+        """See `Pacer`."""
+        slot = self._slot(cookie)
+        if not slot:
+            return
+        if self._ctl["cookie"][slot] != cookie:
+            self._claim(np.array([slot], np.intp), np.array([cookie], np.uint64))
+        self._ctl["drain_at"][slot] = acked_target
+        self._watched[cookie] = acked_target
+        acked = int(self._stat["acked"][slot])
+        if acked >= acked_target:  # before the kernel knew of it
+            del self._watched[cookie]
+            self._late.append(KernelEvent("drained", cookie, acked))

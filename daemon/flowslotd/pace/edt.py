@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pacing by earliest departure times (bpf/edt.bpf.c): a program at clsact's egress says when each
+packet of a flow may leave, and fq lets it go then.
+
+For TCP and UDP. Setting rates takes no system call here; but each TCP socket's own pacing is set a
+little higher, so that what TCP hands down at once is small (bursts.py). The program stops by itself
+at the flows' deadlines; a guardian process removes it from the devices when the daemon dies.
+"""
+
+import mmap
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from socket import IPPROTO_TCP, SO_PROTOCOL, SOL_SOCKET, socket
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flowslotd.pace import guardian
+from flowslotd.pace.attached import GUARDED
+from flowslotd.pace.devices import Device, Devices, qdisc_trial, root_changes
+from flowslotd.pace.egress import Change, Ways
+from flowslotd.pace.libbpf import Object, built
+from flowslotd.pace.pacer import PacingError, Traits
+from flowslotd.pace.rtnetlink import add_fq
+from flowslotd.pace.sockopt import SocketPacer
+
+OBJECT = "edt.bpf.o"
+SLOTS = 4096
+CTL = np.dtype([("rate", "u8"), ("deadline_ns", "u8")])
+STAT = np.dtype([("next_ns", "u8"), ("last_ns", "u8"), ("rate", "u8"), ("bytes", "u8")])
+"""As in bpf/edt.h."""
+ABOVE = 1.25
+"""The sockets' own pacing, as a multiple of the rate."""
+PREFERENCE = 1
+"""Of our filter, plus the daemon's number: what comes before may have the last word."""
+_ETH_P_ALL = 3
+
+
+class EdtPacer(SocketPacer):
+    """See `Pacer`."""
+
+    name = "edt"
+    traits = Traits(
+        how="departure times by a BPF program at clsact's egress, kept by fq",
+        protocols=("tcp", "udp"),
+        granularity="1 ms of the rate, at least two packets (UDP: a packet or super-packet)",
+        resume="what one burst takes at the old rate (UDP: what its send buffer holds)",
+        changes=(
+            ("device", "qdisc clsact and a BPF filter at its egress where flows leave"),
+            ("device", "root qdisc fq f520: for the kernel's default there, unless it is fq"),
+            ("sockets", "SO_MAX_PACING_RATE of the flows' sockets, from outside"),
+            ("sysctl", "net.ipv4.tcp_tso_rtt_log = 0, unless pacing.sysctls is off"),
+            GUARDED,
+        ),
+    )
+
+    def __init__(self, devices: Sequence[str] = (), sysctls: bool = True) -> None:
+        super().__init__(sysctls)
+        self._names = devices
+        self._object: Object | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._ctl = np.zeros(SLOTS, CTL)
+        self._stat = np.zeros(SLOTS, STAT)
+        self._slots: dict[int, int] = {}
+        self._free = list(range(SLOTS - 1, -1, -1))
+        self._udp: set[int] = set()
+
+    # -- life ---------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Load the program; set named devices up. Raises PacingError."""
+        file = built(OBJECT)
+        if file is None:
+            raise PacingError(f"{OBJECT} is missing: build it with `make -C bpf`")
+        lacking = qdisc_trial("fq", "clsact")
+        if lacking:
+            raise PacingError(lacking)
+        self._load(file)
+        change = Change(guardian.FILTER, changes_to, self._add)
+        self._ways = Ways(self._names, self._addresses, self._undo, change)
+        super().open()
+        self._ways.set_up()
+
+    def _load(self, file: Path) -> None:
+        try:
+            self._object = Object(file.read_bytes())
+            self._object.load()
+        except OSError as error:
+            raise PacingError(f"the kernel refuses {file.name}: {error}") from error
+        self._ctl = self._mapped("edt_ctl", CTL)
+        self._stat = self._mapped("edt_stat", STAT)
+
+    def _mapped(self, name: str, dtype: np.dtype[Any]) -> NDArray[np.void]:
+        assert self._object is not None
+        fd = self._object.map(name).fd
+        return np.frombuffer(mmap.mmap(fd, SLOTS * dtype.itemsize, mmap.MAP_SHARED), dtype)
+
+    def _keep(self) -> tuple[int, ...]:
+        assert self._ways is not None
+        return (*super()._keep(), self._ways.fileno())
+
+    def close(self) -> None:
+        """Let all flows go, and remove what is ours from the devices."""
+        self._ctl["deadline_ns"] = 0
+        super().close()
+        if self._ways is not None:
+            self._ways.close()
+            self._ways = None
+        self._forget()
+        if self._object is not None:
+            self._object.close()
+            self._object = None
+
+    def _undone(self) -> None:
+        super()._undone()
+        for cookie in list(self._slots):
+            self._drop(cookie)
+
+    # -- devices ------------------------------------------------------------------------------
+
+    def _add(self, devices: Devices, device: Device) -> None:
+        assert self._ways is not None and self._object is not None
+        index, number = device.index, self._ways.number
+        filters = guardian.filters(index, guardian.EGRESS)
+        ours = any(guardian.OWN.encode() in one.attributes for one in filters)
+        name = (
+            f"{guardian.FILTER_NAME}{number:x}{guardian.OWN if ours or not device.ingress else ''}"
+        )
+        program = self._object.program("flowslot_edt")
+        added = False
+        try:
+            if not _has_fq(device):
+                add_fq(index)
+            if not device.ingress:
+                devices.do(lambda r: r.tc("add", "clsact", index))
+                added = True
+            devices.do(
+                lambda r: r.tc(
+                    "add-filter",
+                    "bpf",
+                    index,
+                    fd=program,
+                    name=name,
+                    parent=guardian.EGRESS,
+                    prio=PREFERENCE + number,
+                    protocol=_ETH_P_ALL,
+                    direct_action=True,
+                )
+            )
+        except OSError:  # nothing by halves
+            guardian.remove_filter(index, number)
+            if added:
+                guardian.remove_clsact(index)
+            raise
+
+    # -- rates --------------------------------------------------------------------------------
+
+    def _set(self, wanted: list[tuple[int, int]], deadline_ns: int) -> int:
+        written = 0
+        for cookie, rate in wanted:
+            slot = self._slots.get(cookie)
+            if slot is None:
+                slot = self._take(cookie)
+            if slot is None or self._ctl["rate"][slot] == rate:
+                continue
+            # The program paces UDP too, and its sockets' own rate is left alone.
+            if cookie in self._udp or self._pace(cookie, round(rate * ABOVE)):
+                self._ctl[slot] = rate, deadline_ns
+                written += 1
+        return written
+
+    def _extend(self, deadline_ns: int) -> None:
+        super()._extend(deadline_ns)
+        self._ctl["deadline_ns"][list(self._slots.values())] = deadline_ns
+
+    def _take(self, cookie: int) -> int | None:
+        """A slot for a flow that has none. None: it cannot be paced."""
+        if self._ways is None or self._object is None:
+            return None
+        protocol = self._touch(cookie, self._protocol)
+        if protocol is None:
+            return None
+        if protocol != IPPROTO_TCP:
+            self._udp.add(cookie)
+        slot = self._slots[cookie] = self._free.pop()
+        self._ctl[slot] = 0, 0
+        self._stat[slot] = 0, 0, 0, 0
+        self._object.map("edt_slots").put(_bytes(cookie, 8), _bytes(slot, 4))
+        return slot
+
+    def _protocol(self, sock: socket) -> int:
+        """Of a socket that can be paced. Raises PacingError and OSError."""
+        assert self._ways is not None
+        if not self._free:
+            raise PacingError(f"{SLOTS} flows are paced already")
+        self._ways.of(sock)
+        return sock.getsockopt(SOL_SOCKET, SO_PROTOCOL)
+
+    def _drop(self, cookie: int) -> None:
+        self._udp.discard(cookie)
+        slot = self._slots.pop(cookie, None)
+        if slot is not None:
+            self._ctl[slot] = 0, 0
+            self._free.append(slot)
+            if self._object is not None:
+                self._object.map("edt_slots").remove(_bytes(cookie, 8))
+
+    def _gone(self, cookie: int) -> None:
+        self._drop(cookie)
+        super()._gone(cookie)
+
+    def _udp_sent(self) -> dict[int, int]:
+        return {cookie: int(self._stat["bytes"][slot]) for cookie, slot in self._slots.items()}
+
+
+def changes_to(device: Device, number: int) -> list[str]:
+    """What pacing there by the daemon with this number does to a device, one sentence each. Raises
+    PacingError: it would be refused, and why; and OSError."""
+    if device.ingress == "ingress":
+        raise PacingError(
+            f"{device.name} has an ingress qdisc, which stays, and clsact takes its place"
+        )
+    first = min(
+        (
+            one.info >> 16
+            for one in guardian.filters(device.index, guardian.EGRESS)
+            if one.handle and guardian.FILTER_NAME.encode() not in one.attributes
+        ),
+        default=2**16,
+    )
+    if first <= PREFERENCE + number:
+        raise PacingError(
+            f"{device.name} has a filter at its egress with preference {first}, which stays, "
+            "and may decide before ours"
+        )
+    changes = []
+    if not _has_fq(device):
+        changes += root_changes(device, guardian.FQ, "fq f520:")
+    if not device.ingress:
+        changes.append("qdisc clsact")
+    return [*changes, "a BPF filter at the egress of clsact"]
+
+
+def _has_fq(device: Device) -> bool:
+    """What waits for departure times is there already."""
+    root = device.root
+    return root is not None and (
+        root.kind == "fq" or (root.kind == "mq" and device.leaves == {"fq"})
+    )
+
+
+def _bytes(number: int, size: int) -> bytes:
+    return number.to_bytes(size, sys.byteorder)

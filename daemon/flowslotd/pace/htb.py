@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pacing by a class of HTB for each flow, on the devices that flows leave by.
+
+For TCP and UDP, on any kernel. A socket's packets find their class by SO_PRIORITY, which is set
+from outside (pidfd_getfd): no filter, and nobody else's packets are touched (they pass by HTB's
+direct queue). Below each class a TBF cuts super-packets (see `Cutter`). A guardian process removes
+all of it when the daemon dies.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from socket import IPPROTO_TCP, SO_PRIORITY, SO_PROTOCOL, SOL_SOCKET, TCP_INFO, socket
+
+from flowslotd.pace import guardian
+from flowslotd.pace.attached import GUARDED, AttachedPacer
+from flowslotd.pace.devices import Device, Devices, qdisc_trial, root_changes
+from flowslotd.pace.egress import Change, Ways
+from flowslotd.pace.pacer import PacingError, Traits
+from flowslotd.pace.rtnetlink import Cutter, HtbClass, class_counts, packed
+
+MOST_CLASSES = guardian.KEEPER - 1
+"""Of one daemon: minors have 16 bits, four of them are the daemon's number."""
+BURST_S = 0.002
+"""A class may catch up this much: as late as its timer may fire without loss of rate."""
+PACKET = 9_100
+"""Never less is cut, headers included: TBF drops a packet that is larger, and packets can become
+larger while a flow lives (a device's MTU can be raised)."""
+SUPER_PACKET = 70_000
+"""No super-packet is larger, headers included."""
+WHOLE_S = 0.001
+"""Super-packets are cut for flows that need longer than this to send one."""
+WAITING = 1 << 24
+"""Bytes that may wait below a class: sockets bound what they have in queues themselves."""
+UNLIMITED = 125 * 10**9
+"""Bytes/s."""
+ENOUGH = 4
+"""Packets between two looks that tell how large a flow's are."""
+DRAIN_S = 0.1
+"""What still waits when all is to be removed gets this long."""
+_SND_MSS, _TIMESTAMPS = 16, 1  # in struct tcp_info: offset; bit in tcpi_options
+
+_Counts = dict[int, dict[int, tuple[int, int, int]]]
+"""By device and handle: see `class_counts`."""
+
+
+@dataclass(slots=True)
+class _Flow:
+    minor: int
+    devices: tuple[int, ...]
+    mtu: int
+    """The largest of the devices'."""
+    headers: int
+    """Bytes of each packet."""
+    payload: float
+    """Bytes of each packet: known for TCP, for UDP learnt."""
+    udp: bool
+    rate: int = 0
+    """Payload bytes/s; 0: not paced yet."""
+    seen: tuple[int, int] = (0, 0)
+    """Bytes and packets (modulo 2^32) that its class had sent at the last look; of UDP flows."""
+    sent: int = 0
+    """Payload bytes, as of that look."""
+
+    def wire(self) -> int:
+        """Bytes/s with headers."""
+        return round(self.rate * (1 + self.headers / self.payload))
+
+
+class HtbPacer(AttachedPacer):
+    """See `Pacer`."""
+
+    name = "htb"
+    traits = Traits(
+        how="a class of HTB for each flow, found by the socket's priority",
+        protocols=("tcp", "udp"),
+        granularity="2 ms of the rate, at least 9 kB",
+        resume="what 9 kB take at the old rate",
+        changes=(
+            ("device", "root qdisc htb f510: for the kernel's default where flows leave"),
+            ("device", "below it a class and a TBF for each flow"),
+            ("sockets", "SO_PRIORITY of the flows' sockets, from outside"),
+            GUARDED,
+        ),
+    )
+
+    def __init__(self, devices: Sequence[str] = ()) -> None:
+        super().__init__()
+        self._names = devices
+        self._flows: dict[int, _Flow] = {}
+        self._free = _minors()
+
+    # -- life ---------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """See whether the kernel has what is needed; set named devices up. Raises PacingError."""
+        self._sockets.probe()
+        lacking = qdisc_trial("htb", "tbf")
+        if lacking:
+            raise PacingError(lacking)
+        change = Change(guardian.CLASSES, changes_to, self._add)
+        self._ways = Ways(self._names, self._addresses, self._undo, change)
+        self._undo.open(keep=(self._ways.fileno(),))
+        self._free = _minors()
+        self._ways.set_up()
+
+    def close(self) -> None:
+        """Let all flows go, and remove what is ours from the devices."""
+        devices = {index for flow in self._flows.values() for index in flow.devices}
+        for cookie in list(self._flows):
+            self.release(cookie)
+        self._drain(devices)
+        self._sockets.clear()
+        self._undo.close()
+        if self._ways is not None:
+            self._ways.close()
+            self._ways = None
+
+    def _drain(self, devices: set[int]) -> None:
+        end = time.monotonic() + DRAIN_S
+        with suppress(OSError):
+            while time.monotonic() < end and any(
+                self._is_mine(handle) and waiting
+                for index in devices
+                for handle, (_, _, waiting) in class_counts(index).items()
+            ):
+                time.sleep(0.002)
+
+    def _add(self, devices: Devices, device: Device) -> None:
+        assert self._ways is not None
+        if device.root is None or device.root.handle != guardian.HTB:
+            devices.do(lambda r: r.tc("add", "htb", device.index, guardian.HTB, default=0))
+        ours = HtbClass(device.index, self._handle(guardian.KEEPER), UNLIMITED, SUPER_PACKET)
+        for code in self._ways.rtnetlink.put([ours]).values():
+            raise OSError(code, os.strerror(code))
+
+    # -- rates --------------------------------------------------------------------------------
+
+    def _set(self, wanted: list[tuple[int, int]], deadline_ns: int) -> int:
+        """One system call for 64 changes."""
+        changed = []
+        for cookie, rate in wanted:
+            flow = self._flows.get(cookie) or self._take(cookie)
+            if flow is not None and flow.rate != rate:
+                changed.append((cookie, rate))
+        return len(changed) - len(self._write(changed))
+
+    def _undone(self) -> None:
+        for cookie in self._flows:  # the guardian may have been half-way when we came back
+            self._undo.free_socket(cookie)
+        self._flows.clear()
+        self._free = _minors()
+
+    def _take(self, cookie: int) -> _Flow | None:
+        """A class for a flow that has none. None: it cannot be paced."""
+        if self._ways is None:
+            return None
+        flow = self._touch(cookie, lambda sock: self._classified(sock, cookie))
+        if flow is not None:
+            self._flows[cookie] = flow
+        return flow
+
+    def _classified(self, sock: socket, cookie: int) -> _Flow:
+        """Raises PacingError and OSError."""
+        assert self._ways is not None
+        if not any(self._free):
+            raise PacingError(f"{MOST_CLASSES} flows have classes already")
+        devices = self._ways.of(sock)
+        priority = sock.getsockopt(SOL_SOCKET, SO_PRIORITY) & 0xFFFFFFFF
+        if priority >> 16 == guardian.HTB >> 16:  # left behind, and what it was is lost
+            priority = 0
+        free = self._free[priority & 15] or next(filter(None, self._free))
+        mtu = max(map(self._ways.mtu, devices))
+        flow = _described(sock, free[-1], devices, mtu)
+        if flow.udp:  # the class may have served another flow
+            flow.seen = self._counts(flow, _class_counts(flow.devices))
+        # The guardian must know before there is something to undo.
+        self._undo.list_socket(cookie, *self._sockets.where(cookie), (SO_PRIORITY, 4, priority))
+        free.pop()
+        return flow
+
+    def _write(self, wanted: Sequence[tuple[int, int]]) -> set[int]:
+        """Set rates (payload bytes/s) of flows that have classes. Returns who is not paced."""
+        if not wanted or self._ways is None:
+            return set()
+        messages: list[HtbClass | Cutter] = []
+        whose: list[int] = []
+        new = []
+        for cookie, rate in wanted:
+            flow = self._flows[cookie]
+            if not flow.rate:
+                new.append(cookie)
+            cut = _cuts(flow.rate) != _cuts(rate) or not flow.rate
+            flow.rate = rate
+            for index in flow.devices:
+                messages += self._messages(flow, index, cut)
+            whose += [cookie] * (len(messages) - len(whose))
+        try:
+            failed = {whose[k] for k in self._ways.rtnetlink.put(messages)}
+        except OSError:  # no answer: who knows what was done
+            failed = set(whose)
+        if failed:
+            self._begin_anew({index for cookie in failed for index in self._flows[cookie].devices})
+        for cookie in new:
+            if cookie in self._flows and self._touch(cookie, self._director(cookie)) is None:
+                self._let_go(cookie)
+        return {cookie for cookie, _ in wanted if cookie not in self._flows}
+
+    def _begin_anew(self, devices: set[int]) -> None:
+        """Somebody has changed these: all flows there are let go until they are applied again."""
+        assert self._ways is not None
+        for cookie in [c for c, flow in self._flows.items() if devices & set(flow.devices)]:
+            self._let_go(cookie)
+        self._ways.forget(devices)
+
+    def _let_go(self, cookie: int) -> None:
+        """Until it is applied again."""
+        why = self._why.get(cookie)
+        self._gone(cookie)
+        self._in_force = False
+        if why is not None:
+            self._why[cookie] = why
+
+    def _messages(self, flow: _Flow, index: int, cut: bool) -> list[HtbClass | Cutter]:
+        wire, handle = flow.wire(), self._handle(flow.minor)
+        packet = round(flow.payload) + flow.headers
+        burst = max(2 * packet, round(wire * BURST_S))
+        messages: list[HtbClass | Cutter] = [HtbClass(index, handle, wire, burst)]
+        if cut:
+            whole = max(PACKET, flow.mtu + 100)
+            most = whole if _cuts(flow.rate) else max(whole, SUPER_PACKET)
+            messages.append(Cutter(index, handle, most, WAITING))
+        return messages
+
+    def _director(self, cookie: int) -> Callable[[socket], bool]:
+        """Directs a flow's packets into its class."""
+        handle = self._handle(self._flows[cookie].minor)
+
+        def direct(sock: socket) -> bool:
+            guardian.set_option(sock, SO_PRIORITY, 4, handle)
+            return True
+
+        return direct
+
+    def _gone(self, cookie: int) -> None:
+        """Its class sends what it still has, and serves the next."""
+        flow = self._flows.pop(cookie, None)
+        if flow is not None:
+            self._free[flow.minor & 15].append(flow.minor)
+            if flow.rate and self._ways is not None:
+                handle = self._handle(flow.minor)
+                free = [HtbClass(index, handle, UNLIMITED, SUPER_PACKET) for index in flow.devices]
+                with suppress(OSError):
+                    self._ways.rtnetlink.put(free)
+        # After the class is open: what the socket sends from now on passes by it.
+        super()._gone(cookie)
+
+    def _handle(self, minor: int) -> int:
+        assert self._ways is not None
+        return guardian.HTB | self._ways.number << 12 | minor
+
+    def _is_mine(self, handle: int) -> bool:
+        return self._ways is not None and handle >> 12 & 15 == self._ways.number
+
+    # -- what the kernel tells ------------------------------------------------------------------
+
+    def _udp_sent(self) -> dict[int, int]:
+        """Payload bytes of UDP flows; also learns how large their packets are."""
+        flows = {cookie: flow for cookie, flow in self._flows.items() if flow.udp}
+        try:
+            counts = _class_counts({index for flow in flows.values() for index in flow.devices})
+        except OSError:
+            return {}
+        sent, wanted = {}, []
+        for cookie, flow in flows.items():
+            now, before = self._counts(flow, counts), flow.seen
+            packets = (now[1] - before[1]) % 2**32
+            payload = now[0] - before[0] - packets * flow.headers
+            flow.seen, flow.sent = now, flow.sent + payload
+            sent[cookie] = flow.sent
+            if packets >= ENOUGH and flow.rate:
+                was, flow.payload = flow.payload, max(payload / packets, 1.0)
+                if abs(flow.payload / was - 1) > 0.02:
+                    wanted.append((cookie, flow.rate))
+        self._write(wanted)
+        return sent
+
+    def _counts(self, flow: _Flow, counts: _Counts) -> tuple[int, int]:
+        handle = self._handle(flow.minor)
+        known = [c for index in flow.devices if (c := counts[index].get(handle)) is not None]
+        return sum(count[0] for count in known), sum(count[1] for count in known)
+
+
+def _minors() -> list[list[int]]:
+    """Free ones by their last four bits, which devices below may take for a priority: a flow's are
+    those of the priority that its socket had, as long as there are such."""
+    return [[n for n in range(MOST_CLASSES, 0, -1) if n & 15 == low] for low in range(16)]
+
+
+def _class_counts(devices: Iterable[int]) -> _Counts:
+    return {index: class_counts(index) for index in devices}
+
+
+def _cuts(rate: int) -> bool:
+    return rate * WHOLE_S < SUPER_PACKET
+
+
+def _described(sock: socket, minor: int, devices: tuple[int, ...], mtu: int) -> _Flow:
+    """Raises OSError, and PacingError for a socket without a peer."""
+    try:
+        peer = packed(sock.getpeername()[0])
+    except OSError as error:
+        raise PacingError("it is not connected") from error
+    headers = 14 + (20 if len(peer) == 4 else 40)
+    if sock.getsockopt(SOL_SOCKET, SO_PROTOCOL) != IPPROTO_TCP:
+        return _Flow(minor, devices, mtu, headers + 8, 1500 - headers - 8 + 14, udp=True)
+    info = sock.getsockopt(IPPROTO_TCP, TCP_INFO, _SND_MSS + 4)
+    mss = int.from_bytes(info[_SND_MSS:], sys.byteorder)
+    options = 12 if info[5] & _TIMESTAMPS else 0
+    return _Flow(minor, devices, mtu, headers + 20 + options, max(mss, 1), udp=False)
+
+
+def changes_to(device: Device, number: int) -> list[str]:
+    """What pacing there does to a device, whichever the daemon's number, one sentence each. Raises
+    PacingError: it would be refused, and why."""
+    each = "below it a class and a TBF for each flow"
+    if device.root is not None and device.root.handle == guardian.HTB:
+        return ["the root qdisc htb f510: is flowslot's already", each]
+    return [*root_changes(device, guardian.HTB, "htb f510:"), each]

@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loops over the flows of a simulated network, for whose sake this file is compiled.
+
+Types: fluid.pxd. What is done is the same when it is not compiled. F flows, L links, P
+dependencies. `paths` are int32[F, H], padded with L; arrays over links have L + 1 entries, of which
+the last one has no bound. Bytes, payload bytes/s and seconds. `rows` is what `table` makes of
+FLOW[F]; `live` are those that are active, intp[N], in their order. In a large network few are, on
+few links: `compact` numbers these anew.
+
+Flow i forwards what its predecessors bring: unless p has ended, `sent[i]` is at most `own[i]`, or
+`head[i] + sent[p]` where that is more. The predecessors of i are `preds[first[i]:first[i + 1]]`.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flowslot.policy.filling import max_min
+
+COMPILED = not __file__.endswith(".py")
+
+FLOW = np.dtype(
+    [
+        ("active", np.bool_),  # has begun, and not ended
+        ("ended", np.bool_),  # in this iteration: holds nobody up any more
+        ("total", np.float64),  # bytes per iteration
+        ("sent", np.float64),  # of them
+        ("own", np.float64),  # bytes that it has whatever its predecessors do
+        ("head", np.float64),  # and those that it may be ahead of its predecessors
+        ("reserved", np.float64),  # rate that it may send at whatever others do
+        ("ceiling", np.float64),  # most that it may send at; what is between is shared max-min
+        ("rate", np.float64),  # the result
+        ("limit", np.float64),  # what its predecessors let it send at
+        ("bound", np.bool_),  # it has nothing to send but what comes from them
+    ]
+)
+_inf = math.inf
+_free, _fed, _dry = range(3)  # what `stage` says
+ROUNDS = 12
+"""Rates of flows that wait for each other are found by repetition, at most so many times."""
+_rounds, _near, _eps, _rounding = ROUNDS, 1e-6, 1.0, 1e-9
+"""Relative difference of rates, and bytes, that do not matter."""
+
+
+def table(rows: NDArray[np.void]) -> Any:
+    """FLOW[F] as the functions below want it."""
+    return rows if COMPILED else rows.view(np.recarray)
+
+
+def stage(rows: Any, i: int, p: int) -> int:
+    """What predecessor p means to flow i: `_free`, nothing now; `_fed`, what it sends goes on at
+    once; `_dry`, it has to bring more before anything can go on."""
+    if rows[p].ended:
+        return _free
+    if rows[i].own > rows[i].head + rows[p].sent + _eps:
+        return _dry if rows[i].own - rows[i].sent <= _eps else _free
+    return _fed if rows[i].head + rows[p].sent - rows[i].sent <= _eps else _free
+
+
+def compact(  # noqa: PLR0917
+    paths: NDArray[np.int32],
+    live: NDArray[np.intp],
+    capacity: NDArray[np.float64],
+    numbers: NDArray[np.int32],
+    small: NDArray[np.int32],
+    capacities: NDArray[np.float64],
+) -> int:
+    """Number the M links that live flows cross; returns M. Puts the flows' paths in these numbers,
+    padded with M, into `small[:N]`, and the links' capacities into `capacities[:M + 1]`.
+    `numbers`, int32[L + 1], are -1 before and after.
+    """
+    m, pad = 0, len(capacity) - 1
+    for k in range(len(live)):
+        for h in range(paths.shape[1]):
+            link = paths[live[k], h]
+            if link < pad and numbers[link] < 0:
+                numbers[link], capacities[m] = m, capacity[link]
+                m += 1
+    numbers[pad], capacities[m] = m, _inf
+    for k in range(len(live)):
+        for h in range(paths.shape[1]):
+            small[k, h] = numbers[paths[live[k], h]]
+    for k in range(len(live)):
+        for h in range(paths.shape[1]):
+            numbers[paths[live[k], h]] = -1
+    numbers[pad] = -1
+    return m
+
+
+def find_bound(rows: Any, live: Any, first: Any, preds: Any) -> int:
+    """Which flows have caught up with a predecessor: `bound`, and their first `limit`. Returns how
+    many."""
+    n = 0
+    for j in range(len(live)):
+        i = live[j]
+        rows[i].bound, rows[i].limit = False, _inf
+        for k in range(first[i], first[i + 1]):
+            state = stage(rows, i, preds[k])
+            if state != _free:
+                rows[i].bound = True
+            if state == _dry:
+                rows[i].limit = 0.0
+        n += rows[i].bound
+    return n
+
+
+def supply(rows: Any, first: Any, preds: Any, i: int) -> float:
+    """Rate at which a bound flow is supplied: its slowest predecessor's, of those that bind it."""
+    least = _inf
+    for k in range(first[i], first[i + 1]):
+        state = stage(rows, i, preds[k])
+        if state == _dry:
+            return 0.0
+        if state == _fed:
+            least = min(least, rows[preds[k]].rate)
+    return least
+
+
+def follow(rows: Any, live: Any, first: Any, preds: Any) -> bool:
+    """Let the limits of bound flows follow their predecessors' rates; True: some have changed."""
+    changed = False
+    for j in range(len(live)):
+        i = live[j]
+        if rows[i].bound:
+            least = supply(rows, first, preds, i)
+            too_fast = rows[i].rate > least * (1 + _near)
+            held_up = rows[i].limit < least * (1 - _near) and (
+                rows[i].rate >= rows[i].limit * (1 - _near)
+            )
+            if too_fast or held_up:
+                rows[i].limit = least
+                changed = True
+    return changed
+
+
+def allot(
+    rows: Any,
+    live: Any,
+    small: NDArray[np.int32],
+    capacity: NDArray[np.float64],
+    work: NDArray[np.float64],
+) -> None:
+    """Rates within the limits: what is reserved, then the rest max-min up to the ceilings.
+
+    Reservations that do not fit are cut max-min. `small` and `capacity` are what `compact` made;
+    `work`: float64[3, at least N and M + 1].
+    """
+    most, got, left = work[0, : len(live)], work[1, : len(live)], work[2, : len(capacity)]
+    reserved = False
+    for k in range(len(live)):
+        i = live[k]
+        most[k], got[k] = min(rows[i].reserved, rows[i].limit), 0.0
+        reserved = reserved or most[k] > 0
+    if reserved:
+        max_min(small, capacity, most, got)
+    for link in range(len(capacity)):
+        left[link] = capacity[link]
+    for k in range(len(live)):
+        i = live[k]
+        rows[i].rate = got[k]
+        most[k] = max(min(rows[i].ceiling, rows[i].limit) - got[k], 0.0)
+        for h in range(small.shape[1]):
+            left[small[k, h]] -= got[k]
+    for k in range(len(live)):
+        for h in range(small.shape[1]):
+            link = small[k, h]
+            if link < len(capacity) - 1 and left[link] <= _rounding * capacity[link]:
+                most[k] = 0.0
+    max_min(small, left, most, got)
+    for k in range(len(live)):
+        rows[live[k]].rate += got[k]
+
+
+def share(  # noqa: PLR0917
+    rows: Any,
+    live: NDArray[np.intp],
+    small: NDArray[np.int32],
+    capacity: NDArray[np.float64],
+    first: NDArray[np.intp],
+    preds: NDArray[np.intp],
+    work: NDArray[np.float64],
+) -> None:
+    """Find all rates, so that flows without anything of their own follow their predecessors."""
+    bound = find_bound(rows, live, first, preds)
+    allot(rows, live, small, capacity, work)
+    if not bound:
+        return
+    for _ in range(_rounds):
+        if not follow(rows, live, first, preds):
+            break
+        allot(rows, live, small, capacity, work)
+    changed = True
+    while changed:  # where that did not settle, nobody runs ahead all the same
+        changed = False
+        for j in range(len(live)):
+            i = live[j]
+            if rows[i].bound:
+                least = supply(rows, first, preds, i)
+                if rows[i].rate > least:
+                    rows[i].rate, changed = least, True
+
+
+def until_next(
+    rows: Any, live: NDArray[np.intp], first: NDArray[np.intp], preds: NDArray[np.intp]
+) -> float:
+    """Seconds until a flow ends, or catches up with a predecessor, or gets its first bytes from
+    one; inf: never, at these rates."""
+    soonest: float = _inf
+    for j in range(len(live)):
+        i = live[j]
+        rate = rows[i].rate
+        if rate > 0:
+            soonest = min(soonest, (rows[i].total - rows[i].sent) / rate)
+        for k in range(first[i], first[i + 1]):
+            p = preds[k]
+            if rows[p].ended:
+                continue
+            lack = rows[i].own - rows[i].head - rows[p].sent
+            if lack > _eps:
+                gap = rows[i].own - rows[i].sent
+                if gap > _eps and rate > 0:
+                    soonest = min(soonest, gap / rate)
+                elif gap <= _eps and rows[p].rate > 0:
+                    soonest = min(soonest, lack / rows[p].rate)
+            else:
+                gap = rows[i].head + rows[p].sent - rows[i].sent
+                if gap > _eps and rate > rows[p].rate:
+                    soonest = min(soonest, gap / (rate - rows[p].rate))
+    return soonest
+
+
+def advance(  # noqa: PLR0917
+    rows: Any,
+    live: NDArray[np.intp],
+    seconds: float,
+    paths: NDArray[np.int32],
+    carried: NDArray[np.float64],
+    at: NDArray[np.intp],
+) -> int:
+    """So much time passes. How many flows end; which, in `at`, intp[F]. `carried`, float64[L + 1]:
+    bytes by link, added to."""
+    n = 0
+    for j in range(len(live)):
+        i = live[j]
+        if rows[i].rate > 0:
+            sent = min(rows[i].rate * seconds, rows[i].total - rows[i].sent)
+            rows[i].sent += sent
+            for h in range(paths.shape[1]):
+                carried[paths[i, h]] += sent
+    for j in range(len(live)):
+        i = live[j]
+        if rows[i].total - rows[i].sent <= _eps:
+            at[n] = i
+            n += 1
+    for k in range(n):  # only now: all that end at this moment end together
+        i = at[k]
+        rows[i].active, rows[i].ended, rows[i].sent = False, True, rows[i].total
+        rows[i].rate, rows[i].limit, rows[i].bound = 0.0, 0.0, False
+    return n

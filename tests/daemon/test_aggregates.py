@@ -1,0 +1,383 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From rows to demands, and from an aggregate's grant to the rates of its flows."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowslot.model.units import MILLISECOND, Nanos
+from flowslot.protocol.aggregate import NEVER
+from flowslot.protocol.grantbook import Granted
+from flowslotd.negotiate.aggregates import Aggregates
+from flowslotd.observe import learning
+from flowslotd.observe.flow_table import FlowTable
+
+MS = MILLISECOND
+MB = 1_000_000
+
+
+def at(ms):
+    return Nanos(10**12 + round(ms * MS))
+
+
+class Desk:
+    """A table and its aggregates, looked at together."""
+
+    def __init__(self, topology):
+        self.table = FlowTable(topology, "h1", lambda pid, fd, cookie: None)
+        self.aggregates = Aggregates(self.table)
+
+    def see(self, ms, *jobs, small=True):
+        """What is to be told after a look at these jobs."""
+        self.table.observe(at(ms), jobs, None)
+        self.aggregates.look(at(ms))
+        return self.aggregates.demands(at(ms), small)
+
+    def give(self, ms, *grants):
+        """Which flows are concerned."""
+        self.aggregates.grant(grants)
+        return self.aggregates.share_out(at(ms))
+
+    def rates(self):
+        return self.table.rows["rate"].tolist()
+
+
+@pytest.fixture
+def desk(topology):
+    return Desk(topology)
+
+
+def start(flow, iteration=1, total=MB):
+    flow.begin(iteration, total)
+    flow.ready(total)
+
+
+def test_flows_of_one_job_and_path_ask_as_one(desk, make_job):
+    a, b = make_job("a"), make_job("b")
+    for i in range(3):
+        start(a.flow(i, cookie=7 + i), total=(i + 1) * MB)
+    start(b.flow(0, cookie=20))
+    first, second = desk.see(0, a, b)
+    assert (first.flow, first.job, first.links, first.remaining) == (7, "a", (0, 3), 6 * MB)
+    assert first.next_bytes == 6 * MB
+    assert (second.flow, second.job, second.remaining) == (20, "b", MB)
+    assert desk.see(0, a, b) == [], "once"
+
+
+def test_processes_of_one_job_share_a_aggregate(desk, make_job):
+    jobs = [make_job("a", pid=100), make_job("a", pid=200)]
+    for i, job in enumerate(jobs):
+        start(job.flow(0, cookie=7 + i))
+    (demand,) = desk.see(0, *jobs)
+    assert demand.remaining == 2 * MB
+
+
+def test_unmapped_flows_are_never_asked_for(desk, make_job):
+    job = make_job()
+    start(job.flow(0, cookie=7, dst="192.0.2.9"))
+    start(job.flow(1, cookie=8))
+    (demand,) = desk.see(0, job)
+    assert (demand.flow, demand.remaining) == (8, MB)
+    desk.give(0, Granted(8, 1e6, 2e6), Granted(7, 1e6, 2e6))
+    assert math.isnan(desk.rates()[0]) and desk.rates()[1] == 1e6
+
+
+def test_all_flows_of_a_aggregate_end_together(desk, make_job):
+    job = make_job()
+    for i in range(3):
+        start(job.flow(i, cookie=7 + i), total=(i + 1) * MB)
+    desk.see(0, job)
+    assert desk.give(0, Granted(7, 6e6, 20e6, False, 9e6)) == {7, 8, 9}
+    assert desk.rates() == pytest.approx([1e6, 2e6, 3e6])
+    assert desk.table.rows["ceiling"].tolist() == [20e6] * 3
+    assert desk.table.rows["share"].tolist() == [3e6] * 3
+    assert desk.give(1) == set(), "nothing has happened"
+    assert desk.give(1, Granted(7, 6e6, 20e6, False, 9e6)) == {7, 8, 9}, "said anew"
+
+
+def test_a_flow_that_has_ended_leaves_its_part_to_its_siblings_unasked(desk, make_job):
+    job = make_job()
+    flows = [job.flow(i, cookie=7 + i) for i in range(2)]
+    for flow in flows:
+        start(flow)
+    desk.see(0, job)
+    desk.give(0, Granted(7, 10e6, 20e6))
+    flows[0].done(MB)
+    flows[1].done(250_000)
+    assert desk.see(125, job) == [], "together they have sent what the arbiter expects"
+    assert desk.give(125) == {7, 8}
+    assert desk.rates() == [0.0, 10e6]
+
+
+def test_a_flow_that_lags_behind_is_helped_by_the_others(desk, make_job):
+    job = make_job()
+    flows = [job.flow(i, cookie=7 + i) for i in range(2)]
+    for flow in flows:
+        start(flow)
+    desk.see(0, job)
+    desk.give(0, Granted(7, 10e6, 20e6))
+    flows[0].done(510_000)
+    flows[1].done(490_000)
+    desk.see(100, job)
+    assert desk.give(100) == set(), "they end almost together: not worth a change"
+    flows[0].done(390_000)
+    flows[1].done(110_000)
+    desk.see(150, job)
+    assert desk.give(150) == {7, 8}
+    assert desk.rates() == pytest.approx([2e6, 8e6])
+
+
+def test_siblings_that_are_still_to_start_keep_their_parts(desk, make_job):
+    job = make_job()
+    flows = [job.flow(i, cookie=7 + i) for i in range(2)]
+    for i, ms in ((1, 0), (2, 200)):
+        for flow in flows:
+            start(flow, i)
+        desk.see(ms, job)
+        for flow in flows:
+            flow.done(MB)
+        desk.see(ms + 100, job)
+    desk.give(350, Granted(7, 10e6, 20e6))
+    assert desk.rates() == [5e6, 5e6], "ready for the next phase"
+    start(flows[0], 3)
+    desk.see(395, job)
+    assert desk.give(395) == set(), "the other one is due in 5 ms"
+    desk.see(425, job)
+    assert desk.give(425) == {7, 8}
+    assert desk.rates() == [10e6, 0.0], "and did not come"
+
+
+def test_a_new_flow_of_a_aggregate_gets_its_part_at_once(desk, make_job):
+    job = make_job()
+    start(job.flow(0, cookie=7))
+    desk.see(0, job)
+    desk.give(0, Granted(7, 10e6, 20e6))
+    start(job.flow(1, cookie=8), total=3 * MB)
+    (demand,) = desk.see(0, job)
+    assert demand.remaining == 4 * MB
+    assert desk.give(0) == {7, 8}
+    assert desk.rates() == pytest.approx([2.5e6, 7.5e6])
+
+
+def test_a_aggregate_outlives_the_flow_that_it_is_named_after(desk, make_job):
+    job, other = make_job("a"), make_job("b")
+    flows = [job.flow(i, cookie=7 + i) for i in range(2)]
+    desk.see(0, job)
+    flows[0].close()
+    desk.see(1, job)
+    assert desk.aggregates.take_gone() == []
+    other.flow(0, cookie=7)  # which another job claims now
+    (demand,) = desk.see(2, job, other)
+    assert (demand.job, demand.flow) == ("b", 1), "no two of one name"
+    flows[1].close()
+    desk.see(3, job)
+    assert [done.flow for done in desk.aggregates.take_gone()] == [7]
+    job.flow(2, cookie=7)
+    desk.see(4, job, other)
+    assert desk.aggregates.take_gone() == []
+
+
+def test_a_aggregate_that_comes_back_has_a_higher_incarnation(desk, make_job):
+    job = make_job()
+    flow = job.flow(0, cookie=7)
+    for i in range(20):
+        start(flow, i)
+        desk.see(100 + 3 * i, job)
+        flow.done(MB)
+        desk.see(101 + 3 * i, job)
+    flow.close()
+    desk.see(200, job)
+    (done,) = desk.aggregates.take_gone()
+    job.flow(1, cookie=7)
+    (demand,) = desk.see(201, job)
+    assert (demand.flow, demand.inc > done.inc) == (7, True)
+
+
+def test_period_volume_and_next_start_are_told(desk, make_job):
+    job = make_job()
+    flow = job.flow(0, cookie=7)
+    for i in range(5):
+        flow.begin(i, 0)  # the job does not know its totals
+        flow.ready(1000)
+        desk.see(200 * i, job)
+        flow.done(1000)
+        demands = desk.see(200 * i + 50, job)
+    assert desk.table.rows["period"].tolist() == [200 * MS]
+    (demand,) = demands
+    assert demand.remaining == 0
+    assert demand.next_bytes == 1000
+    assert demand.period_ns == 200 * MS
+    assert demand.next_in_ns == 150 * MS
+
+
+def test_a_demand_is_repeated_only_when_the_arbiter_cannot_work_it_out(desk, make_job):
+    job = make_job()
+    flow = job.flow(0, cookie=7)
+    start(flow)
+    assert [d.remaining for d in desk.see(0, job)] == [MB]
+    desk.give(0, Granted(7, 10e6, 10e6))  # 10 kB per ms
+    flow.done(495_000)
+    assert desk.see(50, job) == []  # as expected within 2 %
+    (demand,) = desk.see(60, job)  # it stands still: 105 kB behind
+    assert demand.remaining == 505_000
+    assert demand.wait_ns == 60 * MS
+
+
+def test_an_event_of_one_process_sends_nothing_old_about_another(desk, make_job):
+    jobs = [make_job("a", pid=100), make_job("b"), make_job("a", pid=200)]
+    for i, job in enumerate(jobs):
+        start(job.flow(0, cookie=7 + i))
+    desk.see(0, *jobs)
+    desk.give(0, Granted(7, 10e6, 10e6))
+    assert desk.see(50, jobs[1]) == []
+    assert desk.see(50, jobs[2])[0].remaining == MB + MB - 250_000
+
+
+def test_the_next_phase_is_another_incarnation(desk, make_job):
+    job = make_job()
+    flows = [job.flow(i, cookie=7 + i) for i in range(2)]
+    start(flows[0])
+    (first,) = desk.see(0, job)
+    start(flows[1])
+    (same,) = desk.see(3, job)  # its sibling starts a little later
+    assert (same.inc, same.remaining, same.wait_ns) == (first.inc, 2 * MB, 3 * MS)
+    for flow in flows:
+        flow.done(MB)
+    for flow in flows:
+        start(flow, 2)  # nobody has looked between
+    (second,) = desk.see(200, job)
+    assert (second.inc, second.wait_ns) == (first.inc + 1, 0)
+
+
+def test_what_a_flow_leaves_goes_to_its_siblings_before_anybody_looks(desk, make_job):
+    job = make_job()
+    for i in range(2):
+        start(job.flow(i, cookie=7 + i))
+    desk.see(0, job)
+    desk.give(0, Granted(7, 10e6, 20e6))
+    assert desk.rates() == [5e6, 5e6]
+    desk.table.drained([8])
+    assert desk.give(10) == {7, 8}
+    assert desk.rates() == [10e6, 0.0]
+
+
+def nobody():
+    return np.zeros(0, np.intp)
+
+
+def test_small_news_waits_for_a_message_that_is_sent_anyway(desk, make_job):
+    job = make_job()
+    flow = job.flow(0, cookie=7)
+    start(flow)
+    desk.see(0, job)
+    desk.give(0, Granted(7, 1e6, 2e6))
+    flow.done(MB // 5)  # in 100 ms it may send a tenth of it
+    assert desk.see(100, job, small=False) == []
+    assert [d.remaining for d in desk.see(100, job)] == [MB * 0.8]
+    flow.done(2 * MB // 5)
+    assert [d.remaining for d in desk.see(200, job, small=False)] == [MB * 0.4]
+
+
+def test_a_job_that_has_ended_gives_back_what_nobody_uses(desk, make_job):
+    job = make_job()
+    flow = job.flow(0, cookie=7)
+    start(flow)
+    desk.see(0, job)
+    desk.give(0, Granted(7, 10e6, 20e6))
+    assert desk.aggregates.ended(nobody) == []
+    flow.done(MB)
+    desk.table.observe(at(100), [job], None)
+    desk.aggregates.look(at(100))
+    assert desk.aggregates.ended(lambda: np.array([0])) == [], "an heir sends at its rate"
+    assert desk.aggregates.ended(nobody) == [7]
+    desk.aggregates.demands(at(100), small=True)
+    assert desk.aggregates.ended(nobody) == [], "told"
+
+
+# --- how a rate is shared out
+
+
+def split(of, rate, present, weight):
+    parts = np.empty(len(of))
+    learning.split(of, rate, present, weight, parts)
+    return parts
+
+
+sizes = st.one_of(st.just(0.0), st.floats(1.0, 1e12))
+rates = st.one_of(st.just(0.0), st.floats(1.0, 1e11))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), sizes, st.one_of(rates, st.just(math.nan))), max_size=9),
+    st.tuples(rates, rates),
+)
+def test_parts_add_up_and_everybody_ends_in_time(flows, granted):
+    of = np.array([b for b, *_ in flows], np.intp)
+    weight = np.array([w for _, w, _ in flows])
+    present = np.array([p for *_, p in flows])
+    rate = np.array([*granted, math.nan])
+    parts = split(of, rate, present, weight)
+    assert np.isnan(parts[of == 2]).all() and (parts[of < 2] >= 0).all()
+    for b in range(2):
+        mine = of == b
+        if not mine.any():
+            continue
+        assert parts[mine].sum() == pytest.approx(rate[b], rel=1e-6)
+        assert parts[mine].sum() <= rate[b] * (1 + 1e-8)
+        if rate[b] > 0:
+            busy = mine & (weight > 0)
+            best = weight[mine].sum() / rate[b]
+            bound = learning.KEEP_RATIO * best + learning.KEEP_SLACK_S
+            assert (weight[busy] / parts[busy] <= bound * (1 + 1e-6)).all()
+
+
+@given(st.lists(st.floats(1.0, 1e9), min_size=1, max_size=9), st.floats(1.0, 1e11))
+def test_what_was_shared_out_well_is_left_alone(weights, rate):
+    of, weight = np.zeros(len(weights), np.intp), np.array(weights)
+    total = np.array([rate, math.nan])
+    parts = split(of, total, np.full(len(weights), math.nan), weight)
+    assert (split(of, total, parts, weight * 0.3) == parts).all()
+
+
+def test_what_is_never_expected_is_so_for_loops_and_for_aggregates():
+    assert learning.NEVER == NEVER
+
+
+def test_flows_that_wait_for_other_hosts_give_their_rate_to_others(desk, make_job):
+    job = make_job()
+    flows = [job.flow(i, cookie=7 + i) for i in range(2)]
+    for flow in flows:
+        flow.begin(1, MB)
+        flow.ready(250_000)
+        flow.posted(250_000)
+    (demand,) = desk.see(0, job)
+    assert demand.cap == math.inf
+    for flow in flows:
+        flow.done(250_000)
+    assert [d.cap for d in desk.see(50, job)] in ([], [math.inf]), "it may be on its way"
+    (demand,) = desk.see(120, job)
+    assert (demand.cap, demand.remaining) == (0.0, 2 * MB - 500_000)
+    assert desk.see(125, job) == [], "once"
+    flows[1].ready(10)
+    (demand,) = desk.see(130, job)
+    assert demand.cap == math.inf, "one of them is enough"
+
+
+@pytest.mark.parametrize("why", ["it tells nothing", "it moves", "it cannot top up"])
+def test_only_who_is_dry_gives_way(desk, make_job, why):
+    if why == "it cannot top up":
+        desk.aggregates = Aggregates(desk.table, tops_up=False)
+    job = make_job()
+    flow = job.flow(0, cookie=7)
+    flow.begin(1, 100 * MB)
+    flow.ready(0 if why == "it tells nothing" else MB)
+    if why == "it tells nothing":
+        flow.advance(posted=MB)
+    for ms in range(0, 600, 60):
+        if why == "it moves":
+            flow.done(1000)
+        desk.see(ms, job)
+        assert all(b.told is None or not b.told.stalled for b in desk.aggregates._by_id.values())

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compiled loops do what their source says: both are run on the same random data."""
+
+import importlib.util
+import math
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flowslot_shm.slot_check
+import flowslotd.observe.learning
+import flowslotd.pace.rate_table
+from flowslot_shm.layout import State, offset
+from flowslotd.observe.progress import ROW
+from flowslotd.pace.layout import CTL, STAT
+from flowslotd.pace.pacer import ENTRY
+
+RNG = np.random.Generator
+NOW = 10**15
+
+
+def plain(module: ModuleType) -> Any:
+    """The source of a module, interpreted."""
+    assert module.__spec__ is not None and module.__spec__.origin is not None
+    folder, name = module.__spec__.origin.rsplit("/", 1)[0], module.__name__.rsplit(".", 1)[1]
+    source = f"{folder}/{name}.py"
+    spec = importlib.util.spec_from_file_location("plain_loops", source)
+    assert spec is not None and spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+COMPILED: Any = flowslotd.observe.learning
+PLAIN = plain(flowslotd.observe.learning)
+SEEDS = pytest.mark.parametrize("seed", range(30))
+
+
+def test_the_loops_are_compiled_here() -> None:
+    assert flowslotd.observe.learning.COMPILED, "make setup compiles them"
+    for module in (flowslot_shm.slot_check, flowslotd.pace.rate_table):
+        assert str(module.__file__).endswith(".so"), "make setup compiles them"
+    assert not PLAIN.COMPILED
+
+
+def some_rows(rng: RNG, n: int) -> np.ndarray:
+    rows = np.zeros(n, ROW)
+    rows["cookie"] = rng.choice(4 * n, n, replace=False) + 1
+    rows["job"] = rng.integers(0, 4, n)
+    for flag in ("seen", "active", "drained", "kernel", "announced", "quiet"):
+        rows[flag] = rng.integers(0, 2, n)
+    rows["iteration"] = rng.integers(0, 4, n)
+    rows["inc"] = rng.integers(1, 4, n)
+    rows["onset_inc"] = rows["inc"] - rng.integers(0, 2, n)
+    rows["onset_iteration"] = rng.integers(0, 4, n)
+    for size in ("counter", "origin", "target", "remaining", "expected", "ready", "unreported"):
+        rows[size] = rng.integers(0, 1_000_000, n) * rng.integers(0, 2, n)
+    rows["unreported_last"] = rng.integers(0, 100_000, n)
+    rows["onset"] = (NOW - rng.integers(1, 10**9, n)) * rng.integers(0, 2, n)
+    rows["looked"] = NOW - rng.integers(0, 10**8, n)
+    rows["supplied"] = rows["looked"] - rng.integers(0, 2, n) * rng.integers(0, 10**8, n)
+    rows["period"] = rng.integers(0, 10**9, n) * rng.integers(0, 2, n)
+    rows["rate"] = np.where(rng.integers(0, 4, n) > 0, rng.uniform(0, 1e8, n), np.nan)
+    rows["ceiling"] = rows["share"] = rows["rate"]
+    return rows
+
+
+def some_words(rng: RNG, n: int) -> np.ndarray:
+    words = np.zeros((n, 32), np.int64)
+    words[:, 0] = rng.choice([State.IDLE.value, State.ACTIVE.value], n) << 32
+    sizes = np.sort(rng.integers(0, 1_000_000, (n, 4)), axis=1)
+    for field, column in zip(("done", "posted", "ready", "iteration_total"), sizes.T, strict=True):
+        words[:, offset(field) // 8] = column
+    words[:, offset("iteration_total") // 8] *= rng.integers(0, 2, n)
+    words[:, offset("iteration") // 8] = rng.integers(0, 1200, n) ** rng.integers(0, 2, n)
+    words[:, offset("t_iteration_start_ns") // 8] = NOW - rng.integers(0, 10**8, n)
+    return words
+
+
+@SEEDS
+def test_looks_at_flows_are_the_same(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(1, 60))
+    before, words = some_rows(rng, n), some_words(rng, n)
+    at = rng.permutation(n)[: rng.integers(0, n + 1)].astype(np.intp)
+    slots = rng.permutation(n)[: len(at)].astype(np.intp)
+    cookies = np.unique(np.append(before["cookie"][: n // 2], np.uint64(3)))
+    acked = rng.integers(0, 2_000_000, len(cookies))
+    ended = rng.permutation(n)[: rng.integers(1, n + 1)].astype(np.intp)
+    results = []
+    for loops in (COMPILED, PLAIN):
+        rows = before.copy()
+        table = loops.table(rows)
+        loops.advance(NOW, table, at, words, slots, cookies, acked, bool(seed % 3 == 0))
+        signs = loops.signs(table, at, bool(seed % 2), bool(seed % 5))
+        working = np.zeros((4, 1), np.int64)
+        loops.drain(table, ended, working)
+        watched = np.zeros(n, np.intp)
+        count = loops.watch(table, False, watched)
+        results.append((rows.view(np.uint8), signs, working, count, watched))
+    for compiled, interpreted in zip(*results, strict=True):
+        np.testing.assert_array_equal(compiled, interpreted)
+
+
+@SEEDS
+def test_heirs_get_the_same_donors(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(1, 60))
+    rows = some_rows(rng, n)
+    rows["path"] = rng.integers(0, 3, n)
+    rows["rate"] *= rng.integers(0, 2, n)
+    before = rng.integers(-1, n, n).astype(np.intp)
+    results = []
+    for loops in (COMPILED, PLAIN):
+        table, fastest = loops.table(rows), np.zeros(3)
+        found, donor_of = np.zeros((2, n), np.intp), before.copy()
+        loops.keep(table, seed % 7 == 0, donor_of)
+        kept = donor_of.copy()
+        counts = loops.candidates(table, False, 0.25, fastest, donor_of, tuple(found))
+        parts = [part[:count] for part, count in zip(found, counts, strict=True)]
+        order = [part[np.argsort(rows["path"][part], kind="stable")] for part in parts]
+        loops.pair(table, *order, np.zeros(4, np.intp), donor_of)
+        results.append((kept, *counts, found, donor_of))
+    for compiled, interpreted in zip(*results, strict=True):
+        np.testing.assert_array_equal(compiled, interpreted)
+    new = np.flatnonzero(donor_of != kept)
+    pairs = list(zip(new, donor_of[new], strict=True))
+    assert len({donor for _, donor in pairs}) == len(pairs)
+    assert all(rows["path"][heir] == rows["path"][donor] for heir, donor in pairs)
+    assert all(rows["job"][heir] != rows["job"][donor] for heir, donor in pairs)
+
+
+@SEEDS
+def test_the_kernels_tables_are_written_and_read_in_the_same_way(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(2, 40))
+    ctl, stat = np.zeros(n, CTL), np.zeros(n, STAT)
+    ctl["cookie"], stat["cookie"] = rng.integers(1, 3, (2, n))
+    stat["acked"], stat["min_rtt_us"] = rng.integers(0, 2**31, (2, n))
+    ctl["deadline_ns"] = rng.integers(0, 2, n)
+    entries = np.zeros(n - 1, ENTRY)
+    for name in ("reserved", "ceiling", "growth"):
+        entries[name] = rng.choice([-1.0, 0.0, 1e6, 2.0**61, math.inf], n - 1)
+    entries["queue_us"], entries["guaranteed"] = rng.integers(0, 2, (2, n - 1))
+    slots = (1 + rng.permutation(n - 1)).astype(np.intp)
+    rates, ceilings, growths = rng.choice([0.0, 1e6, math.inf], (3, n - 1))
+    guaranteed = rng.integers(0, 2, n - 1).astype(np.uint8)
+    columns = rates, ceilings, growths, guaranteed, rng.integers(0, 2, n - 1)
+    path = rng.integers(0, 3, n).astype(np.intp)
+    known = stat["cookie"].copy() if seed % 2 else rng.integers(1, 3, n).astype(np.uint64)
+    results = []
+    for loops in (flowslotd.pace.rate_table, plain(flowslotd.pace.rate_table)):
+        table = COMPILED.table if loops is flowslotd.pace.rate_table else PLAIN.table
+        after, base = ctl.copy(), np.full(3, 2**32 - 1, np.uint32)
+        changed = loops.write(table(after), slots, table(entries))
+        again = loops.write(table(after), slots, table(entries))
+        ours = loops.refresh(table(after), table(stat), slots, path, base, 77)
+        held, put = entries.copy(), np.zeros(n - 1, np.intp)
+        puts = loops.put(table(held), slots[::2] - 1, known[: len(slots[::2])].copy(), columns, put)
+        acked = np.zeros(n, np.int64)
+        right = loops.read(table(stat), known, acked)
+        kept = after.view(np.uint8), held.view(np.uint8)
+        results.append((*kept, changed, again, base, ours, right, acked, puts, put))
+    for compiled, interpreted in zip(*results, strict=True):
+        np.testing.assert_array_equal(compiled, interpreted)
+    assert results[0][2] >= results[0][3] == np.sum(ctl["deadline_ns"][slots] == 0)
+
+
+@SEEDS
+def test_aggregates_are_shared_out_in_the_same_way(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n, b = int(rng.integers(1, 60)), int(rng.integers(1, 6))
+    rows = some_rows(rng, n)
+    of = rng.integers(0, b + 1, n).astype(np.intp)
+    rate = np.where(rng.integers(0, 5, b + 1) > 0, rng.uniform(0, 1e9, b + 1), np.nan)
+    results = []
+    for loops in (COMPILED, PLAIN):
+        table = loops.table(rows.copy())
+        times, sizes = np.zeros((b + 1, 5), np.int64), np.zeros((b + 1, 3))
+        weight, parts = np.zeros(n), np.zeros(n)
+        loops.add_up(NOW, table, of, times, sizes)
+        loops.weigh(NOW, table, of, np.ascontiguousarray(times[:, 0]), weight)
+        loops.split(of, rate, rows["rate"].copy(), weight, parts)
+        results.append((times, sizes, weight, parts))
+    for compiled, interpreted in zip(*results, strict=True):
+        np.testing.assert_array_equal(compiled, interpreted)
+
+
+@SEEDS
+def test_slots_of_a_record_are_judged_in_the_same_way(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(1, 20))
+    good = some_words(rng, n)
+    good[:, offset("sock_cookie") // 8] = rng.integers(0, 3, n)
+    live = good.copy()
+    live[:, 0] += rng.integers(0, 3, n)
+    for _ in range(n):  # some of them in a way that cannot be
+        live[rng.integers(0, n), rng.integers(1, 32)] += rng.integers(-(2**40), 2**60)
+    results = []
+    for loops in (flowslot_shm.slot_check, plain(flowslot_shm.slot_check)):
+        words, taken, seen = live.copy(), good.copy(), good[:, 0] & 0xFFFFFFFF
+        at, seqs, verdicts = np.zeros(n, np.intp), np.zeros(n, np.int64), np.zeros(n, np.int64)
+        count = loops.changed(live, seen, at, seqs)
+        torn = live.copy()
+        torn[at[: count // 2], 0] += 1
+        found = (at[:count], seqs[:count], verdicts[:count])
+        left = loops.settle(torn, words[at[:count]], taken, seen, found)
+        results.append((count, left, at, seqs, verdicts, taken, seen))
+    for compiled, interpreted in zip(*results, strict=True):
+        np.testing.assert_array_equal(compiled, interpreted)

@@ -17,7 +17,7 @@ RESTLESS_NS = 2 * SECOND
 _SAMPLES = 32
 
 
-class Heart:
+class Heartbeats:
     """Numbers heartbeats, never one twice; estimates the offset between the two wall clocks.
 
     One is sent in every other slot, with what is said then, and by itself when it is overdue. Pure:

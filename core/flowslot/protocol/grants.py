@@ -177,7 +177,7 @@ class Grants:
         return Granted(flow, e.rate, e.ceiling, e.standing, e.share)
 
     def give_back(self, flow: int) -> bool:
-        """Stop using a flow's grant. False: it has none that the arbiter would know by its number."""
+        """Stop using a flow's grant. False: it has none that the arbiter knows by its number."""
         entry = self._entries.get(flow)
         if entry is None or not entry.seq or entry.rate <= 0.0:
             return False

@@ -51,7 +51,7 @@ class DaemonNode:
         open_stream: Callable[[], Stream],
         random: np.random.Generator,
     ) -> None:
-        """`mine`: its bunches, by their number in `observer`. `switches`: of the host's sessions."""
+        """`mine`: its bunches, by number in `observer`. `switches`: of the host's sessions."""
         self.alive = True
         self.messages = 0
         self.host = host

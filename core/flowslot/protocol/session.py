@@ -10,7 +10,7 @@ A `Session` does no I/O and reads no clock. The caller owns the stream, and pass
    When it has ended, or could not be opened, the caller says `closed`.
 2. `demand`, `done`, `give_back` and `beat` only change state. What waits to be sent is state, not
    a queue: the newest demand of each flow, the newest acknowledgement, one heartbeat.
-   `take_message` collects it as one message. So a slow or missing stream never makes the caller wait.
+   `take_message` collects it as one message. So a slow or missing stream never holds the caller up.
 3. `received` returns `News`: flows whose grants have changed, lowers first. The caller puts them
    into force, and only then calls `enforced`, which lets the acknowledgements go (rule 4: an
    arbiter raises others only after a lower was acknowledged).
@@ -111,8 +111,8 @@ class Session:
         first_session: int,
     ) -> None:
         """`daemon`: a name as in Hello. `links`: those that the arbiter holds, as the caller
-        numbers them, and their names. It is not asked for flows that cross none of them. `first_session`:
-        sessions are numbered from here on, and must be unique among all daemons."""
+        numbers them, and their names. It is not asked for flows that cross none of them.
+        `first_session`: sessions are numbered from here on, and must be unique among daemons."""
         self.links = frozenset(links)
         self.live = False
         """What the arbiter has granted is to be enforced."""

@@ -57,7 +57,6 @@ def status(daemon: Daemon) -> Json:
         "replan": metrics.replan.summary(),
         "negotiation": domain.negotiation() if domain else Durations().summary(),
         "rate_writes": enforcer.rate_writes if enforcer else 0,
-        "holds": enforcer.holds if enforcer else 0,
         "flows": {
             "total": len(table),
             "active": int(table.rows["active"].sum()),

@@ -206,7 +206,6 @@ class SlotLoop:
         rows = table.rows[at]
         decisions = self._policy.decide(now, view, rows["rate"], rows["ceiling"])
         self._enforcer.apply(
-            now,
             self._slot,
             decisions,
             table=table,

@@ -7,7 +7,7 @@ from itertools import count, repeat
 import numpy as np
 from numpy.typing import NDArray
 
-from flowslot.decision import Decision, Hold, Pace
+from flowslot.decision import Decision, Pace
 from flowslot.model.units import Nanos
 from flowslotd.observe.flow_info import Rows
 from flowslotd.observe.flow_table import FlowTable
@@ -43,7 +43,6 @@ class Enforcer:
         self._version = -1
         self._plans: dict[int, tuple[Pace, int]] = {}
         self.rate_writes = 0
-        self.holds = 0
 
     def paced(self) -> dict[int, PaceEntry]:
         """What the pacer holds, by socket cookie."""
@@ -60,7 +59,6 @@ class Enforcer:
 
     def apply(
         self,
-        now: Nanos,
         slot: int,
         decisions: Sequence[Decision],
         *,
@@ -75,8 +73,7 @@ class Enforcer:
         """
         self._align(table)
         entries, decided = self._entries, np.zeros(len(table), np.bool_)
-        held = {d.target for d in decisions if isinstance(d, Hold) and d.until_ns > now}
-        changed = [self._hold(held, decided, table)] if held else []
+        changed = []
         for pace in decisions:
             if isinstance(pace, Pace) and len(pace.flows):
                 changed.append(self._pace(pace, slot, decided, table))
@@ -150,19 +147,3 @@ class Enforcer:
         changed = np.empty(len(at), np.intp)
         entries = as_table(self._entries)
         return changed[: rate_table.put(entries, at, pace.flows[mine], columns, changed)]
-
-    def _hold(self, held: set[str | int], decided: Decided, table: FlowTable) -> Rows:
-        """Stop the flows that are named, themselves or by their job."""
-        changed = []
-        for row, info in enumerate(table.infos):
-            if info.cookie in held or info.job in held:
-                decided[row] = True
-                before = self._entries[row]
-                paced, queue_us = bool(before["cookie"]), table.queue_us[row]
-                stops = not paced or before["ceiling"] > 0.0
-                self.holds += stops
-                if stops or before["queue_us"] != queue_us:
-                    guaranteed = paced and bool(before["guaranteed"])
-                    self._entries[row] = (info.cookie, 0.0, 0.0, guaranteed, 0.0, queue_us)
-                    changed.append(row)
-        return np.array(changed, np.intp)

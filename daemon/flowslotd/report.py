@@ -61,7 +61,7 @@ def status(daemon: Daemon) -> Json:
             "total": len(table),
             "active": int(table.rows["active"].sum()),
             "paced": len(_paced(daemon)),
-            "unmapped": int((table.rows["path"] == 0).sum()),
+            "unmapped": int((table.rows["path"][table.used()] == 0).sum()),
             "refused": len(table.refused()),
         },
         "records": {
@@ -163,6 +163,7 @@ def flows(daemon: Daemon) -> Json:
     rows = [
         _flow(daemon, info, row, paced.get(info.cookie))
         for info, row in zip(table.infos, table.rows, strict=True)
+        if info.cookie
     ]
     return {"flows": rows + [_flow(daemon, info, None, None) for info in table.refused()]}
 

@@ -17,8 +17,8 @@ from flowslotd.negotiate.aggregates import Aggregates
 from flowslotd.negotiate.domain_base import Domain
 from flowslotd.observe.flow_info import Source
 from flowslotd.observe.flow_table import FlowTable
+from flowslotd.pace import handover
 from flowslotd.pace.enforcer import Enforcer
-from flowslotd.pace.handover import Lending
 from flowslotd.pace.pacer import Pacer
 
 ENTRY_SLOTS = 2
@@ -56,7 +56,6 @@ class SlotLoop:
         self._policy = policy
         self._pacer = pacer
         self._enforcer = enforcer
-        self._lending = Lending()
         top_up = enforcer is not None and not enforcer.hard
         self._lends = by_grant and top_up and pacer is not None and pacer.lends
         self._aggregates = Aggregates(table, tops_up=self._lends) if domain is not None else None
@@ -157,7 +156,7 @@ class SlotLoop:
             for cookie, acked in table.take_watches():
                 pacer.watch(cookie, acked)
             if self._lends:
-                pacer.lend(self._lending.update(table.rows, not table.negotiated))
+                pacer.lend(handover.update(table.rows, not table.negotiated))
         table.hush(sources, pacer is not None and pacer.event_fd() is not None)
 
     def _look(self, now: Nanos, sources: Collection[Source]) -> bool:
@@ -175,8 +174,9 @@ class SlotLoop:
                 if info.path:
                     self._pacer.attach(info.cookie, info.pid, info.fd)
         if self._enforcer is not None:
-            self._enforcer.release(flow for flow, _ in gone)
+            self._enforcer.release(info.cookie for info in gone)
         if self._domain is not None and self._aggregates is not None:
+            self._aggregates.follow(now, new, gone)
             self._ask(now, self._domain, self._aggregates, small)
             self._due |= self._aggregates.share_out(now)
 
@@ -184,7 +184,7 @@ class SlotLoop:
         aggregates.look(now)
         # Who waits gets it a round trip earlier than if the arbiter had to take it back. But
         # what an heir uses is not free.
-        ended = aggregates.ended(partial(self._lending.in_use, now, self._table.rows))
+        ended = aggregates.ended(partial(handover.in_use, now, self._table.rows))
         if ended:
             aggregates.grant(domain.give_back(ended))
         gone, demands = aggregates.take_gone(), aggregates.demands(now, small)
@@ -197,7 +197,7 @@ class SlotLoop:
     def _decide(self, now: Nanos) -> None:
         table = self._table
         due = [row for flow in self._due if (row := table.find(flow)) is not None]
-        at = np.arange(len(table)) if self._all_due else np.array(due, dtype=np.intp)
+        at = table.used() if self._all_due else np.array(due, dtype=np.intp)
         self._due, self._all_due = set(), False
         self._untold |= bool(at.size)
         if self._enforcer is None or not at.size:

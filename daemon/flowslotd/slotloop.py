@@ -14,8 +14,8 @@ from flowslot.protocol.host import ENTRY_SLOTS
 from flowslotd.negotiate.source import RateSource
 from flowslotd.observe.flow_info import Source
 from flowslotd.observe.flow_table import FlowTable
+from flowslotd.pace import handover
 from flowslotd.pace.enforcer import Enforcer
-from flowslotd.pace.handover import Lending
 from flowslotd.pace.pacer import Pacer
 
 
@@ -30,15 +30,16 @@ class SlotLoop:
         *,
         pacer: Pacer | None = None,
         enforcer: Enforcer | None = None,
-        lending: Lending | None = None,
+        lends: bool = False,
     ) -> None:
-        """`pacer`, `enforcer` None: nothing is changed. `lending` None: flows keep their rates."""
+        """`pacer`, `enforcer` None: nothing is changed. `lends`: a flow that has sent everything
+        may leave its rate to another one of this host."""
         self._grid = grid
         self._table = table
         self._source = source
         self._pacer = pacer
         self._enforcer = enforcer
-        self._lending = lending
+        self._lends = lends
         self._slot = 0
         self._all_due = True
         self._due: set[int] = set()
@@ -72,14 +73,15 @@ class SlotLoop:
                 if info.path:
                     self._pacer.attach(info.cookie, info.pid, info.fd)
         if self._enforcer is not None:
-            self._enforcer.release(flow for flow, _ in gone)
+            self._enforcer.release(info.cookie for info in gone)
+        self._source.follow(now, new, gone)
         return moved or bool(new or gone)
 
     def pace(self, now: Nanos) -> None:
         """Decide on flows whose rates may have changed; in force when this returns."""
         table, due = self._table, self._source.due(now)
-        if self._all_due or due is None:
-            at = np.arange(len(table))
+        if self._all_due or due is None or (self._due and self._source.joint):
+            at = table.used()
         else:
             rows = (table.find(flow) for flow in due | self._due)
             at = np.array([row for row in rows if row is not None], dtype=np.intp)
@@ -90,7 +92,11 @@ class SlotLoop:
         view = table.view(self._slot, self._grid.horizon, self._guaranteed(), at)
         pace = self._source.rates(now, view)
         self._enforcer.apply(
-            self._slot, pace, table=table, deadline=self._deadline(now), rows=at
+            self._slot,
+            [] if pace is None else [pace],
+            table=table,
+            deadline=self._deadline(now),
+            rows=at,
         )
 
     def _report(self, sources: Collection[Source]) -> None:
@@ -100,12 +106,17 @@ class SlotLoop:
             self._unreported = False
             for cookie, acked in table.take_watches():
                 pacer.watch(cookie, acked)
-            if self._lending is not None:
-                pacer.lend(self._lending.update(table.rows, not table.negotiated))
+            if self._lends:
+                pacer.lend(handover.update(table.rows, not table.negotiated))
         if sources:
             table.hush(sources, pacer is not None and pacer.event_fd() is not None)
 
     # --- what happens in between
+
+    @property
+    def has_news(self) -> bool:
+        """There is something to decide, although no job was looked at."""
+        return bool(self._due or self._all_due or self._table.has_news())
 
     def on_new(self, flow: int) -> None:
         """The kernel has met this flow: its entry has to be written (again)."""

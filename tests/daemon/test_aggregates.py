@@ -14,6 +14,7 @@ from flowslot.protocol.grantbook import Granted
 from flowslotd.negotiate.aggregates import Aggregates
 from flowslotd.observe import learning
 from flowslotd.observe.flow_table import FlowTable
+from flowslotd.observe.progress import FREE
 
 MS = MILLISECOND
 MB = 1_000_000
@@ -33,6 +34,7 @@ class Desk:
     def see(self, ms, *jobs, small=True):
         """What is to be told after a look at these jobs."""
         self.table.observe(at(ms), jobs, None)
+        self.aggregates.follow(at(ms), self.table.take_new(), self.table.take_gone())
         self.aggregates.look(at(ms))
         return self.aggregates.demands(at(ms), small)
 
@@ -300,9 +302,10 @@ def test_a_job_that_has_ended_gives_back_what_nobody_uses(desk, make_job):
 # --- how a rate is shared out
 
 
-def split(of, rate, present, weight):
-    parts = np.empty(len(of))
-    learning.split(of, rate, present, weight, parts)
+def split(aggregate, rate, present, weight):
+    rows, parts = np.repeat(FREE, len(aggregate)), np.empty(len(aggregate))
+    rows["aggregate"], rows["rate"] = aggregate, present
+    learning.split(learning.table(rows), rate, weight, parts)
     return parts
 
 
@@ -318,10 +321,10 @@ def test_parts_add_up_and_everybody_ends_in_time(flows, granted):
     of = np.array([b for b, *_ in flows], np.intp)
     weight = np.array([w for _, w, _ in flows])
     present = np.array([p for *_, p in flows])
-    rate = np.array([*granted, math.nan])
+    rate = np.array([math.nan, *granted])
     parts = split(of, rate, present, weight)
-    assert np.isnan(parts[of == 2]).all() and (parts[of < 2] >= 0).all()
-    for b in range(2):
+    assert np.isnan(parts[of == 0]).all() and (parts[of > 0] >= 0).all()
+    for b in (1, 2):
         mine = of == b
         if not mine.any():
             continue
@@ -336,8 +339,8 @@ def test_parts_add_up_and_everybody_ends_in_time(flows, granted):
 
 @given(st.lists(st.floats(1.0, 1e9), min_size=1, max_size=9), st.floats(1.0, 1e11))
 def test_what_was_shared_out_well_is_left_alone(weights, rate):
-    of, weight = np.zeros(len(weights), np.intp), np.array(weights)
-    total = np.array([rate, math.nan])
+    of, weight = np.ones(len(weights), np.intp), np.array(weights)
+    total = np.array([math.nan, rate])
     parts = split(of, total, np.full(len(weights), math.nan), weight)
     assert (split(of, total, parts, weight * 0.3) == parts).all()
 

@@ -111,22 +111,22 @@ def test_heirs_get_the_same_donors(seed: int) -> None:
     rows = some_rows(rng, n)
     rows["path"] = rng.integers(0, 3, n)
     rows["rate"] *= rng.integers(0, 2, n)
-    before = rng.integers(-1, n, n).astype(np.intp)
+    rows["lender"] = rng.integers(-1, n, n)
     results = []
     for loops in (COMPILED, PLAIN):
-        table, fastest = loops.table(rows), np.zeros(3)
-        found, donor_of = np.zeros((2, n), np.intp), before.copy()
-        loops.keep(table, seed % 7 == 0, donor_of)
-        kept = donor_of.copy()
-        counts = loops.candidates(table, False, 0.25, fastest, donor_of, tuple(found))
+        after, fastest = rows.copy(), np.zeros(3)
+        table, found = loops.table(after), np.zeros((2, n), np.intp)
+        loops.keep(table, seed % 7 == 0)
+        kept = after["lender"].copy()
+        counts = loops.candidates(table, False, 0.25, fastest, tuple(found))
         parts = [part[:count] for part, count in zip(found, counts, strict=True)]
         order = [part[np.argsort(rows["path"][part], kind="stable")] for part in parts]
-        loops.pair(table, *order, np.zeros(4, np.intp), donor_of)
-        results.append((kept, *counts, found, donor_of))
+        loops.pair(table, *order, np.zeros(4, np.intp))
+        results.append((kept, *counts, found, after["lender"]))
     for compiled, interpreted in zip(*results, strict=True):
         np.testing.assert_array_equal(compiled, interpreted)
-    new = np.flatnonzero(donor_of != kept)
-    pairs = list(zip(new, donor_of[new], strict=True))
+    new = np.flatnonzero(after["lender"] != kept)
+    pairs = list(zip(new, after["lender"][new], strict=True))
     assert len({donor for _, donor in pairs}) == len(pairs)
     assert all(rows["path"][heir] == rows["path"][donor] for heir, donor in pairs)
     assert all(rows["job"][heir] != rows["job"][donor] for heir, donor in pairs)
@@ -173,16 +173,16 @@ def test_aggregates_are_shared_out_in_the_same_way(seed: int) -> None:
     rng = np.random.default_rng(seed)
     n, b = int(rng.integers(1, 60)), int(rng.integers(1, 6))
     rows = some_rows(rng, n)
-    of = rng.integers(0, b + 1, n).astype(np.intp)
+    rows["aggregate"] = rng.integers(0, b + 1, n)
     rate = np.where(rng.integers(0, 5, b + 1) > 0, rng.uniform(0, 1e9, b + 1), np.nan)
     results = []
     for loops in (COMPILED, PLAIN):
         table = loops.table(rows.copy())
         times, sizes = np.zeros((b + 1, 5), np.int64), np.zeros((b + 1, 3))
         weight, parts = np.zeros(n), np.zeros(n)
-        loops.add_up(NOW, table, of, times, sizes)
-        loops.weigh(NOW, table, of, np.ascontiguousarray(times[:, 0]), weight)
-        loops.split(of, rate, rows["rate"].copy(), weight, parts)
+        loops.add_up(NOW, table, times, sizes)
+        loops.weigh(NOW, table, np.ascontiguousarray(times[:, 0]), weight)
+        loops.split(table, rate, weight, parts)
         results.append((times, sizes, weight, parts))
     for compiled, interpreted in zip(*results, strict=True):
         np.testing.assert_array_equal(compiled, interpreted)

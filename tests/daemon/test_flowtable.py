@@ -6,13 +6,16 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from slots import Setup, slot_start, start
 
 from flowslot.model.topology import parse_topology
 from flowslot.model.units import MILLISECOND, Nanos
+from flowslot.protocol.grantbook import Granted
 from flowslot_shm.layout import Quiet, Role, Transport
 from flowslotd.negotiate.aggregates import Aggregates
 from flowslotd.observe.flow_info import Ended
 from flowslotd.observe.flow_table import FlowTable
+from flowslotd.observe.progress import FREE
 
 from .conftest import ELSEWHERE, TOPOLOGY
 
@@ -173,17 +176,57 @@ def test_a_slot_that_is_freed_and_a_job_that_leaves_take_their_flows_along(table
     job = make_job()
     flows = [job.flow(i, cookie=7 + i) for i in range(3)]
     table.observe(at(0), [job], None)
+    table.take_new()
     flows[1].close()
     table.observe(at(1), [job], None)
-    assert [info.cookie for info in table.infos] == [7, 9]
-    assert [cookie for cookie, _ in table.take_gone()] == [8]
+    assert [info.cookie for info in table.infos] == [7, 0, 9]
+    assert [info.cookie for info in table.take_gone()] == [8]
     flows[2].begin(3, 50)
     flows[2].ready(50)
     table.observe(at(2), [job], None)  # the rows still meet their slots
-    assert column(table, "remaining") == [0, 50]
+    assert column(table, "remaining") == [0, 0, 50]
     table.forget(job.id)
-    assert len(table) == 0
+    assert len(table) == len(table.rows) == len(table.infos) == 0
     assert table.jobs == []
+
+
+def test_a_row_is_its_flows_for_life_and_blank_for_the_next_one(table, make_job):
+    job, other = make_job(slots=64), make_job("b")
+    flows = [job.flow(i, cookie=100 + i) for i in range(40)]
+    for flow in flows:
+        flow.begin(1, 100)
+        flow.ready(100)
+    table.observe(at(0), [job], None)
+    table.rows["rate"], table.rows["aggregate"], table.rows["lender"] = 1.0, 5, 20
+    table.rows["lender"][30] = 21
+    flows[20].close()
+    table.observe(at(1), [job], None)
+    assert table.used().tolist() == [*range(20), *range(21, 40)]
+    assert table.rows[20].tobytes() == FREE.tobytes()
+    assert set(table.rows["lender"].tolist()) == {-1, 21}, "nobody borrows from who has gone"
+    table.take_new()
+    other.flow(0, cookie=7)
+    other.flow(1, cookie=8)
+    table.observe(at(2), [other], None)
+    assert [(info.cookie, info.row) for info in table.take_new()] == [(7, 20), (8, 40)]
+    assert table.find(7) == 20 and table.infos[20].cookie == 7
+    assert (table.rows["aggregate"][20], table.rows["target"][20]) == (0, 0)
+    assert np.isnan(table.rows["rate"][20])
+    assert all(table.find(100 + i) == i for i in range(40) if i != 20)
+    assert table.rows["rate"][39] == 1.0, "and what is kept of the others stays theirs"
+    table.forget(other.id)
+    table.forget(job.id)
+    assert len(table.rows) == 0
+
+
+def test_a_flow_that_comes_and_goes_between_two_passes_is_nobodys_news(table, make_job):
+    job = make_job()
+    job.flow(0, cookie=7)
+    job.flow(1, cookie=8)
+    table.observe(at(0), [job], None)
+    table.closed(7)
+    assert [info.cookie for info in table.take_new()] == [8]
+    assert table.take_gone() == []
 
 
 def test_a_socket_that_comes_back_has_a_higher_incarnation(table, make_job):
@@ -194,8 +237,8 @@ def test_a_socket_that_comes_back_has_a_higher_incarnation(table, make_job):
         flow.begin(i, 10)
         table.observe(at(100 + i), [job], None)
     flow.close()
+    ended = column(table, "inc")[0]
     table.observe(at(200), [job], None)
-    ((_, ended),) = table.take_gone()
     job.flow(1, cookie=7)
     table.observe(at(201), [job], None)
     assert column(table, "inc")[0] > ended
@@ -286,10 +329,11 @@ def test_an_owner_that_is_sure_displaces_one_that_is_not(topology, make_job):
     thief.flow(0, cookie=7)
     thief.flow(1, cookie=8)
     table.observe(at(0), [thief], None)
+    table.take_new()
     owner.flow(0, cookie=7)
     table.observe(at(1), [thief, owner], None)
     assert {info.cookie: info.job for info in table.infos} == {7: "owner", 8: "thief"}
-    assert [cookie for cookie, _ in table.take_gone()] == [7]
+    assert [info.cookie for info in table.take_gone()] == [7]
 
 
 def test_absurd_values_neither_overflow_nor_raise(table, make_job):
@@ -302,6 +346,7 @@ def test_absurd_values_neither_overflow_nor_raise(table, make_job):
         flow.done(int(rng.integers(2**63)))
         kernel.set(c7=int(rng.integers(2**62)))
         table.observe(at(i), [job], kernel if i % 3 else None)
+        aggregates.follow(at(i), table.take_new(), table.take_gone())
         aggregates.look(at(i))
         aggregates.share_out(at(i))
         for demand in aggregates.demands(at(i), small=True):
@@ -315,11 +360,12 @@ def test_a_new_topology_maps_every_flow_again(table, make_job):
     job = make_job()
     job.flow(0, cookie=7)
     table.observe(at(0), [job], None)
+    table.take_new()
     changed = TOPOLOGY.replace('addresses = ["10.78.0.2"]', 'addresses = ["10.78.0.4"]')
     table.remap(parse_topology(changed, "t"), "h1")
     table.observe(at(1), [job], None)
     assert table.infos[0].path == ()
-    assert [cookie for cookie, _ in table.take_gone()] == [7]
+    assert [info.cookie for info in table.take_gone()] == [7]
 
 
 def test_share_divides_the_bottleneck_among_a_jobs_flows_there(table, make_job, topology):
@@ -329,7 +375,7 @@ def test_share_divides_the_bottleneck_among_a_jobs_flows_there(table, make_job, 
     b.flow(0, cookie=20)
     table.observe(at(0), [a, b], None)
     bottleneck = topology.links[3].goodput  # s1->h2, 0.2 Gbit/s
-    assert table.share == pytest.approx([bottleneck / 4] * 4 + [bottleneck])
+    assert table.rows["own_share"] == pytest.approx([bottleneck / 4] * 4 + [bottleneck])
 
 
 def test_drained_tells_what_has_ended(table, make_job):
@@ -401,3 +447,25 @@ def test_what_others_may_wait_for_is_what_goes_to_other_hosts_in_a_known_role(ta
     assert (one.flow, one.host, one.group[:2]) == (7, "h2", ("train", "ring"))
     assert (one.iteration, one.total, one.ready, one.sent) == (4, 1e6, 3e5, 2e5)
     assert one.rate == 5e6
+
+
+def test_whoever_gets_a_row_inherits_nothing_from_who_had_it(topology, make_job):
+    """The old flow is let go and given up, the new one is paced at a grant of its own."""
+    setup = Setup(topology)
+    setup.desk.answer = setup.loop.on_grants
+    jobs = [make_job("a"), make_job("b")]
+    setup.jobs += jobs
+    old = jobs[0].flow(0, cookie=7)
+    start(old)
+    setup.slot(0)
+    assert setup.pacer.entries[7].reserved == 1e6
+    setup.desk.answer = None
+    old.close()
+    start(jobs[1].flow(0, cookie=8, dst=ELSEWHERE))
+    setup.slot(1)
+    assert setup.table.find(8) == 0
+    assert (setup.pacer.released, setup.pacer.entries) == ([7], {})
+    assert [done.flow for done in setup.desk.dones] == [7]
+    assert [(d.flow, d.job) for d in setup.desk.demands[-1]] == [(8, "b")]
+    setup.loop.on_grants(slot_start(1), [Granted(8, 2e6, 3e6)])
+    assert [(e.cookie, e.reserved) for e in setup.pacer.entries.values()] == [(8, 2e6)]

@@ -9,20 +9,19 @@ from slots import Setup, slot_start, start
 
 from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.protocol.grantbook import Granted
-from flowslotd.observe.progress import ROW
-from flowslotd.pace.handover import Lending
+from flowslotd.observe.progress import FREE
+from flowslotd.pace import handover
 
 
 class Flows:
     """Rows of flows; by default of path 1 and at rest, known to the kernel, with rate 0."""
 
     def __init__(self) -> None:
-        self.rows = np.zeros(0, ROW)
-        self.lending = Lending()
+        self.rows = FREE[:0]
 
     def add(self, cookie: int, job: int, **values: Any) -> None:
-        row = np.zeros(1, ROW)
-        row["cookie"], row["job"], row["path"], row["kernel"] = cookie, job, 1, True
+        row = FREE.copy()
+        row["cookie"], row["job"], row["path"], row["kernel"], row["rate"] = cookie, job, 1, True, 0
         self.rows = np.concatenate((self.rows, row))
         self.set(cookie, **values)
 
@@ -32,8 +31,7 @@ class Flows:
 
     def donors(self, *quiet: int) -> dict[int, int]:
         self.rows["quiet"] = np.isin(self.rows["cookie"], quiet)
-        self.lending.update(self.rows, all_quiet=False)
-        return self.lending.donors()
+        return handover.update(self.rows, all_quiet=False)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from slots import SLOT, Setup, slot_start, start
 
-from flowslot.decision import Hold, Pace
+from flowslot.decision import Pace
 from flowslot.model.schedule import Schedule
 from flowslot.model.slot import SlotGrid
 from flowslot.model.units import MILLISECOND, Nanos
@@ -297,21 +297,8 @@ def test_a_schedule_is_followed_slot_by_slot(topology, make_job):
     assert rates == [1e6, 3e6, 2e6, 2e6]
 
 
-def test_a_hold_stops_a_jobs_flows_until_its_time(topology, make_job):
-    setup = Setup(topology, Script(pace(7, 1e6), Hold("train", Nanos(slot_start(1) + 1))))
-    job = make_job()
-    setup.jobs.append(job)
-    job.flow(0, cookie=7)
-    rates = []
-    for n in range(3):
-        setup.slot(n)
-        rates.append(setup.pacer.entries[7].ceiling)
-    assert rates == [0.0, 0.0, 9e6]
-    assert setup.enforcer.holds == 1
-
-
 def test_decisions_about_flows_that_are_not_there_have_no_effect(topology, make_job):
-    setup = Setup(topology, Script(pace(99, 1e6), Hold(98, Nanos(2**62))))
+    setup = Setup(topology, Script(pace(99, 1e6)))
     setup.slot(0)
     assert setup.pacer.entries == {}
 

@@ -139,6 +139,7 @@ def test_an_arbiter_is_asked_for_headers_too(run):
         run.iterate(MANY)
     run.begin()
     run.send((SIZE + BEFORE) // 2)
+    aggregates.follow(at(0), run.table.take_new(), [])
     aggregates.look(at(10 * run.n))
     (demand,) = aggregates.demands(at(10 * run.n))
     assert abs(demand.remaining - (SIZE + BEFORE) // 2) <= 2

@@ -228,6 +228,10 @@ class Host:
             held = sum(len(session.links.intersection(links)) for session in live)
         return bool(links) and held == len(set(links))
 
+    def flows(self) -> list[int]:
+        """All flows that were asked for."""
+        return list(self._known)
+
     def picture(self, now: Nanos) -> list[Demand]:
         """All demands, as they would be put now."""
         return [aged(demand, now - at) for demand, at in self._known.values()]

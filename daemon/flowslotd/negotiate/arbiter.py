@@ -7,20 +7,59 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 
+from flowslot.decision import Pace
 from flowslot.model.units import MILLISECOND, Nanos
-from flowslot.policy.base import Floats, HostPolicy, Pace, View
+from flowslot.policy.base import Floats, HostPolicy, View
 from flowslot.protocol.host import Changes, Host
 from flowslot.protocol.messages import FromArbiter, FromDaemon, Opening
 from flowslotd.clock import monotonic, wall
 from flowslotd.metrics import Durations, Summary
 from flowslotd.negotiate.aggregates import Aggregates, Lent
 from flowslotd.negotiate.source import NO_RESERVATIONS, RateSource, only
-from flowslotd.negotiate.switch_client import SwitchClient
+from flowslotd.observe.flow_info import FlowInfo
 
 OnRates = Callable[[Nanos], None]
+
+
+class Client(Protocol):
+    """Opens streams to a switch process, one after the other, see switch_client."""
+
+    switch: str
+    address: str
+    links: tuple[int, ...]
+    names: tuple[str, ...]
+    connected: bool
+    line: Line
+
+    def dial(self) -> None:
+        """Open a stream."""
+        ...
+
+    def wake(self) -> None:
+        """There may be something to write."""
+        ...
+
+    def lose(self) -> None:
+        """The lease has ended: end the stream."""
+        ...
+
+    async def close(self) -> None:
+        """End it for good."""
+        ...
+
+    def describe(self) -> dict[str, object]:
+        """For `flowslot status`."""
+        ...
+
+    async def load_table(self) -> tuple[tuple[int, ...], Floats] | None:
+        """Reserved rates of its links, float64[links, K]; None when there is no answer."""
+        ...
+
+
 _log = logging.getLogger(__name__)
 
 
@@ -34,7 +73,7 @@ class ArbiterRates(RateSource):
         host: Host,
         aggregates: Aggregates,
         policy: HostPolicy,
-        clients: Sequence[SwitchClient],
+        clients: Sequence[Client],
         *,
         n_links: int,
         on_rates: OnRates,
@@ -56,7 +95,7 @@ class ArbiterRates(RateSource):
         self._negotiation, self._round_trip = Durations(), Durations()
         self._closing = False
         for k, client in enumerate(clients):
-            client.line = _Line(self, k)
+            client.line = Line(self, k)
 
     # --- what the slot loop asks
 
@@ -64,10 +103,23 @@ class ArbiterRates(RateSource):
         """See RateSource."""
         return self.host.beat(now)
 
+    def follow(self, now: Nanos, new: Sequence[FlowInfo], gone: Sequence[FlowInfo]) -> None:
+        """See RateSource."""
+        self._aggregates.follow(now, new, gone)
+
     def negotiate(self, now: Nanos, slot: int, *, moved: bool, small: bool) -> None:
         """See RateSource."""
         self._aggregates.report(now, self.host, small=small, lent=self._lent)
         self._speak(now)
+
+    @property
+    def tops_up(self) -> bool:
+        """See RateSource."""
+        return self._aggregates.tops_up
+
+    @tops_up.setter
+    def tops_up(self, value: bool) -> None:
+        self._aggregates.tops_up = value
 
     @property
     def waiting(self) -> bool:
@@ -139,8 +191,9 @@ class ArbiterRates(RateSource):
         """A message was written."""
         self._messages_out += 1
 
-    def failed(self, client: SwitchClient, error: str) -> None:
+    def failed(self, k: int, error: str) -> None:
         """A stream has ended, or could not be opened."""
+        client = self._clients[k]
         if error != self._error:
             _log.warning("switch process %s at %s: %s", client.switch, client.address, error)
         self._error = error
@@ -197,7 +250,7 @@ class ArbiterRates(RateSource):
         """
         if not self._clients:
             error = self.host.own_counts.error
-            local = {"state": "local", "switch": None, "error": error}
+            local: dict[str, object] = {"state": "local", "switch": None, "error": error}
             return {**super().describe(), "domain": local}
         state = {
             "messages_in": self._messages_in,
@@ -256,18 +309,20 @@ class ArbiterRates(RateSource):
         return whole
 
 
-class _Line:
-    """What a stream's client needs of its session, see switch_client.Line."""
+class Line:
+    """The session that speaks through a stream."""
 
     def __init__(self, owner: ArbiterRates, k: int) -> None:
         self._owner, self._k = owner, k
 
     def greet(self, now: Nanos) -> Opening:
+        """A stream is open: what its first message starts with."""
         opening, changes = self._owner.host.connect(now, self._k)
         self._owner.take(now, self._k, changes)
         return opening
 
     def take_message(self, now: Nanos) -> FromDaemon | None:
+        """What is to be written now."""
         message = self._owner.host.take_message(now, self._k, wall())
         if message is not None:
             self._owner.sent()
@@ -275,11 +330,12 @@ class _Line:
         return message
 
     def received(self, now: Nanos, message: FromArbiter) -> None:
+        """A message has come."""
         self._owner.take(now, self._k, self._owner.host.received(now, self._k, message))
 
     def closed(self, now: Nanos, error: str) -> None:
-        owner = self._owner
+        """The stream has ended, or could not be opened."""
         if error:
-            owner.failed(owner._clients[self._k], error)
+            self._owner.failed(self._k, error)
         jitter = random.uniform(0.75, 1.25)
-        owner.take(now, self._k, owner.host.closed(now, self._k, jitter))
+        self._owner.take(now, self._k, self._owner.host.closed(now, self._k, jitter))

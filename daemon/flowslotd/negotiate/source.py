@@ -9,9 +9,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from flowslot.decision import Decision, Pace
 from flowslot.model.units import Nanos
-from flowslot.policy.base import Floats, HostPolicy, Pace, View
+from flowslot.policy.base import Floats, HostPolicy, View
 from flowslotd.metrics import Durations, Summary
+from flowslotd.observe.flow_info import FlowInfo
 
 NO_RESERVATIONS = {"granted": 0, "scheduled": 0, "refused": 0, "preempted": 0, "expired": 0}
 
@@ -23,10 +25,13 @@ class RateSource:
     """A pass has to come when a slot begins; otherwise any moment of the slot will do."""
     joint = False
     """It decides on all flows together: at events, it needs to know of all how far they are."""
+    tops_up = False
+    """A flow may send, if there is room, although it is granted nothing."""
     reports = False
     """Somebody waits for news of what flows do."""
-    lends = False
-    """A flow of a job may use the rate of another one that has ended."""
+
+    def follow(self, now: Nanos, new: Sequence[FlowInfo], gone: Sequence[FlowInfo]) -> None:
+        """Flows have come and gone."""
 
     def negotiate(self, now: Nanos, slot: int, *, moved: bool, small: bool) -> None:
         """Flows have been looked at. Say what others need to know; never waits.
@@ -102,6 +107,8 @@ class RateSource:
 class FixedRates(RateSource):
     """A policy that asks nobody."""
 
+    joint = True
+
     def __init__(self, policy: HostPolicy) -> None:
         self._policy = policy
         self._all = True
@@ -121,6 +128,9 @@ class FixedRates(RateSource):
         return only(self._policy.decide(now, view, nothing, nothing))
 
 
-def only(decisions: Sequence[Pace]) -> Pace | None:
+def only(decisions: Sequence[Decision]) -> Pace | None:
     """Policies decide on all flows at once, or on none."""
-    return decisions[0] if decisions else None
+    for pace in decisions:
+        assert isinstance(pace, Pace)
+        return pace
+    return None

@@ -6,16 +6,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import Protocol
 
 import numpy as np
 
 from flowslot.model.errors import ProtocolError
 from flowslot.model.topology import Topology
 from flowslot.model.topology_file import SwitchSettings
-from flowslot.model.units import Nanos
 from flowslot.policy.base import Floats
-from flowslot.protocol.messages import FromArbiter, FromDaemon, Opening
+from flowslot.protocol.messages import Opening
 from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto import methods
 from flowslot_proto.checks import parse
@@ -23,6 +21,7 @@ from flowslot_proto.convert import read_arbiter, read_feedback, write_daemon
 from flowslot_rpc.client import Call, Channel
 from flowslot_rpc.status import RpcError
 from flowslotd.clock import monotonic
+from flowslotd.negotiate.arbiter import Line
 
 CONNECT_S = 2.0
 CALL_S = 1.0
@@ -32,26 +31,6 @@ _log = logging.getLogger(__name__)
 
 class LeaseLost(Exception):
     """The switch has not answered for a lease."""
-
-
-class Line(Protocol):
-    """The session that speaks through a stream."""
-
-    def greet(self, now: Nanos) -> Opening:
-        """A stream is open: what its first message starts with."""
-        ...
-
-    def take_message(self, now: Nanos) -> FromDaemon | None:
-        """What is to be written now."""
-        ...
-
-    def received(self, now: Nanos, message: FromArbiter) -> None:
-        """A message has come."""
-        ...
-
-    def closed(self, now: Nanos, error: str) -> None:
-        """The stream has ended, or could not be opened."""
-        ...
 
 
 class SwitchClient:
@@ -123,7 +102,7 @@ class SwitchClient:
             error = repr(problem)
         finally:
             self.connected = False
-            self._channel = self._pid = None
+            self._channel = self._pid = self._asking = None
         self.line.closed(monotonic(), error)
 
     async def _connect(self) -> None:
@@ -170,11 +149,10 @@ class SwitchClient:
             if raw is None:
                 raise ProtocolError("the switch process has closed the stream")
             self.line.received(monotonic(), read_arbiter(parse(pb.ArbiterMessage, raw)))
-            if self._pid is None and self._asking is None and self._channel is not None:
+            if self._asking is None and self._channel is not None:
                 self._asking = asyncio.create_task(self._ask_pid(self._channel))
 
     async def _ask_pid(self, channel: Channel) -> None:
         with contextlib.suppress(RpcError, ProtocolError):
             raw = await channel.unary(methods.DESCRIBE, b"", CALL_S)
             self._pid = parse(pb.DescribeReply, raw).pid
-        self._asking = None

@@ -61,6 +61,12 @@ class FlowInfo:
     protocol: str = "tcp"
     """As in `Traits`."""
     note: str = ""
+    row: int = -1
+    """In the flow table; -1: none."""
+
+
+NO_FLOW = FlowInfo(0, "", 0, 0, -1, "", 0, "", 0, -1, -1, -1, Role.UNKNOWN)
+"""Of a row that is free."""
 
 
 PROTOCOLS = {Transport.TCP: "tcp", Transport.UDP: "udp"}

@@ -6,7 +6,7 @@ is trusted: a flow that is not ours, or that another process holds, gets no row 
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from flowslot.policy.mlcc.peers import Role as Part
 from flowslot_shm.layout import SLOT, Quiet, Role, State
 from flowslotd.observe import learning
 from flowslotd.observe.flow_info import (
+    NO_FLOW,
     PROTOCOLS,
     Binding,
     Ended,
@@ -29,7 +30,7 @@ from flowslotd.observe.flow_info import (
     describe,
     place,
 )
-from flowslotd.observe.progress import ROW, Counters, Records
+from flowslotd.observe.progress import FREE, Counters, Records
 
 MAX_FLOWS = 16384
 ROLES: dict[Role, Part] = {Role.RING: "ring", Role.PUSH: "push", Role.PULL: "pull"}
@@ -42,7 +43,12 @@ looked at so many times less often: to learn, and in case that a doorbell was lo
 
 
 class FlowTable:
-    """Rows of flows; see `ROW`. `infos[i]` belongs to `rows[i]`."""
+    """Rows of flows; see `ROW`. `infos[i]` belongs to `rows[i]`.
+
+    A row belongs to one flow from its discovery to its end, and never moves. Then it is `FREE` (its
+    cookie is 0) and goes to a later flow: whatever is kept of flows by row is a column here, so
+    that nothing else has to be told. `rows` ends with the last row in use.
+    """
 
     def __init__(
         self,
@@ -53,7 +59,8 @@ class FlowTable:
         self._topology = topology
         self._host = host
         self._owns = owns
-        self.rows: Records = np.zeros(0, ROW)
+        self._room: Records = np.repeat(FREE, 16)
+        self.rows: Records = self._room[:0]
         self.infos: list[FlowInfo] = []
         self.jobs: list[str] = []
         self.links: list[tuple[int, ...]] = [()]  # by path index; 0: not mapped
@@ -63,14 +70,14 @@ class FlowTable:
         self.protocols: tuple[str, ...] = tuple(PROTOCOLS.values())
         """What can be paced."""
         self._closed: set[int] = set()
-        self.version = 0
-        """Changes as flows come and go, and with their order."""
+        self._index: dict[int, int] = {}
         self._new: list[FlowInfo] = []
-        self._gone: list[tuple[int, int]] = []
-        self._reindex()
+        self._gone: list[FlowInfo] = []
+        self._measure()
 
     def __len__(self) -> int:
-        return len(self.rows)
+        """Flows, not rows."""
+        return len(self._index)
 
     def __contains__(self, cookie: int) -> bool:
         return cookie in self._index
@@ -78,6 +85,10 @@ class FlowTable:
     def find(self, cookie: int) -> int | None:
         """Row of a flow."""
         return self._index.get(cookie)
+
+    def used(self) -> Rows:
+        """The rows that are not free, ascending."""
+        return np.flatnonzero(self.rows["cookie"])
 
     def refused(self) -> list[FlowInfo]:
         """Flows in records that get no row; `note` says why."""
@@ -186,7 +197,7 @@ class FlowTable:
         self._topology, self._host = topology, host
         self._remove(set(self._index))
         self._bindings.clear()
-        self._reindex()
+        self._measure()
 
     # -- out --------------------------------------------------------------------------------
 
@@ -206,6 +217,8 @@ class FlowTable:
             cap=np.full(len(rows), math.inf),
             guaranteed=np.asarray(guaranteed, dtype=np.bool_)[path],
             acked=np.where(rows["kernel"], rows["counter"].astype(np.float64), np.nan),
+            grants=rows["rate"],
+            ceilings=rows["ceiling"],
         )
 
     def transfers(self, rates: Mapping[int, float]) -> list[LocalFlow]:
@@ -233,12 +246,12 @@ class FlowTable:
         ]
 
     def take_new(self) -> list[FlowInfo]:
-        """Flows that have got rows since the last call."""
+        """Flows that have got rows since the last call, and still have them."""
         new, self._new = self._new, []
         return new
 
-    def take_gone(self) -> list[tuple[int, int]]:
-        """(cookie, inc) of the flows that have gone since the last call."""
+    def take_gone(self) -> list[FlowInfo]:
+        """Flows that have gone since the last call. Their rows may be those of new ones."""
         gone, self._gone = self._gone, []
         return gone
 
@@ -305,72 +318,81 @@ class FlowTable:
             info.note = f"process {self.infos[held].pid} reported this socket before"
         elif held is not None:
             self._remove({info.cookie})
-        elif len(self.rows) >= MAX_FLOWS:
+        elif len(self) >= MAX_FLOWS:
             info.note = f"this host has more than {MAX_FLOWS} flows"
 
     def _add(self, now: Nanos, new: list[FlowInfo]) -> None:
-        fresh = np.zeros(len(new), ROW)
+        free = np.flatnonzero(self.rows["cookie"] == 0)[: len(new)].tolist()
+        n = len(self.rows)
+        at = [*free, *range(n, n + len(new) - len(free))]
+        self._bound(max(n, at[-1] + 1))
+        for info, row in zip(new, at, strict=True):
+            info.row = self._index[info.cookie] = row
+            self.infos[row] = info
+        self.rows["cookie"][at] = [info.cookie for info in new]
         # A socket that is reported again after it was gone needs a higher incarnation; no job
         # has 1000 iterations a second.
-        fresh["inc"] = now // MILLISECOND
-        fresh["cookie"] = [info.cookie for info in new]
-        fresh["rate"] = fresh["ceiling"] = np.nan
-        self.rows = np.concatenate((self.rows, fresh))
-        self.infos += new
+        self.rows["inc"][at] = now // MILLISECOND
         self._new += new
-        self._reindex()
-
-    def _remove(self, cookies: set[int]) -> None:
-        at = [self._index[cookie] for cookie in cookies if cookie in self._index]
-        if not at:
-            return
-        left = self.rows[at]
-        self._gone += zip(left["cookie"].tolist(), left["inc"].tolist(), strict=True)
-        keep = np.ones(len(self.rows), np.bool_)
-        keep[at] = False
-        moved = np.cumsum(keep) - 1
-        self.rows = self.rows[keep]
-        self.infos = [info for info, stays in zip(self.infos, keep, strict=True) if stays]
-        for binding in self._bindings.values():
-            stays = keep[binding.rows]
-            binding.slots = binding.slots[stays]
-            binding.rows = moved[binding.rows[stays]]
-        self._reindex()
-
-    def _reindex(self) -> None:
-        """Rows came or went: number jobs and paths anew (names of the past must not pile up)."""
-        self.version += 1
-        self._index = {info.cookie: i for i, info in enumerate(self.infos)}
-        jobs = {job: i for i, job in enumerate(dict.fromkeys(f.job for f in self.infos))}
-        paths = dict.fromkeys(((), *(info.path for info in self.infos)))
-        number = {path: i for i, path in enumerate(paths)}
-        self.jobs, self.links = list(jobs), list(paths)
-        self.rows["job"] = [jobs[info.job] for info in self.infos]
-        self.rows["path"] = [number[info.path] for info in self.infos]
-        self._paths = self._pad()
         self._measure()
 
+    def _remove(self, cookies: set[int]) -> None:
+        at = sorted(self._index.pop(cookie) for cookie in cookies if cookie in self._index)
+        if not at:
+            return
+        gone = [self.infos[row] for row in at]
+        unheard = {info.cookie for info in self._new}
+        self._new = [info for info in self._new if info.cookie in self._index]
+        self._gone += [info for info in gone if info.cookie not in unheard]
+        for source in {info.source for info in gone} & self._bindings.keys():
+            binding = self._bindings[source]
+            stays = ~np.isin(binding.rows, at)
+            binding.slots, binding.rows = binding.slots[stays], binding.rows[stays]
+        self.rows["lender"][np.isin(self.rows["lender"], at)] = -1
+        self.rows[at] = FREE
+        for row in at:
+            self.infos[row] = NO_FLOW
+        used = self.used()
+        self._bound(int(used[-1]) + 1 if used.size else 0)
+        self._measure()
+
+    def _bound(self, n: int) -> None:
+        """There are `n` rows from now on; what is beyond is free."""
+        if n > len(self._room):
+            more = np.repeat(FREE, max(n, 2 * len(self._room)) - len(self._room))
+            self._room = np.concatenate((self._room, more))
+        self.rows = self._room[:n]
+        del self.infos[n:]
+        self.infos += [NO_FLOW] * (n - len(self.infos))
+
     def _measure(self) -> None:
-        """What the pacer needs to know of each flow's path.
-
-        `share`, float64[F]: goodput of its bottleneck, divided among its job's flows there.
-        `queue_us`, int64[F]: how long the smallest buffer lasts at its link's rate.
-        """
-        links = self._topology.links
-        goodput = self._topology.capacity()
+        """Flows came or went: number jobs and paths anew (names of the past must not pile up), and
+        fill in the columns that depend on them."""
+        at = self.used()
+        infos = [self.infos[row] for row in at.tolist()]
+        jobs = {job: i for i, job in enumerate(dict.fromkeys(info.job for info in infos))}
+        paths = {p: i for i, p in enumerate(dict.fromkeys(((), *(info.path for info in infos))))}
+        self.jobs, self.links, self._paths = list(jobs), list(paths), self._pad(paths)
+        job = np.array([jobs[info.job] for info in infos], np.int64)
+        path = np.array([paths[info.path] for info in infos], np.intp)
+        links, goodput = self._topology.links, self._topology.capacity()
         tightest = [min(path, key=goodput.__getitem__, default=-1) for path in self.links]
-        bottleneck = np.array(tightest, dtype=np.int64)[self.rows["path"]]
-        group = self.rows["job"] * np.int64(len(links) + 1) + bottleneck
-        _, at, count = np.unique(group, return_inverse=True, return_counts=True)
-        self.share = np.where(bottleneck < 0, 0.0, goodput[bottleneck]) / count[at]
-        lasts = [links[i].buffer_bytes * 8e6 / links[i].capacity_bps for i in range(len(links))]
+        bottleneck = np.array(tightest, np.int64)[path]
+        _, group, count = np.unique(
+            job * (len(links) + 1) + bottleneck, return_inverse=True, return_counts=True
+        )
+        lasts = [link.buffer_bytes * 8e6 / link.capacity_bps for link in links]
         queue = [int(min((lasts[i] for i in path), default=0)) for path in self.links]
-        self.queue_us = np.array(queue, dtype=np.int64)[self.rows["path"]]
+        self.rows["job"][at], self.rows["path"][at] = job, path
+        self.rows["own_share"][at] = (
+            np.where(bottleneck < 0, 0.0, goodput[bottleneck]) / count[group]
+        )
+        self.rows["queue_us"][at] = np.array(queue, np.int64)[path]
 
-    def _pad(self) -> NDArray[np.int32]:
-        """`links` as int32[P, H], padded with the number of links."""
-        longest = max((len(path) for path in self.links), default=0)
-        padded = np.full((len(self.links), max(longest, 1)), len(self._topology.links), np.int32)
-        for i, path in enumerate(self.links):
+    def _pad(self, paths: Collection[tuple[int, ...]]) -> NDArray[np.int32]:
+        """int32[P, H], padded with the number of links."""
+        longest = max((len(path) for path in paths), default=0)
+        padded = np.full((len(paths), max(longest, 1)), len(self._topology.links), np.int32)
+        for i, path in enumerate(paths):
             padded[i, : len(path)] = path
         return padded

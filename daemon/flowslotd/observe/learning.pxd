@@ -8,6 +8,7 @@ cdef packed struct Row:
     uint64_t cookie
     int32_t job
     int32_t path
+    int32_t aggregate
     uint8_t seen
     int64_t looked
     uint8_t active
@@ -34,6 +35,9 @@ cdef packed struct Row:
     double rate
     double ceiling
     double share
+    double own_share
+    int64_t queue_us
+    int64_t lender
 
 cdef double _smoothing, _keep_ratio, _keep_slack, _full
 cdef int64_t _most_steps, _most_steps_quiet, _soon, _late, _never, _millisecond, _second, _stalled
@@ -91,15 +95,14 @@ cpdef Py_ssize_t watch(Row[::1] rows, bint all_quiet, Py_ssize_t[::1] at)
 cpdef void drain(Row[::1] rows, const Py_ssize_t[::1] ended, int64_t[:, ::1] at_work)
 
 @cython.locals(i=Py_ssize_t, d=Py_ssize_t, ended=cython.bint)
-cpdef void keep(Row[::1] rows, bint all_quiet, Py_ssize_t[::1] donor_of)
+cpdef void keep(Row[::1] rows, bint all_quiet)
 
 @cython.locals(
     i=Py_ssize_t, n_donors=Py_ssize_t, n_heirs=Py_ssize_t, donors=Py_ssize_t[::1],
     heirs=Py_ssize_t[::1], known=cython.bint, quiet=cython.bint,
 )
 cpdef tuple candidates(
-    Row[::1] rows, bint all_quiet, double wanting, double[::1] fastest,
-    const Py_ssize_t[::1] donor_of, tuple found,
+    Row[::1] rows, bint all_quiet, double wanting, double[::1] fastest, tuple found,
 )
 
 @cython.locals(
@@ -107,7 +110,7 @@ cpdef tuple candidates(
 )
 cpdef void pair(
     Row[::1] rows, const Py_ssize_t[::1] donors, const Py_ssize_t[::1] heirs,
-    Py_ssize_t[::1] next_donor, Py_ssize_t[::1] donor_of,
+    Py_ssize_t[::1] next_donor,
 )
 
 @cython.locals(size=int64_t, expected=double)
@@ -118,14 +121,12 @@ cdef double left(int64_t now, Row[::1] rows, Py_ssize_t i)
 
 @cython.locals(i=Py_ssize_t, b=Py_ssize_t, onset=int64_t, period=int64_t)
 cpdef void add_up(
-    int64_t now, Row[::1] rows, const Py_ssize_t[::1] of, int64_t[:, ::1] times,
-    double[:, ::1] sizes,
+    int64_t now, Row[::1] rows, int64_t[:, ::1] times, double[:, ::1] sizes,
 )
 
 @cython.locals(i=Py_ssize_t, size=double, due=int64_t, coming=cython.bint)
 cpdef void weigh(
-    int64_t now, Row[::1] rows, const Py_ssize_t[::1] of, const int64_t[::1] at_work,
-    double[::1] weight,
+    int64_t now, Row[::1] rows, const int64_t[::1] at_work, double[::1] weight,
 )
 
 @cython.locals(
@@ -133,12 +134,8 @@ cpdef void weigh(
     lasts=double, keep=cython.bint, sums=double[:, ::1],
 )
 cpdef void split(
-    const Py_ssize_t[::1] of, const double[::1] rate, const double[::1] present,
-    const double[::1] weight, double[::1] parts,
+    const Row[::1] rows, const double[::1] rate, const double[::1] weight, double[::1] parts,
 )
 
-@cython.locals(i=Py_ssize_t, b=Py_ssize_t, lasts=double)
-cdef void fill(
-    const Py_ssize_t[::1] of, const double[::1] present, const double[::1] weight,
-    double[:, ::1] sums,
-)
+@cython.locals(i=Py_ssize_t, b=Py_ssize_t, present=double, lasts=double)
+cdef void fill(const Row[::1] rows, const double[::1] weight, double[:, ::1] sums)

@@ -264,22 +264,21 @@ def drain(rows: Any, ended: NDArray[np.intp], at_work: NDArray[np.int64]) -> Non
 # --- lending
 
 
-def keep(rows: Any, all_quiet: bool, donor_of: NDArray[np.intp]) -> None:
-    """Of `donor_of`, intp[F], only those donors stay that have ended and still have a rate."""
+def keep(rows: Any, all_quiet: bool) -> None:
+    """Only those donors stay that have ended and still have a rate."""
     for i in range(len(rows)):
-        d = donor_of[i]
+        d = rows[i].lender
         if d >= 0:
             ended = rows[d].kernel and not rows[d].active and rows[d].path > 0
             if all_quiet or rows[d].quiet or not (ended and rows[d].rate > 0):
-                donor_of[i] = -1
+                rows[i].lender = -1
 
 
-def candidates(  # noqa: PLR0917
+def candidates(
     rows: Any,
     all_quiet: bool,
     wanting: float,
     fastest: NDArray[np.float64],
-    donor_of: NDArray[np.intp],
     found: tuple[NDArray[np.intp], NDArray[np.intp]],
 ) -> tuple[int, int]:
     """Who may lend its rate, and who needs one; how many of each, and which, in `found`.
@@ -299,7 +298,7 @@ def candidates(  # noqa: PLR0917
             fastest[rows[i].path] = max(fastest[rows[i].path], rows[i].rate)
     for i in range(len(rows)):
         known = rows[i].kernel and rows[i].path > 0 and rows[i].rate >= 0
-        if known and donor_of[i] < 0 and rows[i].rate < wanting * fastest[rows[i].path]:
+        if known and rows[i].lender < 0 and rows[i].rate < wanting * fastest[rows[i].path]:
             heirs[n_heirs] = i
             n_heirs += 1
     return n_donors, n_heirs
@@ -310,10 +309,9 @@ def pair(
     donors: NDArray[np.intp],
     heirs: NDArray[np.intp],
     next_donor: NDArray[np.intp],
-    donor_of: NDArray[np.intp],
 ) -> None:
     """Give each of the `heirs`, in this order, the first of the `donors` on its path that is free
-    and of another job: in `donor_of`, intp[F].
+    and of another job.
 
     Both are in the order of their paths. `next_donor`, intp[J]: zero.
     """
@@ -326,7 +324,7 @@ def pair(
                 break
             next_donor[job] = at + 1
             if rows[donors[at]].path == path and rows[donors[at]].job != job and not taken[at]:
-                donor_of[heirs[i]], taken[at] = donors[at], 1
+                rows[heirs[i]].lender, taken[at] = donors[at], 1
                 break
 
 
@@ -355,11 +353,10 @@ def left(now: int, rows: Any, i: int) -> float:
 def add_up(
     now: int,
     rows: Any,
-    of: NDArray[np.intp],
     times: NDArray[np.int64],
     sizes: NDArray[np.float64],
 ) -> None:
-    """Sum up flows by aggregate: flow i is in aggregate of[i], the last of them being none.
+    """Sum up flows by aggregate; 0 is none, and its sums mean nothing.
 
     `times`, int64[B, 5]: 1 if any is active, when the first active one began, when the first one
     is due again, the longest period, 1 if no active one has had anything to send for STALLED_NS.
@@ -370,8 +367,8 @@ def add_up(
         times[b, 0], times[b, 1], times[b, 2], times[b, 3] = 0, _never, _never, 0
         times[b, 4] = 1
         sizes[b, 0], sizes[b, 1], sizes[b, 2] = 0.0, 0.0, 0.0
-    for i in range(len(of)):
-        b = of[i]
+    for i in range(len(rows)):
+        b = rows[i].aggregate
         onset, period = rows[i].onset, rows[i].period
         if rows[i].active:
             times[b, 0] = 1
@@ -390,7 +387,6 @@ def add_up(
 def weigh(
     now: int,
     rows: Any,
-    of: NDArray[np.intp],
     at_work: NDArray[np.int64],
     weight: NDArray[np.float64],
 ) -> None:
@@ -398,9 +394,9 @@ def weigh(
 
     `at_work`, int64[B]: not 0 where the phase is on, and rates follow what remains.
     """
-    for i in range(len(of)):
+    for i in range(len(rows)):
         size = size_of(rows, i)
-        if not at_work[of[i]]:
+        if not at_work[rows[i].aggregate]:
             weight[i] = size  # for the next phase, or for all of them
         elif rows[i].active:
             weight[i] = left(now, rows, i)
@@ -411,43 +407,42 @@ def weigh(
 
 
 def split(
-    of: NDArray[np.intp],
+    rows: Any,
     rate: NDArray[np.float64],
-    present: NDArray[np.float64],
     weight: NDArray[np.float64],
     parts: NDArray[np.float64],
 ) -> None:
-    """Share `rate[b]` out among the flows i with `of[i] == b`, so that all end together.
+    """Share `rate[b]` out among the flows of aggregate b, so that all end together.
 
-    `present`, float64[F]: their rates so far (NaN: none), which an aggregate keeps while they add
-    up to what it may send and nobody is held up by that. `weight`, float64[F]: bytes to send; an
-    aggregate without any gives all its flows the same. Where `rate` is NaN, so are the `parts`, float64[F].
+    An aggregate keeps the rates that its flows have (NaN: none) while they add up to what it may
+    send and nobody is held up by that. `weight`, float64[F]: bytes to send; an aggregate without
+    any gives all its flows the same. Where `rate` is NaN, so are the `parts`, float64[F].
     """
     n = len(rate)
     sums = np.zeros((n, 4))  # weight, flows, present rate, seconds until the last one ends
-    fill(of, present, weight, sums)
-    for i in range(len(of)):
-        b = of[i]
+    fill(rows, weight, sums)
+    for i in range(len(rows)):
+        b = rows[i].aggregate
         size, flows, used, lasts = sums[b, 0], sums[b, 1], sums[b, 2], sums[b, 3]
         # Not less than all of it either: what nobody uses might be given to somebody else.
         keep = rate[b] > 0 and used <= rate[b] * _full and used * _full >= rate[b]
         if keep and size > 0:
             keep = lasts <= _keep_ratio * (size / rate[b]) + _keep_slack
         if keep:
-            parts[i] = present[i]
+            parts[i] = rows[i].rate
         elif size > 0:
             parts[i] = rate[b] * (weight[i] / size)
         else:
             parts[i] = rate[b] / flows
 
 
-def fill(of: Any, present: Any, weight: Any, sums: Any) -> None:
+def fill(rows: Any, weight: Any, sums: Any) -> None:
     """The sums of `split`, by aggregate. Without a rate yet, a flow lasts for ever."""
-    for i in range(len(of)):
-        b = of[i]
+    for i in range(len(rows)):
+        b, present = rows[i].aggregate, rows[i].rate
         sums[b, 0] += weight[i]
         sums[b, 1] += 1.0
-        sums[b, 2] += present[i]  # NaN is kept by nobody
+        sums[b, 2] += present  # NaN is kept by nobody
         if weight[i] > 0:
-            lasts = weight[i] / present[i] if present[i] > 0 else _never
+            lasts = weight[i] / present if present > 0 else _never
             sums[b, 3] = max(sums[b, 3], lasts)

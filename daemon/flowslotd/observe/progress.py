@@ -12,9 +12,10 @@ Ints = NDArray[np.int64]
 
 ROW = np.dtype(
     [
-        ("cookie", "u8"),
+        ("cookie", "u8"),  # 0: the row is free
         ("job", "i4"),  # index into jobs
         ("path", "i4"),  # index into paths; 0: not mapped
+        ("aggregate", "i4"),  # index into the aggregates; 0: in none
         ("seen", "?"),  # a record was taken in
         ("looked", "i8"),  # when (monotonic)
         ("active", "?"),
@@ -41,8 +42,14 @@ ROW = np.dtype(
         ("rate", "f8"),  # granted; nan: no arbiter has a say
         ("ceiling", "f8"),
         ("share", "f8"),  # of its path, if its job had that for itself; 0: unknown
+        ("own_share", "f8"),  # the same, as far as this host's flows tell
+        ("queue_us", "i8"),  # how long its path's smallest buffer lasts at its link's rate
+        ("lender", "i8"),  # the row of the flow whose rate it may borrow; -1: none
     ]
 )
+FREE = np.zeros(1, ROW)
+"""A row that belongs to no flow: idle, on no path, known to nobody."""
+FREE["job"], FREE["rate"], FREE["ceiling"], FREE["lender"] = -1, np.nan, np.nan, -1
 
 
 class Counters(Protocol):

@@ -7,7 +7,7 @@ from itertools import count, repeat
 import numpy as np
 from numpy.typing import NDArray
 
-from flowslot.decision import Decision, Hold, Pace
+from flowslot.decision import Decision, Pace
 from flowslot.model.units import Nanos
 from flowslotd.observe.flow_info import Rows
 from flowslotd.observe.flow_table import FlowTable
@@ -33,17 +33,19 @@ FASTEST_PER_MS = 0.1
 
 
 class Enforcer:
-    """What the pacer holds at present, one entry for each row of the flow table."""
+    """What the pacer holds at present: an entry for each row of the flow table.
+
+    Flows that have gone are to be released before anything is decided on the flows that have got
+    their rows since.
+    """
 
     def __init__(self, pacer: Pacer, hard: bool) -> None:
         """`hard`: no top-up beyond the reserved rate."""
         self._pacer = pacer
         self.hard = hard
         self._entries: Entries = np.zeros(0, ENTRY)  # cookie 0: not paced
-        self._version = -1
         self._plans: dict[int, tuple[Pace, int]] = {}
         self.rate_writes = 0
-        self.holds = 0
 
     def paced(self) -> dict[int, PaceEntry]:
         """What the pacer holds, by socket cookie."""
@@ -60,7 +62,6 @@ class Enforcer:
 
     def apply(
         self,
-        now: Nanos,
         slot: int,
         decisions: Sequence[Decision],
         *,
@@ -73,10 +74,12 @@ class Enforcer:
         Those without a decision are let go; other flows stay as they are. Entries lapse in the
         kernel at `deadline` (monotonic) unless they are refreshed.
         """
-        self._align(table)
-        entries, decided = self._entries, np.zeros(len(table), np.bool_)
-        held = {d.target for d in decisions if isinstance(d, Hold) and d.until_ns > now}
-        changed = [self._hold(held, decided, table)] if held else []
+        missing = len(table.rows) - len(self._entries)
+        if missing > 0:
+            more = np.zeros(max(missing, len(self._entries)), ENTRY)
+            self._entries = np.concatenate((self._entries, more))
+        entries, decided = self._entries, np.zeros(len(table.rows), np.bool_)
+        changed = []
         for pace in decisions:
             if isinstance(pace, Pace) and len(pace.flows):
                 changed.append(self._pace(pace, slot, decided, table))
@@ -114,22 +117,6 @@ class Enforcer:
         """Let every flow go."""
         self.release(list(self.paced()))
 
-    def _align(self, table: FlowTable) -> None:
-        """Entries follow the rows of their flows; those that have no row any more are let go."""
-        if self._version == table.version:
-            return
-        self._version = table.version
-        old = self.paced()
-        self.release(flow for flow in old if flow not in table)
-        self._entries = np.zeros(len(table), ENTRY)
-        for flow, entry in old.items():
-            row = table.find(flow)
-            if row is not None:
-                self._entries[row] = entry
-        # Growing by g per ms, top-up sends g t^2 / 2 too much in t ms: that must fit.
-        fits = 2.0 * QUEUE_PART * (table.queue_us / 1000.0) / FEEDBACK_MS**2
-        self._fast = np.clip(fits, GROWTH_PER_MS, FASTEST_PER_MS)
-
     def _pace(self, pace: Pace, slot: int, decided: Decided, table: FlowTable) -> Rows:
         """Change the entries of these flows; returns the rows of those that are not as before."""
         flows = pace.flows.tolist()
@@ -141,28 +128,15 @@ class Enforcer:
         decided[at] = True
         rates = pace.schedule.at(slot)[mine]
         # The arbiter also knows the job's flows on other hosts.
-        known = table.rows["share"][at]
-        shares = np.where(known > 0, known, table.share[at])
-        growth = np.where(rates >= WAITING * shares, GROWTH_PER_MS, self._fast[at]) * shares
+        known, queue_us = table.rows["share"][at], table.rows["queue_us"][at]
+        shares = np.where(known > 0, known, table.rows["own_share"][at])
+        # Growing by g per ms, top-up sends g t^2 / 2 too much in t ms: that must fit.
+        fits = 2.0 * QUEUE_PART * (queue_us / 1000.0) / FEEDBACK_MS**2
+        fast = np.clip(fits, GROWTH_PER_MS, FASTEST_PER_MS)
+        growth = np.where(rates >= WAITING * shares, GROWTH_PER_MS, fast) * shares
         ceilings = rates if self.hard else pace.ceilings[mine]
         guaranteed = pace.guaranteed[mine].view(np.uint8)
-        columns = rates, ceilings, growth, guaranteed, table.queue_us[at]
+        columns = rates, ceilings, growth, guaranteed, queue_us
         changed = np.empty(len(at), np.intp)
         entries = as_table(self._entries)
         return changed[: rate_table.put(entries, at, pace.flows[mine], columns, changed)]
-
-    def _hold(self, held: set[str | int], decided: Decided, table: FlowTable) -> Rows:
-        """Stop the flows that are named, themselves or by their job."""
-        changed = []
-        for row, info in enumerate(table.infos):
-            if info.cookie in held or info.job in held:
-                decided[row] = True
-                before = self._entries[row]
-                paced, queue_us = bool(before["cookie"]), table.queue_us[row]
-                stops = not paced or before["ceiling"] > 0.0
-                self.holds += stops
-                if stops or before["queue_us"] != queue_us:
-                    guaranteed = paced and bool(before["guaranteed"])
-                    self._entries[row] = (info.cookie, 0.0, 0.0, guaranteed, 0.0, queue_us)
-                    changed.append(row)
-        return np.array(changed, np.intp)

@@ -35,7 +35,8 @@ lint: setup
 	@$(PY)/ruff check .
 	@$(PY)/ruff format --check .
 	@$(PY)/mypy
-	@$(PY)/lint-imports
+	@$(PY)/python scripts/rooms.py >build/import_rules.toml
+	@$(PY)/lint-imports build/import_rules.toml
 
 bpf:            ## the BPF programs
 	@$(MAKE) --no-print-directory -C bpf
@@ -51,5 +52,5 @@ lab-clean:      ## remove what a killed lab run left behind
 
 clean:
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis results build
-	@find core daemon lab rpc shm sim -name '*.so' -delete
+	@find */flowslot*/ -name '*.so' -delete
 	@$(MAKE) --no-print-directory -s -C bpf clean

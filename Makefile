@@ -2,7 +2,7 @@
 # On a fresh Debian 12 machine, as root:
 #   make demo    sets everything up and runs the main job for real
 #   make test    sets everything up and passes the tests
-.PHONY: help setup install demo test test-guest check lint bpf proto bench lab-clean clean
+.PHONY: help setup install demo test test-guest check lint bpf proto pxd bench lab-clean clean
 PY := .venv/bin
 POLICIES := stagger,static,cubic,reno,bbr
 
@@ -43,6 +43,9 @@ bpf:            ## the BPF programs
 
 proto: setup    ## regenerate the protobuf code that is checked in
 	@scripts/gen_proto.sh
+
+pxd:            ## rewrite the structs in .pxd files from the dtypes of the rows, before a set-up
+	@$(PY)/python scripts/gen_pxd.py
 
 bench: setup    ## benchmarks against their recorded bounds, and how fast the simulator is
 	@$(PY)/python -m bench.run; broken=$$?; $(PY)/python -m bench.engine_speed; exit $$broken

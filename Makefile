@@ -15,10 +15,10 @@ setup:          ## packages by apt, .venv, compiled loops, BPF programs; quick w
 install: setup  ## programs and systemd units into PREFIX (/usr)
 	@scripts/install.sh
 
-demo: setup     ## ps-incast and two-equal for real: tables and figures against cubic, reno, bbr, static
+demo: setup     ## three scenarios for real, in 5 minutes: tables and figures against cubic, reno, bbr, static
 	@mkdir -p results
-	@for s in ps-incast two-equal; do \
-	  $(PY)/flowslot lab run lab/scenarios/$$s.toml --policy $(POLICIES) --repeat 2 --iterations 40 \
+	@for s in ps-incast two-equal ps-plus-ring; do \
+	  $(PY)/flowslot lab run lab/scenarios/$$s.toml --policy $(POLICIES) --repeat 2 --iterations 12 \
 	    --figure results/$$s.png || exit 1; \
 	done
 

@@ -22,10 +22,10 @@ packages=(
 
 stamp=.venv/.setup-stamp
 sources=$(ls bpf/*.c bpf/*.h | grep -v vmlinux.h) # that one is made from the running kernel
-typed=$(find core shm rpc daemon switchemu sim lab -name '*.pxd' | sort)
-loops=$(ls scripts/hatch_build.py $typed ${typed//.pxd/.py}; find rpc -name '*.pyx')
+typed=$(find */flowslot*/ -name '*.pxd' | sort) # of all rooms: scripts/rooms.py
+loops=$(ls scripts/{hatch_build,rooms}.py $typed ${typed//.pxd/.py}; find */flowslot*/ -name '*.pyx')
 pslite=$(ls pslite_patch/*.{sh,py,patch,h,txt} shm/flowslot_shm.h lab/pslite_job/*.cc)
-want=$(cat pyproject.toml scripts/setup.sh $pslite $loops $sources bpf/Makefile /proc/version | sha256sum)
+want=$({ ls -d */flowslot*/; cat pyproject.toml scripts/setup.sh $pslite $loops $sources bpf/Makefile /proc/version; } | sha256sum)
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ] &&
   ls bpf/*.bpf.o build/pslite/{upstream,calm,flowslot,flowslot-calm}/libpslite_job.so >/dev/null 2>&1; then
   exit 0

@@ -17,6 +17,7 @@ from typing import ParamSpec
 from flowslot.model.errors import ConfigError, FlowslotError
 from flowslot.model.slot import SlotClock
 from flowslot.model.units import MILLISECOND, SECOND, Nanos
+from flowslot_proto.systemd import Notifier
 from flowslot_shm.layout import Message
 from flowslotd import report
 from flowslotd.clock import monotonic, read_slot, thread_cpu
@@ -30,7 +31,6 @@ from flowslotd.observe.ownership import holds_socket
 from flowslotd.observe.passive.service import Outside
 from flowslotd.observe.registration import Record, RegistrationServer
 from flowslotd.passes import Passes
-from flowslotd.systemd import Notifier
 
 _log = logging.getLogger(__name__)
 P = ParamSpec("P")

@@ -17,11 +17,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from flowslot.model.errors import ConfigError
 from flowslot.model.topology_file import Endpoint, Name
+from flowslot_proto.systemd import Notifier, watchdog_s
 from flowslot_rpc.server import Server
 from flowslot_switch import limits
 from flowslot_switch.config import Overrides, SwitchConfig, load
 from flowslot_switch.engine import Engine
-from flowslot_switch.notify import notify, watchdog_s
 from flowslot_switch.service import SwitchService
 
 GRACE_S = 1.0
@@ -35,6 +35,7 @@ class SwitchProcess:
         self._file = file
         self._overrides = overrides
         self._config = config
+        self._notifier = Notifier()
         self._stop: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> int:
@@ -59,11 +60,11 @@ class SwitchProcess:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._finish, 0)
         loop.add_signal_handler(signal.SIGHUP, self._reload, service)
-        watchdog = asyncio.create_task(_feed_watchdog())
+        watchdog = asyncio.create_task(self._feed_watchdog())
         gc.freeze()
         self._ready()
         status = await self._stop
-        notify("STOPPING=1")
+        self._notifier.stopping()
         watchdog.cancel()
         service.close()
         await server.stop(GRACE_S)
@@ -79,8 +80,14 @@ class SwitchProcess:
     def _ready(self) -> None:
         config = self._config
         text = f"{config.name}: {len(config.links)} links, listening on {config.listen}"
-        notify("READY=1", f"STATUS={text}")
+        self._notifier.ready(text)
         log.info(text)
+
+    async def _feed_watchdog(self) -> None:
+        period = watchdog_s()
+        while period is not None:
+            self._notifier.watchdog()
+            await asyncio.sleep(period)
 
     def _finish(self, status: int) -> None:
         if not self._stop.done():
@@ -92,7 +99,7 @@ class SwitchProcess:
 
     def _reload(self, service: SwitchService) -> None:
         """Take a changed configuration over; a bad one changes nothing."""
-        notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        self._notifier.reloading(time.monotonic_ns())
         try:
             self._take_over(load(self._file, self._overrides), service)
             log.info("reloaded")
@@ -123,13 +130,6 @@ def _fixed(config: SwitchConfig) -> dict[str, object]:
         "arbiter.slot_ms": arbiter.slot_ms,
         "arbiter.lease_slots": arbiter.lease_slots,
     }
-
-
-async def _feed_watchdog() -> None:
-    period = watchdog_s()
-    while period is not None:
-        notify("WATCHDOG=1")
-        await asyncio.sleep(period)
 
 
 def _checked(kind: Any) -> Callable[[str], str]:

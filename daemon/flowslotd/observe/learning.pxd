@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-# Types of learning.py, for the compiler. Row: the columns of progress.ROW, in the same order; that
-# they are the same is checked whenever rows are passed.
+# Types of learning.py, for the compiler. `make pxd` writes the structs.
 cimport cython
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 
+# struct Row from flowslotd.observe.progress:ROW
 cdef packed struct Row:
     uint64_t cookie
     int32_t job
@@ -38,6 +38,7 @@ cdef packed struct Row:
     double own_share
     int64_t queue_us
     int64_t lender
+# end
 
 cdef double _smoothing, _keep_ratio, _keep_slack, _full
 cdef int64_t _most_steps, _most_steps_quiet, _soon, _late, _never, _millisecond, _second, _stalled

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The notification protocol of systemd (sd_notify(3)): readiness, watchdog, reload."""
+"""What daemon and switch process tell systemd of themselves (sd_notify(3))."""
 
 import contextlib
 import os
@@ -7,7 +7,7 @@ import socket
 
 
 class Notifier:
-    """Sends state lines to systemd; does nothing when not started by it (no NOTIFY_SOCKET)."""
+    """Sends state lines to systemd. Does nothing in a process that systemd did not start."""
 
     def __init__(self, address: str | None = None) -> None:
         address = os.environ.get("NOTIFY_SOCKET", "") if address is None else address
@@ -24,7 +24,7 @@ class Notifier:
         self._send("RELOADING=1", f"MONOTONIC_USEC={monotonic_ns // 1000}")
 
     def watchdog(self) -> None:
-        """The slot loop is alive."""
+        """The service is alive."""
         self._send("WATCHDOG=1")
 
     def stopping(self) -> None:
@@ -37,6 +37,12 @@ class Notifier:
         if self._socket is None:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
             self._socket.setblocking(False)
-        # Full or gone: systemd's concern. The loop must neither wait nor fail for it.
+        # Full or gone: systemd's concern. The service must neither wait nor fail for it.
         with contextlib.suppress(OSError):
             self._socket.sendto("\n".join(lines).encode(), self._address)
+
+
+def watchdog_s() -> float | None:
+    """How often to call `watchdog`: half of systemd's patience. None: systemd does not watch."""
+    limit = os.environ.get("WATCHDOG_USEC", "")
+    return int(limit) / 2e6 if limit.isdecimal() and int(limit) else None

@@ -2,7 +2,6 @@
 """What was measured is complete, and the evaluation shows it as it was recorded."""
 
 import pytest
-
 from bench.recorded import EVALUATION, SHOWN, described, read, renewed
 
 

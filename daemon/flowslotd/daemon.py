@@ -24,9 +24,10 @@ from flowslotd.clock import monotonic, own_moment, read_slot, thread_cpu
 from flowslotd.config import Config, changed, load
 from flowslotd.control import Control, Json, claim
 from flowslotd.engine import Engine
+from flowslotd.flows.flow_info import Source
+from flowslotd.flows.flow_table import FlowTable
 from flowslotd.metrics import Metrics
-from flowslotd.observe.flow_info import Ended, Source
-from flowslotd.observe.flow_table import FlowTable
+from flowslotd.observe.observer import Ended, Observer
 from flowslotd.observe.ownership import holds_socket
 from flowslotd.observe.passive.service import Outside
 from flowslotd.observe.registration import Record, RegistrationServer
@@ -57,7 +58,8 @@ class Daemon:
         self.config = config
         self.config_error = ""
         self.metrics = Metrics()
-        self.table = FlowTable(config.topology, config.settings.host, holds_socket)
+        self.table = FlowTable(config.topology, config.settings.host)
+        self.observer = Observer(self.table, holds_socket)
         self.started_ns = monotonic()
         self.slot = 0
         self.registration = RegistrationServer(
@@ -236,15 +238,15 @@ class Daemon:
             if event.kind == "drained":
                 drained.append(event.cookie)
             elif event.kind == "closed":
-                self.table.closed(event.cookie)
+                self.observer.closed(event.cookie)
                 self._soon()
             else:
                 if event.cookie not in self.table:
-                    self.table.stir()
+                    self.observer.stir()
                 self.engine.loop.on_new(event.cookie)
                 self._touch([event.cookie])
         if drained:
-            ended = self.table.drained(drained)
+            ended = self.observer.drained(drained)
             if ended == Ended.FLOWS:
                 self.engine.loop.on_drained()
                 self._soon(lazy=True)
@@ -280,7 +282,7 @@ class Daemon:
 
     def _left(self, record: Source) -> None:
         self._touched.pop(record.id, None)
-        self.table.forget(record.id)
+        self.observer.forget(record.id)
         self._soon()
 
     # -- engines ----------------------------------------------------------------------------
@@ -290,7 +292,7 @@ class Daemon:
         try:
             return Engine(
                 config,
-                table=self.table,
+                observer=self.observer,
                 records=lambda: self.outside.sources().values(),
                 on_grants=self._on_grants,
                 on_planned=self._on_planned,
@@ -385,7 +387,7 @@ class Daemon:
         except Exception as error:  # of what is done with: nothing to go back to
             self.bug("reload", error)
         finally:
-            self.table.remap(config.topology, config.settings.host)
+            self.observer.remap(config.topology, config.settings.host)
             self.table.take_gone()  # the old arbiter was told by the end of its engine
             self.config, self.engine = config, engine
             self._paused = False

@@ -11,6 +11,7 @@ from flowslot.policy.mlcc.peers import Peers
 from flowslot.policy.mlcc.planner import Reserving
 from flowslot.policy.registry import PolicyOptions, PolicySpec
 from flowslotd.config import Config
+from flowslotd.flows.flow_info import PROTOCOLS, Source
 from flowslotd.negotiate.domain import open_domain
 from flowslotd.negotiate.domain_base import Domain, OnGrants
 from flowslotd.negotiate.load_tables import (
@@ -21,8 +22,7 @@ from flowslotd.negotiate.load_tables import (
     open_feedback,
 )
 from flowslotd.negotiate.peers import PeerEndpoint
-from flowslotd.observe.flow_info import PROTOCOLS, Source
-from flowslotd.observe.flow_table import FlowTable
+from flowslotd.observe.observer import Observer
 from flowslotd.pace.enforcer import Enforcer
 from flowslotd.pace.pacer import Pacer, PacingError
 from flowslotd.pace.select import make_pacer
@@ -39,7 +39,7 @@ class Engine:
         self,
         config: Config,
         *,
-        table: FlowTable,
+        observer: Observer,
         records: Callable[[], Collection[Source]],
         on_grants: OnGrants,
         on_planned: OnPlanned,
@@ -67,7 +67,7 @@ class Engine:
             self.domain = open_domain(config, spec, options, on_grants, self._renew)
         self.feedback: FeedbackClient | None = None
         self.peers: PeerEndpoint | None = None
-        self._table = table
+        self._table = observer.table
         self._planner: Reserving | None = None
         policy = spec.host_policy(options)
         if enforcing and spec.planner is not None:
@@ -79,10 +79,10 @@ class Engine:
             self.pacer.leave_by(config.addresses)
             self.enforcer = Enforcer(self.pacer, settings.pacing.hard)
         paced = self.pacer.traits.protocols if self.pacer is not None else ()
-        table.protocols = paced or tuple(PROTOCOLS.values())
+        observer.protocols = paced or tuple(PROTOCOLS.values())
         self.loop = SlotLoop(
             config.grid,
-            table,
+            observer,
             records=records,
             policy=policy,
             domain=self.domain,

@@ -9,14 +9,15 @@ from functools import partial
 
 import numpy as np
 
+from flowslot.decision import Pace
 from flowslot.model.slot import SlotGrid
 from flowslot.model.units import Nanos
 from flowslot.policy.base import HostPolicy
 from flowslot.protocol.grantbook import Granted
+from flowslotd.flows.flow_info import Source
 from flowslotd.negotiate.aggregates import Aggregates
 from flowslotd.negotiate.domain_base import Domain
-from flowslotd.observe.flow_info import Source
-from flowslotd.observe.flow_table import FlowTable
+from flowslotd.observe.observer import Observer
 from flowslotd.pace import handover
 from flowslotd.pace.enforcer import Enforcer
 from flowslotd.pace.pacer import Pacer
@@ -31,7 +32,7 @@ class SlotLoop:
     def __init__(
         self,
         grid: SlotGrid,
-        table: FlowTable,
+        observer: Observer,
         *,
         records: Callable[[], Collection[Source]],
         policy: HostPolicy,
@@ -50,7 +51,7 @@ class SlotLoop:
         self.by_grant = by_grant
         self._follows = follows
         self._grid = grid
-        self._table = table
+        self._observer, self._table = observer, observer.table
         self._records = records
         self._domain = domain
         self._policy = policy
@@ -58,7 +59,9 @@ class SlotLoop:
         self._enforcer = enforcer
         top_up = enforcer is not None and not enforcer.hard
         self._lends = by_grant and top_up and pacer is not None and pacer.lends
-        self._aggregates = Aggregates(table, tops_up=self._lends) if domain is not None else None
+        self._aggregates = (
+            Aggregates(observer.table, tops_up=self._lends) if domain is not None else None
+        )
         self._slot = 0
         self._running = False
         self._drained = False
@@ -68,15 +71,15 @@ class SlotLoop:
         self._all_due = True
         self._due: set[int] = set()
         """Flows to decide on, in this pass or the next."""
-        table.negotiated = follows or domain is not None
+        observer.negotiated = follows or domain is not None
 
     def on_slot(self, now: Nanos, slot: int, touched: Collection[Source] = ()) -> None:
         """Once per slot: look at everything that matters, and at what was `touched`. This daemon is
         alive. In some slots the arbiter is told small news, too (Domain.beat)."""
         self._slot = slot
         self._all_due |= not self.by_grant
-        due = self._table.due(slot, self._records())
-        if not touched and all(self._table.is_fresh(now, source) for source in due):
+        due = self._observer.due(slot, self._records())
+        if not touched and all(self._observer.is_fresh(now, source) for source in due):
             due = []
         small = self._domain is None or self._domain.beat(now)
         self._run(now, [*due, *(source for source in touched if source not in due)], small=small)
@@ -122,7 +125,7 @@ class SlotLoop:
     def release(self) -> None:
         """Let all flows go at once, and look at everything in the next slot."""
         self._all_due = True
-        self._table.stir()
+        self._observer.stir()
         if self._enforcer is not None:
             self._enforcer.release_all()
 
@@ -150,20 +153,20 @@ class SlotLoop:
 
     def _tell(self, sources: Collection[Source]) -> None:
         """Tell the kernel what to report and whose rate goes to whom; and jobs, when to ring."""
-        pacer, table = self._pacer, self._table
+        pacer, observer = self._pacer, self._observer
         if pacer is not None and self._untold:
             self._untold = False
-            for cookie, acked in table.take_watches():
+            for cookie, acked in observer.take_watches():
                 pacer.watch(cookie, acked)
             if self._lends:
-                pacer.lend(handover.update(table.rows, not table.negotiated))
-        table.hush(sources, pacer is not None and pacer.event_fd() is not None)
+                pacer.lend(handover.update(self._table.rows, not observer.negotiated))
+        observer.suppress(sources, pacer is not None and pacer.event_fd() is not None)
 
     def _look(self, now: Nanos, sources: Collection[Source]) -> bool:
         if not sources:
             return False
         counters = self._pacer.counters() if self._pacer is not None else None
-        return self._table.observe(now, sources, counters)
+        return self._observer.observe(now, sources, counters)
 
     def _negotiate(self, now: Nanos, small: bool = False) -> None:
         new, gone = self._table.take_new(), self._table.take_gone()
@@ -183,7 +186,7 @@ class SlotLoop:
     def _ask(self, now: Nanos, domain: Domain, aggregates: Aggregates, small: bool) -> None:
         aggregates.look(now)
         # Who waits gets it a round trip earlier than if the arbiter had to take it back. But
-        # what an heir uses is not free.
+        # what a borrower uses is not free.
         ended = aggregates.ended(partial(handover.in_use, now, self._table.rows))
         if ended:
             aggregates.grant(domain.give_back(ended))
@@ -207,7 +210,7 @@ class SlotLoop:
         decisions = self._policy.decide(now, view, rows["rate"], rows["ceiling"])
         self._enforcer.apply(
             self._slot,
-            decisions,
+            next((d for d in decisions if isinstance(d, Pace)), None),
             table=table,
             deadline=self._deadline(now),
             rows=at,

@@ -15,9 +15,10 @@ from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.protocol.aggregate import Aggregate, ended
 from flowslot.protocol.grantbook import Granted
 from flowslot.protocol.messages import Demand, Done
-from flowslotd.observe import learning
-from flowslotd.observe.flow_info import FlowInfo, Rows
-from flowslotd.observe.flow_table import FlowTable
+from flowslotd.flows.flow_info import FlowInfo
+from flowslotd.flows.flow_table import FlowTable
+from flowslotd.flows.rows import Rows, as_structs
+from flowslotd.negotiate import shares
 
 _Key = tuple[str, tuple[int, ...]]
 """Job and path."""
@@ -64,7 +65,7 @@ class Aggregates:
         """Sum up what the table knows of the flows."""
         times = np.zeros((len(self._members), 5), np.int64)
         sums = np.zeros((len(self._members), 3))
-        learning.add_up(now, learning.table(self._table.rows), times, sums)
+        shares.add_up(now, as_structs(self._table.rows), times, sums)
         for aggregate, (active, onset, due, period, stalled), sizes in zip(
             self._members, times.tolist(), sums.tolist(), strict=True
         ):
@@ -122,9 +123,9 @@ class Aggregates:
         rate = np.array([b.rate for b in members])
         at_work = np.array([b.active and not b.standing for b in members], np.int64)
         weight, parts, before = np.empty(n), np.empty(n), rows["rate"].copy()
-        loops = learning.table(rows)
-        learning.weigh(now, loops, at_work, weight)
-        learning.split(loops, rate, weight, parts)
+        loops = as_structs(rows)
+        shares.weigh(now, loops, at_work, weight)
+        shares.split(loops, rate, weight, parts)
         changed = ~((parts == before) | (np.isnan(parts) & np.isnan(before)))
         rows["rate"] = parts
         if self._dirty:
@@ -132,7 +133,7 @@ class Aggregates:
             terms = [(b.ceiling, b.share / max(b.flows, 1), b.standing, b.granted) for b in members]
             of = rows["aggregate"]
             ceiling, share, standing, granted = (np.array(x)[of] for x in zip(*terms, strict=True))
-            rows["ceiling"], rows["share"], rows["quiet"] = ceiling, share, standing
+            rows["ceiling"], rows["share"], rows["suppressed"] = ceiling, share, standing
             changed |= granted
             for aggregate in self._by_id.values():
                 aggregate.granted = False

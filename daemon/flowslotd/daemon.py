@@ -24,9 +24,10 @@ from flowslotd.clock import monotonic, read_slot, thread_cpu
 from flowslotd.config import Config, changed, load
 from flowslotd.control import Control, Json, claim
 from flowslotd.engine import Engine
+from flowslotd.flows.flow_info import Source
+from flowslotd.flows.flow_table import FlowTable
 from flowslotd.metrics import Metrics
-from flowslotd.observe.flow_info import Ended, Source
-from flowslotd.observe.flow_table import FlowTable
+from flowslotd.observe.observer import Ended, Observer
 from flowslotd.observe.ownership import holds_socket
 from flowslotd.observe.passive.service import Outside
 from flowslotd.observe.registration import Record, RegistrationServer
@@ -48,7 +49,8 @@ class Daemon:
         self.config = config
         self.config_error = ""
         self.metrics = Metrics()
-        self.table = FlowTable(config.topology, config.settings.host, holds_socket)
+        self.table = FlowTable(config.topology, config.settings.host)
+        self.observer = Observer(self.table, holds_socket)
         self.started_ns = monotonic()
         self.slot = 0
         self.registration = RegistrationServer(
@@ -148,8 +150,8 @@ class Daemon:
     def _slot_pass(self, now: Nanos) -> None:
         """Look at all jobs that are due, and at those that something has happened to."""
         touched = self._passes.take()
-        due = self.table.due(self.slot, self._records())
-        if not touched and all(self.table.is_fresh(now, source) for source in due):
+        due = self.observer.due(self.slot, self._records())
+        if not touched and all(self.observer.is_fresh(now, source) for source in due):
             due = []
         sources = {source.id: source for source in (*due, *touched)}
         small = self.engine.source.beat(now)
@@ -233,15 +235,15 @@ class Daemon:
             if event.kind == "drained":
                 drained.append(event.cookie)
             elif event.kind == "closed":
-                self.table.closed(event.cookie)
+                self.observer.closed(event.cookie)
                 self._soon()
             else:
                 if event.cookie not in self.table:
-                    self.table.stir()
+                    self.observer.stir()
                 self.engine.loop.on_new(event.cookie)
                 self._touch([event.cookie])
         if drained:
-            ended = self.table.drained(drained)
+            ended = self.observer.drained(drained)
             if ended == Ended.FLOWS:
                 self._soon(lazy=True)
             else:
@@ -275,7 +277,7 @@ class Daemon:
         self._rearm()
 
     def _left(self, record: Source) -> None:
-        self.table.forget(record.id)
+        self.observer.forget(record.id)
         self._passes.forget(monotonic(), record.id)
         self._rearm()
 
@@ -286,7 +288,7 @@ class Daemon:
         try:
             return Engine(
                 config,
-                table=self.table,
+                observer=self.observer,
                 on_rates=self._on_rates,
                 on_bug=self.bug,
                 pacer=old.pacer if old else None,
@@ -379,7 +381,7 @@ class Daemon:
         except Exception as error:  # of what is done with: nothing to go back to
             self.bug("reload", error)
         finally:
-            self.table.remap(config.topology, config.settings.host)
+            self.observer.remap(config.topology, config.settings.host)
             self.table.take_gone()  # the old arbiter was told by the end of its engine
             self.config, self.engine = config, engine
             self._paused = False

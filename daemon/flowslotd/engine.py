@@ -16,13 +16,14 @@ from flowslot.protocol.loopback import Loopback
 from flowslot.protocol.session import Session
 from flowslotd.clock import monotonic, wall
 from flowslotd.config import Config
+from flowslotd.flows.flow_info import PROTOCOLS
+from flowslotd.flows.flow_table import FlowTable
 from flowslotd.negotiate.aggregates import Aggregates
 from flowslotd.negotiate.arbiter import ArbiterRates, Client, OnRates
 from flowslotd.negotiate.load_tables import OnBug, Remote
 from flowslotd.negotiate.planned import PlannedRates
 from flowslotd.negotiate.source import FixedRates, RateSource
-from flowslotd.observe.flow_info import PROTOCOLS
-from flowslotd.observe.flow_table import FlowTable
+from flowslotd.observe.observer import Observer
 from flowslotd.pace import handover
 from flowslotd.pace.enforcer import Enforcer
 from flowslotd.pace.pacer import Pacer, PacingError
@@ -37,7 +38,7 @@ class Engine:
         self,
         config: Config,
         *,
-        table: FlowTable,
+        observer: Observer,
         on_rates: OnRates,
         on_bug: OnBug,
         pacer: Pacer | None = None,
@@ -54,20 +55,22 @@ class Engine:
         self.pacer: Pacer | None = None
         self.enforcer: Enforcer | None = None
         if enforcing:
-            self.source = _open_source(config, spec, table, on_rates=on_rates, on_bug=on_bug)
+            self.source = _open_source(
+                config, spec, observer.table, on_rates=on_rates, on_bug=on_bug
+            )
             # Last: if a source cannot be built, no pacer stays open.
             self.pacer = pacer or _open_pacer(config)
             self.pacer.leave_by(config.addresses)
             self.enforcer = Enforcer(self.pacer, settings.pacing.hard)
         paced = self.pacer.traits.protocols if self.pacer is not None else ()
-        table.protocols = paced or tuple(PROTOCOLS.values())
-        table.negotiated = self.source.reports
+        observer.protocols = paced or tuple(PROTOCOLS.values())
+        observer.negotiated = self.source.reports
         lends = self.pacer is not None and self.pacer.lends and not settings.pacing.hard
         # Only then may a flow that has nothing to send ask for nothing.
         self.source.tops_up = lends
         self.loop = SlotLoop(
             config.grid,
-            table,
+            observer,
             self.source,
             pacer=self.pacer,
             enforcer=self.enforcer,

@@ -6,7 +6,7 @@ Pure: `now` (monotonic ns) is passed in, and `next_wakeup` says when the next pa
 
 from flowslot.model.slot import Tick
 from flowslot.model.units import MILLISECOND, Nanos
-from flowslotd.observe.flow_info import Source
+from flowslotd.flows.flow_info import Source
 
 COALESCE_NS = MILLISECOND
 """Events this close together share a pass: a job's sockets start one right after the other."""

@@ -14,8 +14,8 @@ import numpy as np
 from flowslot_shm.layout import SLOT, State
 from flowslotd.clock import monotonic
 from flowslotd.control import Answer, Json
-from flowslotd.observe.flow_info import FlowInfo
-from flowslotd.observe.progress import Records
+from flowslotd.flows.flow_info import FlowInfo
+from flowslotd.flows.rows import Records
 from flowslotd.pace.pacer import PaceEntry
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def status(daemon: Daemon) -> Json:
             "active": int(table.rows["active"].sum()),
             "paced": len(_paced(daemon)),
             "unmapped": int((table.rows["path"][table.used()] == 0).sum()),
-            "refused": len(table.refused()),
+            "refused": len(daemon.observer.refused()),
         },
         "records": {
             "registered": len(records),
@@ -162,7 +162,7 @@ def flows(daemon: Daemon) -> Json:
         for info, row in zip(table.infos, table.rows, strict=True)
         if info.cookie
     ]
-    return {"flows": rows + [_flow(daemon, info, None, None) for info in table.refused()]}
+    return {"flows": rows + [_flow(daemon, info, None, None) for info in daemon.observer.refused()]}
 
 
 def _flow(daemon: Daemon, info: FlowInfo, row: Records | None, paced: PaceEntry | None) -> Json:

@@ -11,9 +11,9 @@ import numpy as np
 from flowslot.model.slot import SlotGrid
 from flowslot.model.units import Nanos
 from flowslot.protocol.host import ENTRY_SLOTS
+from flowslotd.flows.flow_info import Source
 from flowslotd.negotiate.source import RateSource
-from flowslotd.observe.flow_info import Source
-from flowslotd.observe.flow_table import FlowTable
+from flowslotd.observe.observer import Observer
 from flowslotd.pace import handover
 from flowslotd.pace.enforcer import Enforcer
 from flowslotd.pace.pacer import Pacer
@@ -25,7 +25,7 @@ class SlotLoop:
     def __init__(
         self,
         grid: SlotGrid,
-        table: FlowTable,
+        observer: Observer,
         source: RateSource,
         *,
         pacer: Pacer | None = None,
@@ -35,7 +35,7 @@ class SlotLoop:
         """`pacer`, `enforcer` None: nothing is changed. `lends`: a flow that has sent everything
         may leave its rate to another one of this host."""
         self._grid = grid
-        self._table = table
+        self._observer, self._table = observer, observer.table
         self._source = source
         self._pacer = pacer
         self._enforcer = enforcer
@@ -63,7 +63,7 @@ class SlotLoop:
         moved = False
         if sources:
             counters = self._pacer.counters() if self._pacer is not None else None
-            moved = self._table.observe(now, sources, counters)
+            moved = self._observer.observe(now, sources, counters)
             self._unreported |= moved
         new, gone = self._table.take_new(), self._table.take_gone()
         # A job's flows share their top-up: one more or less concerns them all.
@@ -93,7 +93,7 @@ class SlotLoop:
         pace = self._source.rates(now, view)
         self._enforcer.apply(
             self._slot,
-            [] if pace is None else [pace],
+            pace,
             table=table,
             deadline=self._deadline(now),
             rows=at,
@@ -101,15 +101,15 @@ class SlotLoop:
 
     def _report(self, sources: Collection[Source]) -> None:
         """Tell the kernel what to report and whose rate goes to whom; and jobs, when to ring."""
-        pacer, table = self._pacer, self._table
+        pacer, observer = self._pacer, self._observer
         if pacer is not None and self._unreported:
             self._unreported = False
-            for cookie, acked in table.take_watches():
+            for cookie, acked in observer.take_watches():
                 pacer.watch(cookie, acked)
             if self._lends:
-                pacer.lend(handover.update(table.rows, not table.negotiated))
+                pacer.lend(handover.update(self._table.rows, not observer.negotiated))
         if sources:
-            table.hush(sources, pacer is not None and pacer.event_fd() is not None)
+            observer.suppress(sources, pacer is not None and pacer.event_fd() is not None)
 
     # --- what happens in between
 
@@ -132,7 +132,7 @@ class SlotLoop:
     def release(self) -> None:
         """Let all flows go at once, and look at everything in the next slot."""
         self._all_due = True
-        self._table.stir()
+        self._observer.stir()
         if self._enforcer is not None:
             self._enforcer.release_all()
 

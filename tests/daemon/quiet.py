@@ -12,7 +12,7 @@ from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.protocol.grantbook import Granted
 from flowslot.protocol.messages import Demand
 from flowslot_shm.layout import HEADER, Quiet
-from flowslotd.observe.flow_table import QUIET_SLOTS
+from flowslotd.observe.observer import RARE_SLOTS
 
 MB = 1_000_000
 T0 = 10**12
@@ -77,7 +77,8 @@ class Room:
         self.desk: Any = Office()
         make: Any = plain.Setup
         self.all = make(topology, desk=self.desk)
-        self.loop, self.table, self.pacer = self.all.loop, self.all.table, self.all.pacer
+        self.loop, self.observer, self.pacer = self.all.loop, self.all.observer, self.all.pacer
+        self.table = self.all.table
         self._make_job = make_job
         self.n = -1
 
@@ -96,8 +97,8 @@ class Room:
 
     def skip(self, job: Any) -> None:
         """Slots, until the next one would not look at the job."""
-        for _ in range(QUIET_SLOTS):
-            if not self.table.due(self.n + 1, [job]):
+        for _ in range(RARE_SLOTS):
+            if not self.observer.due(self.n + 1, [job]):
                 return
             self.slot()
         raise AssertionError("it is looked at in every slot")

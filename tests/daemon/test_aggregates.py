@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.protocol.aggregate import NEVER
 from flowslot.protocol.grantbook import Granted
+from flowslotd.flows.flow_table import FlowTable
+from flowslotd.flows.rows import FREE, as_structs
+from flowslotd.negotiate import shares
 from flowslotd.negotiate.aggregates import Aggregates
-from flowslotd.observe import learning
-from flowslotd.observe.flow_table import FlowTable
-from flowslotd.observe.progress import FREE
+from flowslotd.observe.observer import Observer
 
 MS = MILLISECOND
 MB = 1_000_000
@@ -28,12 +29,13 @@ class Desk:
     """A table and its aggregates, looked at together."""
 
     def __init__(self, topology):
-        self.table = FlowTable(topology, "h1", lambda pid, fd, cookie: None)
+        self.observer = Observer(FlowTable(topology, "h1"), lambda pid, fd, cookie: None)
+        self.table = self.observer.table
         self.aggregates = Aggregates(self.table)
 
     def see(self, ms, *jobs, small=True):
         """What is to be told after a look at these jobs."""
-        self.table.observe(at(ms), jobs, None)
+        self.observer.observe(at(ms), jobs, None)
         self.aggregates.follow(at(ms), self.table.take_new(), self.table.take_gone())
         self.aggregates.look(at(ms))
         return self.aggregates.demands(at(ms), small)
@@ -69,7 +71,7 @@ def test_flows_of_one_job_and_path_ask_as_one(desk, make_job):
     assert desk.see(0, a, b) == [], "once"
 
 
-def test_processes_of_one_job_share_a_aggregate(desk, make_job):
+def test_processes_of_one_job_share_an_aggregate(desk, make_job):
     jobs = [make_job("a", pid=100), make_job("a", pid=200)]
     for i, job in enumerate(jobs):
         start(job.flow(0, cookie=7 + i))
@@ -87,7 +89,7 @@ def test_unmapped_flows_are_never_asked_for(desk, make_job):
     assert math.isnan(desk.rates()[0]) and desk.rates()[1] == 1e6
 
 
-def test_all_flows_of_a_aggregate_end_together(desk, make_job):
+def test_all_flows_of_an_aggregate_end_together(desk, make_job):
     job = make_job()
     for i in range(3):
         start(job.flow(i, cookie=7 + i), total=(i + 1) * MB)
@@ -152,7 +154,7 @@ def test_siblings_that_are_still_to_start_keep_their_parts(desk, make_job):
     assert desk.rates() == [10e6, 0.0], "and did not come"
 
 
-def test_a_new_flow_of_a_aggregate_gets_its_part_at_once(desk, make_job):
+def test_a_new_flow_of_an_aggregate_gets_its_part_at_once(desk, make_job):
     job = make_job()
     start(job.flow(0, cookie=7))
     desk.see(0, job)
@@ -164,7 +166,7 @@ def test_a_new_flow_of_a_aggregate_gets_its_part_at_once(desk, make_job):
     assert desk.rates() == pytest.approx([2.5e6, 7.5e6])
 
 
-def test_a_aggregate_outlives_the_flow_that_it_is_named_after(desk, make_job):
+def test_an_aggregate_outlives_the_flow_that_it_is_named_after(desk, make_job):
     job, other = make_job("a"), make_job("b")
     flows = [job.flow(i, cookie=7 + i) for i in range(2)]
     desk.see(0, job)
@@ -182,7 +184,7 @@ def test_a_aggregate_outlives_the_flow_that_it_is_named_after(desk, make_job):
     assert desk.aggregates.take_gone() == []
 
 
-def test_a_aggregate_that_comes_back_has_a_higher_incarnation(desk, make_job):
+def test_an_aggregate_that_comes_back_has_a_higher_incarnation(desk, make_job):
     job = make_job()
     flow = job.flow(0, cookie=7)
     for i in range(20):
@@ -261,7 +263,7 @@ def test_what_a_flow_leaves_goes_to_its_siblings_before_anybody_looks(desk, make
     desk.see(0, job)
     desk.give(0, Granted(7, 10e6, 20e6))
     assert desk.rates() == [5e6, 5e6]
-    desk.table.drained([8])
+    desk.observer.drained([8])
     assert desk.give(10) == {7, 8}
     assert desk.rates() == [10e6, 0.0]
 
@@ -291,9 +293,9 @@ def test_a_job_that_has_ended_gives_back_what_nobody_uses(desk, make_job):
     desk.give(0, Granted(7, 10e6, 20e6))
     assert desk.aggregates.ended(nobody) == []
     flow.done(MB)
-    desk.table.observe(at(100), [job], None)
+    desk.observer.observe(at(100), [job], None)
     desk.aggregates.look(at(100))
-    assert desk.aggregates.ended(lambda: np.array([0])) == [], "an heir sends at its rate"
+    assert desk.aggregates.ended(lambda: np.array([0])) == [], "a borrower sends at its rate"
     assert desk.aggregates.ended(nobody) == [7]
     desk.aggregates.demands(at(100), small=True)
     assert desk.aggregates.ended(nobody) == [], "told"
@@ -305,7 +307,7 @@ def test_a_job_that_has_ended_gives_back_what_nobody_uses(desk, make_job):
 def split(aggregate, rate, present, weight):
     rows, parts = np.repeat(FREE, len(aggregate)), np.empty(len(aggregate))
     rows["aggregate"], rows["rate"] = aggregate, present
-    learning.split(learning.table(rows), rate, weight, parts)
+    shares.split(as_structs(rows), rate, weight, parts)
     return parts
 
 
@@ -333,7 +335,7 @@ def test_parts_add_up_and_everybody_ends_in_time(flows, granted):
         if rate[b] > 0:
             busy = mine & (weight > 0)
             best = weight[mine].sum() / rate[b]
-            bound = learning.KEEP_RATIO * best + learning.KEEP_SLACK_S
+            bound = shares.KEEP_RATIO * best + shares.KEEP_SLACK_S
             assert (weight[busy] / parts[busy] <= bound * (1 + 1e-6)).all()
 
 
@@ -346,7 +348,7 @@ def test_what_was_shared_out_well_is_left_alone(weights, rate):
 
 
 def test_what_is_never_expected_is_so_for_loops_and_for_aggregates():
-    assert learning.NEVER == NEVER
+    assert shares.NEVER == NEVER
 
 
 def test_flows_that_wait_for_other_hosts_give_their_rate_to_others(desk, make_job):

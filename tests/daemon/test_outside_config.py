@@ -8,7 +8,8 @@ from flowslot.model.errors import ConfigError
 from flowslot_shm.layout import SLOT, Role
 from flowslotd import config
 from flowslotd.diagnose.preflight import changes
-from flowslotd.observe.flow_table import FlowTable
+from flowslotd.flows.flow_table import FlowTable
+from flowslotd.observe.observer import Observer
 
 
 def test_by_default_they_are_left_alone(write):
@@ -45,13 +46,13 @@ def test_preflight_says_that_their_sockets_would_be_changed(write, backend, told
 
 def test_nobody_waits_for_flows_whose_ranks_are_not_known(topology, make_job):
     """Iterations are counted from when they were first seen: those of two hosts do not match."""
-    table = FlowTable(topology, "h1", lambda *_: True)
+    observer = Observer(FlowTable(topology, "h1"), lambda *_: True)
     job = make_job()
     known, unknown = (job.flow(n, cookie=10 + n, role=Role.PUSH) for n in range(2))
     np.frombuffer(job.record.slot(1), SLOT)["rank"] = -1
     for flow in (known, unknown):
         flow.begin(1, 1000)
         flow.ready(1000)
-    table.observe(1, [job], None)
-    assert len(table) == 2
-    assert [flow.flow for flow in table.transfers({})] == [10]
+    observer.observe(1, [job], None)
+    assert len(observer.table) == 2
+    assert [flow.flow for flow in observer.table.transfers({})] == [10]

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 import pytest
 from outsiders import Outsider, node, settle
 
-from flowslotd.observe.passive import sockets
+from flowslotd import sockets
 
 from .test_daemon import PORT, TRAINING, Daemon, Hosts
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from flowslot.model.units import MILLISECOND
 from flowslotd.observe.passive import phases
 from flowslotd.observe.passive.phases import FIRST_NS, LARGEST, NOTHING, SMALL, Phases
-from flowslotd.observe.passive.sockets import Info, Odometer
+from flowslotd.sockets import Info, Odometer
 
 LOOK = 10 * MILLISECOND
 

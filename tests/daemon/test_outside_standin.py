@@ -15,8 +15,8 @@ import pytest
 from flowslot.model.units import SECOND
 from flowslot_shm.layout import Role
 from flowslot_shm.writer import Record, cookie_of
+from flowslotd import sockets
 from flowslotd.observe.passive import shadow as standin
-from flowslotd.observe.passive import sockets
 from flowslotd.observe.passive.shadow import Found, StandIn
 from flowslotd.observe.passive.watcher import StandIns
 

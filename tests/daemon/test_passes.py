@@ -16,8 +16,8 @@ from flowslot_shm.layout import Message
 from flowslotd import config
 from flowslotd.clock import own_moment
 from flowslotd.daemon import Daemon
-from flowslotd.observe.flow_info import Ended
-from flowslotd.observe.progress import ROW
+from flowslotd.flows.rows import ROW
+from flowslotd.observe.observer import Ended
 from flowslotd.pace.pacer import KernelEvent
 from flowslotd.slotloop import SlotLoop
 
@@ -69,7 +69,7 @@ def test_what_had_ended_before_it_was_watched_is_heard_of_with_the_pass(
         pacer=SimpleNamespace(events=lambda: [late.pop()] if late else []),
         tell=lambda now: None,
     )
-    monkeypatch.setattr(daemon.table, "drained", lambda flows: heard.extend(flows) or 0)
+    monkeypatch.setattr(daemon.observer, "drained", lambda flows: heard.extend(flows) or 0)
     daemon._at_events()
     daemon._on_grants(0, [])
     assert heard == [7, 7]
@@ -90,7 +90,7 @@ def test_as_a_job_ends_all_its_processes_here_are_looked_at(write, tmp_path, mon
         pacer=SimpleNamespace(events=lambda: events.pop(0)),
     )
     daemon.table.rows = rows
-    monkeypatch.setattr(daemon.table, "drained", drained)
+    monkeypatch.setattr(daemon.observer, "drained", drained)
     monkeypatch.setattr(daemon, "_soon", lambda lazy=False: None)
     monkeypatch.setattr(daemon, "_touch", lambda flows, lazy: touched.append((flows, lazy)))
     daemon._on_kernel()

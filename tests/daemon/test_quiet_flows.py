@@ -16,7 +16,8 @@ from flowslot.policy import registry
 from flowslot.policy.registry import PolicyOptions
 from flowslot.protocol.grantbook import Granted
 from flowslot.protocol.messages import Demand
-from flowslotd.observe.flow_table import QUIET_SLOTS, FlowTable
+from flowslotd.flows.flow_table import FlowTable
+from flowslotd.observe.observer import RARE_SLOTS, Observer
 from flowslotd.pace.enforcer import Enforcer
 from flowslotd.slotloop import SlotLoop
 
@@ -76,12 +77,12 @@ def test_quiet_sources_are_looked_at_every_fourth_slot(room: Room) -> None:
     room.slot()
     loud.reader.looks = 0
     looked = []
-    for n in range(3 * QUIET_SLOTS):
+    for n in range(3 * RARE_SLOTS):
         before = quiet.reader.looks
         room.slot()
         looked += [n] * (quiet.reader.looks - before)
-    assert np.diff(looked).tolist() == [QUIET_SLOTS] * 2
-    assert loud.reader.looks == 3 * QUIET_SLOTS
+    assert np.diff(looked).tolist() == [RARE_SLOTS] * 2
+    assert loud.reader.looks == 3 * RARE_SLOTS
     assert room.pacer.deadline == at(60 * (room.n + 2)), "but its entry is kept alive"
 
 
@@ -92,7 +93,7 @@ def test_idle_sources_are_looked_at_every_fourth_slot_or_when_they_ring(room: Ro
     flow.done(MB)
     room.slot()
     job.reader.looks = 0
-    for _ in range(2 * QUIET_SLOTS):
+    for _ in range(2 * RARE_SLOTS):
         room.slot()
     assert job.reader.looks == 2
     start(flow, 2)
@@ -102,8 +103,8 @@ def test_idle_sources_are_looked_at_every_fourth_slot_or_when_they_ring(room: Ro
 
 
 def test_quiet_sources_are_spread_over_the_slots(room: Room) -> None:
-    jobs = [room.hushed(f"j{i}", 10 + i)[0] for i in range(QUIET_SLOTS)]
-    due = [room.table.due(room.n + n, jobs) for n in range(1, 1 + 2 * QUIET_SLOTS)]
+    jobs = [room.hushed(f"j{i}", 10 + i)[0] for i in range(RARE_SLOTS)]
+    due = [room.observer.due(room.n + n, jobs) for n in range(1, 1 + 2 * RARE_SLOTS)]
     assert {job.id for sources in due for job in sources} == {job.id for job in jobs}
     assert max(len(sources) for sources in due) <= 2
 
@@ -149,7 +150,7 @@ def test_when_an_answer_within_a_pass_ends_it_the_present_state_is_told(room: Ro
 def test_an_unknown_socket_makes_the_next_slot_look_at_everything(room: Room) -> None:
     job, _ = room.hushed()
     room.skip(job)
-    room.table.stir()
+    room.observer.stir()
     job.flow(5, cookie=99, dst=ELSEWHERE)
     room.slot()
     assert [demand.flow for demand in room.said()] == [99]
@@ -162,17 +163,17 @@ def test_a_source_without_rows_is_never_quiet(room: Room) -> None:
     room.slot()
     assert word(empty) == 0
     flow.close()
-    for _ in range(QUIET_SLOTS):
+    for _ in range(RARE_SLOTS):
         room.slot()
     assert word(job) == 0
-    assert all(room.table.due(n, [job, empty]) == [job, empty] for n in range(QUIET_SLOTS))
+    assert all(room.observer.due(n, [job, empty]) == [job, empty] for n in range(RARE_SLOTS))
 
 
 def test_a_source_whose_last_socket_was_closed_is_not_quiet(room: Room) -> None:
     job, _ = room.hushed()
-    room.table.closed(7)
+    room.observer.closed(7)
     room.loop.on_events(at(70), [])
-    assert all(room.table.due(n, [job]) for n in range(QUIET_SLOTS))
+    assert all(room.observer.due(n, [job]) for n in range(RARE_SLOTS))
 
 
 def test_the_kernel_is_asked_for_nothing_while_it_is_quiet(room: Room) -> None:
@@ -186,7 +187,7 @@ def test_the_kernel_is_asked_for_nothing_while_it_is_quiet(room: Room) -> None:
     room.loop.on_events(at(80), [job])
     assert room.table.rows["active"].tolist() == [True]
     assert room.pacer.watched == {7: MB}
-    assert room.table.take_watches() == []
+    assert room.observer.take_watches() == []
     room.loop.on_grants(at(90), [granted(7, False)])
     assert room.pacer.watched == {7: 2 * MB}
 
@@ -194,7 +195,7 @@ def test_the_kernel_is_asked_for_nothing_while_it_is_quiet(room: Room) -> None:
 def test_what_stands_is_written_once(room: Room) -> None:
     room.hushed("train", 7, 8)
     writes = len(room.pacer.writes)
-    for _ in range(3 * QUIET_SLOTS):
+    for _ in range(3 * RARE_SLOTS):
         room.slot()
     assert len(room.pacer.writes) == writes
 
@@ -203,11 +204,11 @@ def test_what_stands_is_written_once(room: Room) -> None:
 def test_without_an_arbiter_everything_is_quiet(
     topology: Topology, make_job: Callable[..., Any], policy: str
 ) -> None:
-    table = FlowTable(topology, "h1", lambda pid, fd, cookie: None)
+    observer = Observer(FlowTable(topology, "h1"), lambda pid, fd, cookie: None)
     job, pacer = make_job(), MemoryPacer() if policy == "static" else None
     loop = SlotLoop(
         SlotGrid(),
-        table,
+        observer,
         records=lambda: [job],
         policy=registry.get("static").host_policy(PolicyOptions()),
         domain=None,
@@ -219,7 +220,7 @@ def test_without_an_arbiter_everything_is_quiet(
     start(flow)
     loop.on_slot(at(0), 0)
     assert word(job) == 1
-    assert sum(bool(table.due(n, [job])) for n in range(1, 1 + QUIET_SLOTS)) == 1
+    assert sum(bool(observer.due(n, [job])) for n in range(1, 1 + RARE_SLOTS)) == 1
     if pacer:
         pacer.acked[7] = 0
         loop.on_events(at(1), [job])

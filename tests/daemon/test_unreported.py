@@ -4,8 +4,9 @@
 import numpy as np
 import pytest
 
+from flowslotd.flows.flow_table import FlowTable
 from flowslotd.negotiate.aggregates import Aggregates
-from flowslotd.observe.flow_table import FlowTable
+from flowslotd.observe.observer import Observer
 
 from .test_flowtable import Kernel, at
 
@@ -13,22 +14,23 @@ SIZE, HEADERS = 1_000_000, 4_000
 
 
 @pytest.fixture
-def table(topology):
-    return FlowTable(topology, "h1", lambda pid, fd, cookie: None)
+def observer(topology):
+    return Observer(FlowTable(topology, "h1"), lambda pid, fd, cookie: None)
 
 
 class Run:
     """A flow whose iterations are looked at when they begin, and when they are over."""
 
-    def __init__(self, table, job):
-        self.table, self.job, self.kernel = table, job, Kernel()
+    def __init__(self, observer, job):
+        self.observer, self.table = observer, observer.table
+        self.job, self.kernel = job, Kernel()
         self.flow = job.flow(0, cookie=7)
         self.n = self.acked = 0
         self._look()
 
     def _look(self):
         self.kernel.set(c7=self.acked)
-        self.table.observe(at(10 * self.n), [self.job], self.kernel)
+        self.observer.observe(at(10 * self.n), [self.job], self.kernel)
 
     def begin(self, size=SIZE):
         self.n += 1
@@ -45,7 +47,7 @@ class Run:
         """Returns how many bytes are to be sent from its beginning to its end, as watched."""
         began = self.acked
         self.begin()
-        watches = self.table.take_watches()
+        watches = self.observer.take_watches()
         self.acked += SIZE + headers
         self.flow.done(SIZE)
         if seen:
@@ -54,8 +56,8 @@ class Run:
 
 
 @pytest.fixture
-def run(table, make_job):
-    return Run(table, make_job())
+def run(observer, make_job):
+    return Run(observer, make_job())
 
 
 def test_what_two_iterations_sent_besides_belongs_to_the_end_of_the_next(run):
@@ -152,4 +154,4 @@ def test_of_a_shorter_iteration_headers_are_a_part(run):
     for _ in range(3):
         run.iterate(MANY)
     run.begin(100)
-    assert run.table.take_watches()[0][1] - run.acked == 150
+    assert run.observer.take_watches()[0][1] - run.acked == 150

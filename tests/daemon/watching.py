@@ -11,8 +11,9 @@ import pytest
 from outsiders import HERE, Outsider, settle
 
 from flowslot_shm.layout import Message, State
-from flowslotd.observe.flow_info import Source
-from flowslotd.observe.passive import sockets, watcher
+from flowslotd import sockets
+from flowslotd.flows.flow_info import Source
+from flowslotd.observe.passive import watcher
 from flowslotd.observe.passive.finder import Finder
 from flowslotd.observe.passive.service import Outside
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from flowslotd.diagnose.privileges import lacking
 from flowslotd.pace.bpf import OBJECT, BpfPacer
 from flowslotd.pace.devices import qdisc_trial
 from flowslotd.pace.edt import EdtPacer
@@ -25,6 +24,7 @@ from flowslotd.pace.libbpf import built, library
 from flowslotd.pace.pacer import Pacer, PacingError
 from flowslotd.pace.select import AUTO
 from flowslotd.pace.sockopt import SocketPacer
+from flowslotd.privileges import lacking
 
 Status = Literal["ok", "warn", "missing"]
 

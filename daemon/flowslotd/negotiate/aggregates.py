@@ -16,9 +16,10 @@ from flowslot.protocol.aggregate import Aggregate, report, take
 from flowslot.protocol.grants import Granted
 from flowslot.protocol.host import Host
 from flowslot.protocol.messages import Done
-from flowslotd.observe import learning
-from flowslotd.observe.flow_info import FlowInfo, Rows
-from flowslotd.observe.flow_table import FlowTable
+from flowslotd.flows.flow_info import FlowInfo
+from flowslotd.flows.flow_table import FlowTable
+from flowslotd.flows.rows import Rows, as_structs
+from flowslotd.negotiate import shares
 
 Lent = Callable[[Nanos], Rows]
 """Rows of flows whose rate another one uses."""
@@ -67,7 +68,7 @@ class Aggregates:
         """Sum up what the table knows of the flows."""
         times = np.zeros((len(self._members), 5), np.int64)
         sums = np.zeros((len(self._members), 3))
-        learning.add_up(now, learning.table(self._table.rows), times, sums)
+        shares.add_up(now, as_structs(self._table.rows), times, sums)
         for aggregate, (active, onset, due, period, stalled), sizes in zip(
             self._members, times.tolist(), sums.tolist(), strict=True
         ):
@@ -114,9 +115,9 @@ class Aggregates:
         rate = np.array([b.rate for b in members])
         at_work = np.array([b.active and not b.standing for b in members], np.int64)
         weight, parts, before = np.empty(n), np.empty(n), rows["rate"].copy()
-        loops = learning.table(rows)
-        learning.weigh(now, loops, at_work, weight)
-        learning.split(loops, rate, weight, parts)
+        structs = as_structs(rows)
+        shares.weigh(now, structs, at_work, weight)
+        shares.split(structs, rate, weight, parts)
         changed = ~((parts == before) | (np.isnan(parts) & np.isnan(before)))
         rows["rate"] = parts
         if self._dirty:
@@ -124,7 +125,7 @@ class Aggregates:
             terms = [(b.ceiling, b.share / max(b.flows, 1), b.standing, b.granted) for b in members]
             of = rows["aggregate"]
             ceiling, share, standing, granted = (np.array(x)[of] for x in zip(*terms, strict=True))
-            rows["ceiling"], rows["share"], rows["quiet"] = ceiling, share, standing
+            rows["ceiling"], rows["share"], rows["suppressed"] = ceiling, share, standing
             changed |= granted
             for aggregate in self._by_id.values():
                 aggregate.granted = False

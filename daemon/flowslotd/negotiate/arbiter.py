@@ -17,10 +17,10 @@ from flowslot.policy.base import Floats, HostPolicy, View
 from flowslot.protocol.host import Changes, Host
 from flowslot.protocol.messages import FromArbiter, FromDaemon, Opening
 from flowslotd.clock import monotonic, wall
+from flowslotd.flows.flow_info import FlowInfo
 from flowslotd.metrics import Durations, Summary
 from flowslotd.negotiate.aggregates import Aggregates, Lent
 from flowslotd.negotiate.source import NO_RESERVATIONS, RateSource, only
-from flowslotd.observe.flow_info import FlowInfo
 
 OnRates = Callable[[Nanos], None]
 

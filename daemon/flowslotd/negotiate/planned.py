@@ -11,11 +11,11 @@ from flowslot.policy.base import View
 from flowslot.policy.mlcc.peers import Peers
 from flowslot.policy.mlcc.planner import Planner, Reserving
 from flowslotd.config import Config
+from flowslotd.flows.flow_table import FlowTable
 from flowslotd.negotiate.arbiter import OnRates
 from flowslotd.negotiate.load_tables import FeedbackClient, OnBug, Remote
 from flowslotd.negotiate.peers import PeerEndpoint
 from flowslotd.negotiate.source import NO_RESERVATIONS, RateSource
-from flowslotd.observe.flow_table import FlowTable
 
 
 class PlannedRates(RateSource):

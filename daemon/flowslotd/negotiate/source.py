@@ -12,8 +12,8 @@ import numpy as np
 from flowslot.decision import Decision, Pace
 from flowslot.model.units import Nanos
 from flowslot.policy.base import Floats, HostPolicy, View
+from flowslotd.flows.flow_info import FlowInfo
 from flowslotd.metrics import Durations, Summary
-from flowslotd.observe.flow_info import FlowInfo
 
 NO_RESERVATIONS = {"granted": 0, "scheduled": 0, "refused": 0, "preempted": 0, "expired": 0}
 

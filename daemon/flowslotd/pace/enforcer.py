@@ -1,22 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turns decisions into entries of the pacer; only what changed goes down."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import count, repeat
 
 import numpy as np
-from numpy.typing import NDArray
 
-from flowslot.decision import Decision, Pace
+from flowslot.decision import Pace
 from flowslot.model.units import Nanos
-from flowslotd.observe.flow_info import Rows
-from flowslotd.observe.flow_table import FlowTable
-from flowslotd.observe.learning import table as as_table
+from flowslotd.flows.flow_table import FlowTable
+from flowslotd.flows.rows import Rows, as_structs
 from flowslotd.pace import rate_table
 from flowslotd.pace.pacer import ENTRY, Entries, PaceEntry, Pacer
-
-Decided = NDArray[np.bool_]
-"""By row, bool[F]."""
 
 GROWTH_PER_MS = 0.001
 """Top-up grows by this share of the bottleneck per ms, all flows of a job there together. Ten times
@@ -63,32 +58,34 @@ class Enforcer:
     def apply(
         self,
         slot: int,
-        decisions: Sequence[Decision],
+        pace: Pace | None,
         *,
         table: FlowTable,
         deadline: Nanos,
         rows: Rows,
     ) -> None:
-        """Make the kernel do what was decided for `slot` about the flows of these rows.
+        """Make the kernel do what `pace` says for `slot` about the flows of these rows.
 
-        Those without a decision are let go; other flows stay as they are. Entries lapse in the
-        kernel at `deadline` (monotonic) unless they are refreshed.
+        Those of which it says nothing are let go; other flows stay as they are. Entries lapse in
+        the kernel at `deadline` (monotonic) unless they are refreshed.
         """
         missing = len(table.rows) - len(self._entries)
         if missing > 0:
             more = np.zeros(max(missing, len(self._entries)), ENTRY)
             self._entries = np.concatenate((self._entries, more))
-        entries, decided = self._entries, np.zeros(len(table.rows), np.bool_)
-        changed = []
-        for pace in decisions:
-            if isinstance(pace, Pace) and len(pace.flows):
-                changed.append(self._pace(pace, slot, decided, table))
-        let_go = rows[~decided[rows] & (entries["cookie"][rows] != 0)]
+        entries, let_go = self._entries, rows
+        if pace is not None and len(pace.flows):
+            at, changed = self._pace(pace, slot, table, rows)
+            decided = np.zeros(len(table.rows), np.bool_)
+            decided[at] = True
+            let_go = rows[~decided[rows]]
+        else:
+            changed = rows[:0]
+        let_go = let_go[entries["cookie"][let_go] != 0]
         if let_go.size:
             self.release(entries["cookie"][let_go].tolist())
-        at = np.concatenate(changed) if changed else let_go[:0]
-        if at.size:
-            self.rate_writes += self._pacer.apply(entries[at], deadline)
+        if changed.size:
+            self.rate_writes += self._pacer.apply(entries[changed], deadline)
 
     def refresh(self, deadline: Nanos) -> None:
         """All entries stay in force until `deadline`. Also when there are none: we are alive."""
@@ -117,15 +114,18 @@ class Enforcer:
         """Let every flow go."""
         self.release(list(self.paced()))
 
-    def _pace(self, pace: Pace, slot: int, decided: Decided, table: FlowTable) -> Rows:
-        """Change the entries of these flows; returns the rows of those that are not as before."""
+    def _pace(self, pace: Pace, slot: int, table: FlowTable, rows: Rows) -> tuple[Rows, Rows]:
+        """Change the entries of these flows; returns their rows, and the rows of those whose
+        entries are not as before."""
         flows = pace.flows.tolist()
-        places = [table.find(flow) for flow in flows]
         self._plans.update(zip(flows, zip(repeat(pace), count()), strict=False))
-        at = np.array([-1 if place is None else place for place in places], np.intp)
-        mine = (at >= 0) & ~decided[at]
-        at = at[mine]
-        decided[at] = True
+        if np.array_equal(table.rows["cookie"][rows], pace.flows):
+            at = rows
+            mine = np.ones(len(at), np.bool_)
+        else:
+            at = np.array([-1 if (p := table.find(flow)) is None else p for flow in flows], np.intp)
+            mine = at >= 0
+            at = at[mine]
         rates = pace.schedule.at(slot)[mine]
         # The arbiter also knows the job's flows on other hosts.
         known, queue_us = table.rows["share"][at], table.rows["queue_us"][at]
@@ -138,5 +138,5 @@ class Enforcer:
         guaranteed = pace.guaranteed[mine].view(np.uint8)
         columns = rates, ceilings, growth, guaranteed, queue_us
         changed = np.empty(len(at), np.intp)
-        entries = as_table(self._entries)
-        return changed[: rate_table.put(entries, at, pace.flows[mine], columns, changed)]
+        entries = as_structs(self._entries)
+        return at, changed[: rate_table.put(entries, at, pace.flows[mine], columns, changed)]

@@ -14,8 +14,8 @@ cdef packed struct Ctl:
     uint32_t queue_us
     uint32_t base_rtt_us
     uint32_t guaranteed
-    uint32_t donor
-    uint32_t donor_cookie
+    uint32_t lender
+    uint32_t lender_cookie
 # end
 
 # struct Stat from flowslotd.pace.layout:STAT

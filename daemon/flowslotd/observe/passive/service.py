@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 
 from flowslot_shm.layout import Message
-from flowslotd.observe.flow_info import Source
+from flowslotd.flows.flow_info import Source
 from flowslotd.observe.passive.shadow import StandIn
 from flowslotd.observe.passive.watcher import Event, Watcher
 

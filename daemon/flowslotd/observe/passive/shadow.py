@@ -11,7 +11,7 @@ from flowslot.model.units import MILLISECOND, SECOND
 from flowslot_shm.layout import Message, Quiet, Role, offset
 from flowslot_shm.reader import RecordError, RecordReader
 from flowslot_shm.writer import FlowWriter, Record, describe
-from flowslotd.observe.passive import sockets
+from flowslotd import sockets
 from flowslotd.observe.passive.phases import NOTHING, Phases
 
 MAX_SOCKETS = 256

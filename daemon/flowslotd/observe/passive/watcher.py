@@ -16,8 +16,8 @@ from typing import Literal, NamedTuple
 
 from flowslot.model.units import MILLISECOND, SECOND, Nanos
 from flowslot_shm.layout import Message
+from flowslotd import sockets
 from flowslotd.clock import monotonic
-from flowslotd.observe.passive import sockets
 from flowslotd.observe.passive.finder import Finder
 from flowslotd.observe.passive.shadow import Found, StandIn
 

@@ -1,14 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of each flow: the columns that loops.py works on."""
+"""What is known of each flow: one row of numbers, for loops that are compiled (rows.pxd).
 
-from typing import Protocol
+A column must not be called as an attribute of NumPy's arrays: where nothing is compiled, loops read
+columns as attributes.
+"""
+
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+COMPILED = not __file__.endswith(".py")
+
 Records = NDArray[np.void]
 """ROW[F]"""
-Ints = NDArray[np.int64]
+Rows = NDArray[np.intp]
+"""Indices of rows."""
 
 ROW = np.dtype(
     [
@@ -38,7 +45,7 @@ ROW = np.dtype(
         ("period", "i8"),  # ns, learnt; 0 unknown
         ("watched", "i8"),  # the kernel reports when the counter reaches this
         ("announced", "?"),  # the iteration's bytes are said at its beginning
-        ("quiet", "?"),  # its grant stands in all phases: nobody waits for news of it
+        ("suppressed", "?"),  # its grant stands in all phases: nobody waits for news of it
         ("rate", "f8"),  # granted; nan: no arbiter has a say
         ("ceiling", "f8"),
         ("share", "f8"),  # of its path, if its job had that for itself; 0: unknown
@@ -50,17 +57,32 @@ ROW = np.dtype(
 FREE = np.zeros(1, ROW)
 """A row that belongs to no flow: idle, on no path, known to nobody."""
 FREE["job"], FREE["rate"], FREE["ceiling"], FREE["lender"] = -1, np.nan, np.nan, -1
+UNREPORTED = 2
+"""At most a part of 1 in so many of what is reported; more is not taken for headers."""
+TRAILING = 64
+"""Headers beyond a part of 1 in so many of what is reported go before its last byte; the others may
+go after it (the next requests), and an end that waits for them comes late."""
+
+# The same as C variables: rows.pxd declares them.
+_unreported, _trailing = UNREPORTED, TRAILING
 
 
-class Counters(Protocol):
-    """The kernel's counters, in the order of the cookies, all of the same length."""
+def as_structs(rows: NDArray[np.void]) -> Any:
+    """A structured array as the loops take it: `rows[i].column`."""
+    return rows if COMPILED else rows.view(np.recarray)
 
-    @property
-    def cookie(self) -> NDArray[np.uint64]:
-        """Socket cookies."""
-        ...
 
-    @property
-    def acked(self) -> Ints:
-        """Acknowledged payload bytes of each."""
-        ...
+def headers(unreported: int, target: int) -> int:
+    """Bytes that the kernel sends besides the `target` bytes of an iteration."""
+    return min(unreported, target // _unreported)
+
+
+def whole(unreported: int, target: int) -> int:
+    """Bytes that the kernel sends until the last of the `target` bytes of an iteration."""
+    return target + max(headers(unreported, target) - target // _trailing, 0)
+
+
+def gross(target: NDArray[np.int64], unreported: NDArray[np.int64]) -> NDArray[np.float64]:
+    """`whole` / `target` of each flow, float64[F]; 1 where there is no target."""
+    before = np.minimum(unreported, target // UNREPORTED) - target // TRAILING
+    return 1.0 + np.maximum(before, 0) / np.maximum(target, 1)

@@ -51,5 +51,5 @@ lab-clean:      ## remove what a killed lab run left behind
 
 clean:
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis results build
-	@find core daemon lab rpc shm sim -name '*.so' -delete
+	@find core daemon lab shm sim -name '*.so' -delete
 	@$(MAKE) --no-print-directory -s -C bpf clean

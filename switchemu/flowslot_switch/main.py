@@ -17,11 +17,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from flowslot.model.errors import ConfigError
 from flowslot.model.topology_file import Endpoint, Name
-from flowslot_rpc.server import Server
-from flowslot_switch import limits
 from flowslot_switch.config import Overrides, SwitchConfig, load
 from flowslot_switch.engine import Engine
 from flowslot_switch.notify import notify, watchdog_s
+from flowslot_switch.server import Server
 from flowslot_switch.service import SwitchService
 
 GRACE_S = 1.0
@@ -41,20 +40,11 @@ class SwitchProcess:
         """Serve until a signal or a failure; returns the exit status. Raises ConfigError."""
         loop = asyncio.get_running_loop()
         service = SwitchService(self._build(self._config))
-        server = Server(
-            service.handlers(),
-            max_message=limits.MAX_MESSAGE_BYTES,
-            max_calls=limits.MAX_CALLS,
-            on_rejected=service.rejected,
-        )
+        server = Server(service.handlers(), on_rejected=service.rejected)
         try:
             await server.listen(self._config.listen)
-        except (OSError, UnicodeError) as error:  # a name that cannot be one is a UnicodeError
-            reason = getattr(error, "strerror", None) or error
-            print(
-                f"flowslot-switch: cannot listen on {self._config.listen}: {reason}",
-                file=sys.stderr,
-            )
+        except OSError as error:
+            log.error("cannot listen on %s: %s", self._config.listen, error.strerror or error)
             return 1
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._finish, 0)

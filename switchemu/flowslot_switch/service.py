@@ -14,9 +14,9 @@ from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto import methods
 from flowslot_proto.checks import MAX_NAME, M, parse
 from flowslot_proto.convert import read_links, read_rates
-from flowslot_rpc.server import Handler, ServerCall, unary
-from flowslot_rpc.status import Rejected, RpcError
+from flowslot_switch.caller import Caller
 from flowslot_switch.engine import Engine
+from flowslot_switch.server import Call, CallEnded, Handler, unary
 from flowslot_switch.stream import STATUS, Closing, LimitExceeded, Stream
 
 LOG_EVERY_NS = 10 * SECOND
@@ -54,7 +54,7 @@ class SwitchService:
         }
 
     def rejected(self, peer: str, why: str) -> None:
-        """A call or connection has broken a rule or a limit; whoever has found out, gRPC or we."""
+        """A caller has broken a rule or a limit."""
         self._rejected += 1
         now = self.engine.now()
         if now >= self._log_at:  # anybody can provoke these
@@ -62,7 +62,7 @@ class SwitchService:
             log.warning("rejected %s: %s", peer, why)
 
     def _unary(self, kind: type[M], answer: Callable[[M], Message]) -> Handler:
-        def handle(call: ServerCall, raw: bytes) -> bytes:
+        def handle(caller: Caller, raw: bytes) -> bytes:
             try:
                 return answer(parse(kind, raw)).SerializeToString()
             except ProtocolError as error:
@@ -115,7 +115,7 @@ class SwitchService:
 
     # --- the stream
 
-    async def _negotiate(self, call: ServerCall) -> None:
+    async def _negotiate(self, call: Call) -> None:
         """See Stream; whatever ends it becomes a status code with a reason."""
         stream = Stream(self.engine, call)
         self._streams.add(stream)
@@ -187,7 +187,7 @@ class SwitchService:
         ]
 
 
-def _as_status(error: Exception) -> RpcError:
+def _as_status(error: Exception) -> CallEnded:
     """What the call is closed with; only breaking a rule or a limit is the other side's fault."""
     theirs = isinstance(error, ProtocolError | LimitExceeded)
-    return (Rejected if theirs else RpcError)(STATUS[type(error)], str(error))
+    return CallEnded(STATUS[type(error)], str(error), rejected=theirs)

@@ -5,16 +5,17 @@ import asyncio
 import time
 from collections.abc import Sequence
 
+import grpc
+
 from flowslot.model.errors import ProtocolError
 from flowslot.protocol.messages import Grant, HeartbeatEcho, Refusal
 from flowslot.protocol.outbox import Outbox
 from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto.checks import parse
 from flowslot_proto.convert import read_daemon, read_opening, write_arbiter
-from flowslot_rpc.server import ServerCall
-from flowslot_rpc.status import Status
 from flowslot_switch import limits
 from flowslot_switch.engine import Engine, SessionEnded
+from flowslot_switch.server import Call
 
 
 class LimitExceeded(Exception):
@@ -26,20 +27,20 @@ class Closing(Exception):
 
 
 STATUS = {
-    ProtocolError: Status.INVALID_ARGUMENT,
-    SessionEnded: Status.FAILED_PRECONDITION,
-    LimitExceeded: Status.RESOURCE_EXHAUSTED,
-    Closing: Status.UNAVAILABLE,
+    ProtocolError: grpc.StatusCode.INVALID_ARGUMENT,
+    SessionEnded: grpc.StatusCode.FAILED_PRECONDITION,
+    LimitExceeded: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Closing: grpc.StatusCode.UNAVAILABLE,
 }
 
 
 class Stream:
     """Reads what a daemon says into the engine, and writes out what is posted for it."""
 
-    def __init__(self, engine: Engine, call: ServerCall) -> None:
+    def __init__(self, engine: Engine, call: Call) -> None:
         self.session = -1
         self.daemon = ""
-        self.peer = call.peer
+        self.peer = call.caller.peer
         self.messages_in = 0
         self.messages_out = 0
         self._engine = engine

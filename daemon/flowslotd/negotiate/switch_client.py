@@ -22,13 +22,11 @@ from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto import methods
 from flowslot_proto.checks import parse
 from flowslot_proto.convert import read_arbiter, read_feedback, write_daemon
-from flowslot_rpc.client import Call, Channel
-from flowslot_rpc.status import RpcError
 from flowslotd.clock import monotonic, wall
+from flowslotd.negotiate.channel import Channel, RpcFailed, Stream
 from flowslotd.negotiate.domain_base import DomainStats, OnGrants
 
 FIRST_RETRY_S, LAST_RETRY_S = 0.02, 1.0
-CONNECT_S = 2.0
 CALL_S = 1.0
 
 _log = logging.getLogger(__name__)
@@ -82,7 +80,7 @@ class SwitchClient:
         self._alarm_at: Nanos | None = None
         self._task: asyncio.Task[None] | None = None
         self._asking: asyncio.Task[None] | None = None  # kept, or it may be gone before its end
-        self._channel: Channel | None = None
+        self._channel = Channel(switch.address)
         self._pid: int | None = None
 
     # --- what the daemon sees
@@ -119,13 +117,13 @@ class SwitchClient:
 
     async def load_table(self, now: Nanos) -> Floats | None:
         """See Domain; None when the switch does not answer in a way that makes sense."""
-        if self._channel is None:
+        if not self._channel.connected:
             return None
         request = pb.FetchFeedbackRequest(links=self._names).SerializeToString()
         try:
             raw = await self._channel.unary(methods.FETCH_FEEDBACK, request, CALL_S)
             said = read_feedback(parse(pb.FetchFeedbackReply, raw), self._names)
-        except (RpcError, ProtocolError):
+        except (RpcFailed, ProtocolError):
             return None
         table = np.full((len(self._topology.links), len(said.load[0])), np.nan)
         table[list(self._held)] = said.load
@@ -152,14 +150,14 @@ class SwitchClient:
             self._synced = False
             try:
                 await self._connect()
-            except (RpcError, LeaseLost, ProtocolError) as error:
+            except (RpcFailed, LeaseLost, ProtocolError) as error:
                 self._failed(str(error))
             except Exception as error:  # a bug must not end the negotiation for good
                 _log.exception("negotiation failed")
                 self._failed(repr(error))
             finally:
                 self.grpc_connections = 0
-                self._channel = self._pid = None
+                self._pid = None
             if self._synced:
                 retry_s = FIRST_RETRY_S
             # All daemons lose a switch at the same moment; they must not come back at the same.
@@ -172,17 +170,15 @@ class SwitchClient:
         self._stats.last_error = error
 
     async def _connect(self) -> None:
-        channel = Channel(self._address)
         try:
-            await channel.connect(CONNECT_S)
+            await self._channel.connect()
             self.grpc_connections = 1
-            self._channel = channel
-            call = channel.stream(methods.NEGOTIATE)
+            call = self._channel.stream(methods.NEGOTIATE)
             await self._talk(call, self._greet(monotonic()))
         finally:
-            channel.close()
+            await self._channel.close()
 
-    async def _talk(self, call: Call, opening: Opening) -> None:
+    async def _talk(self, call: Stream, opening: Opening) -> None:
         works = (self._read(call), self._write(call, opening), self._fall())
         tasks = [asyncio.create_task(work) for work in works]
         try:
@@ -210,7 +206,7 @@ class SwitchClient:
         await self._lost.wait()
         raise LeaseLost("no answer for a whole lease")
 
-    async def _write(self, call: Call, opening: Opening | None) -> None:
+    async def _write(self, call: Stream, opening: Opening | None) -> None:
         while True:
             self._wake.clear()
             self._check(monotonic())
@@ -220,13 +216,13 @@ class SwitchClient:
                 raw = write_daemon(message, self._index, opening).SerializeToString()
                 try:
                     await call.write(raw)
-                except RpcError:
+                except RpcFailed:
                     await self._lost.wait()  # the stream has ended: its reader will say why
                 opening = None
                 self._stats.messages_out += 1
             await self._wake.wait()
 
-    async def _read(self, call: Call) -> None:
+    async def _read(self, call: Stream) -> None:
         while True:
             raw = await call.read()
             if raw is None:
@@ -241,8 +237,7 @@ class SwitchClient:
         self._stats.take(news)
         if news.synced:
             self._synced = True
-            assert self._channel is not None
-            self._asking = asyncio.create_task(self._ask_pid(self._channel))
+            self._asking = asyncio.create_task(self._ask_pid())
         if news.began:
             self.on_live(now)
         elif self.negotiator.live and (message.grants or news.left_alone):
@@ -251,9 +246,9 @@ class SwitchClient:
         self.negotiator.enforced(news)
         self.poke()
 
-    async def _ask_pid(self, channel: Channel) -> None:
-        with contextlib.suppress(RpcError, ProtocolError):
-            raw = await channel.unary(methods.DESCRIBE, b"", CALL_S)
+    async def _ask_pid(self) -> None:
+        with contextlib.suppress(RpcFailed, ProtocolError):
+            raw = await self._channel.unary(methods.DESCRIBE, b"", CALL_S)
             self._pid = parse(pb.DescribeReply, raw).pid
 
     # --- time

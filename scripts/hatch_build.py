@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles the modules that loop over flows (each `.py` with a `.pxd` beside it that types it), and
-what binds C libraries (`*.pyx`).
+"""Compiles the modules that loop over flows: each `.py` with a `.pxd` beside it that types it.
 
-The former are plain Python, and run without being compiled: slower, with the same results.
+They are plain Python, and run without being compiled: slower, with the same results.
 """
 
 import os
@@ -18,7 +17,6 @@ from setuptools.command.build_ext import build_ext
 sys.path.append(str(Path(__file__).parent))  # this file is run by its path
 from rooms import packages
 
-LIBRARIES = {"http2.pyx": ["nghttp2"]}
 # Indices stay checked: what goes through here comes from other processes.
 DIRECTIVES = {"language_level": 3, "annotation_typing": False, "wraparound": False}
 
@@ -36,8 +34,7 @@ class CompileLoops(BuildHookInterface):
         typed = (
             path.with_suffix(".py") for package in found for path in (root / package).rglob("*.pxd")
         )
-        bindings = (path for package in found for path in (root / package).glob("*.pyx"))
-        sources = sorted({path for path in (*typed, *bindings) if path.exists()})
+        sources = sorted({path for path in typed if path.exists()})
         built = [self._compile(root, source) for source in sources]
         build_data["pure_python"] = False
         build_data["infer_tag"] = True
@@ -58,7 +55,6 @@ class CompileLoops(BuildHookInterface):
             extension = Extension(
                 name,
                 [str(source.relative_to(root))],
-                libraries=LIBRARIES.get(source.name, []),
                 extra_compile_args=["-O2"],
             )
             extensions = cythonize(

@@ -296,7 +296,7 @@ class Daemon:
         except ValueError as error:
             raise _unusable(config, error) from error
         except ImportError as error:  # of gRPC, which is loaded only where there are switches
-            problem = f"no negotiation with switch processes: {error}; see `flowslot doctor`"
+            problem = f"no negotiation with switch processes: {error}; install grpcio"
             raise FlowslotError(problem) from error
 
     async def _begin(self) -> None:

@@ -18,10 +18,9 @@ from pydantic import TypeAdapter, ValidationError
 from flowslot.model.errors import ConfigError
 from flowslot.model.topology_file import Endpoint, Name
 from flowslot_proto.systemd import Notifier, watchdog_s
-from flowslot_rpc.server import Server
-from flowslot_switch import limits
 from flowslot_switch.config import Overrides, SwitchConfig, load
-from flowslot_switch.engine import Engine
+from flowslot_switch.runner import Runner
+from flowslot_switch.server import Server
 from flowslot_switch.service import SwitchService
 
 GRACE_S = 1.0
@@ -42,20 +41,11 @@ class SwitchProcess:
         """Serve until a signal or a failure; returns the exit status. Raises ConfigError."""
         loop = asyncio.get_running_loop()
         service = SwitchService(self._build(self._config))
-        server = Server(
-            service.handlers(),
-            max_message=limits.MAX_MESSAGE_BYTES,
-            max_calls=limits.MAX_CALLS,
-            on_rejected=service.rejected,
-        )
+        server = Server(service.handlers(), on_rejected=service.rejected)
         try:
             await server.listen(self._config.listen)
-        except (OSError, UnicodeError) as error:  # a name that cannot be one is a UnicodeError
-            reason = getattr(error, "strerror", None) or error
-            print(
-                f"flowslot-switch: cannot listen on {self._config.listen}: {reason}",
-                file=sys.stderr,
-            )
+        except OSError as error:
+            log.error("cannot listen on %s: %s", self._config.listen, error.strerror or error)
             return 1
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._finish, 0)
@@ -70,9 +60,9 @@ class SwitchProcess:
         await server.stop(GRACE_S)
         return status
 
-    def _build(self, config: SwitchConfig) -> Engine:
+    def _build(self, config: SwitchConfig) -> Runner:
         try:
-            return Engine(config, self._failed)
+            return Runner(config, self._failed)
         except ValueError as error:
             source = str(self._file or self._overrides.topology)
             raise ConfigError(source, "", f"cannot be used: {error}") from error
@@ -116,9 +106,9 @@ class SwitchProcess:
                 problem = f"is {old[field]} and cannot change while running; restart"
                 raise ConfigError(str(self._file or "command line"), field, problem)
         if config != self._config:
-            engine = self._build(config)
+            runner = self._build(config)
             self._config = config
-            service.replace(engine, "the configuration has changed")
+            service.replace(runner, "the configuration has changed")
 
 
 def _fixed(config: SwitchConfig) -> dict[str, object]:

@@ -5,12 +5,12 @@ import math
 
 import numpy as np
 import pytest
+from flowslot.protocol.grantbook import Granted
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.protocol.aggregate import NEVER
-from flowslot.protocol.grantbook import Granted
 from flowslotd.flows.flow_table import FlowTable
 from flowslotd.flows.rows import FREE, as_structs
 from flowslotd.negotiate import shares

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from flowslot.protocol.grantbook import Granted
 from numpy.typing import NDArray
 from slots import Setup, slot_start, start
 
 from flowslot.model.topology import parse_topology
 from flowslot.model.units import MILLISECOND, Nanos
-from flowslot.protocol.grantbook import Granted
 from flowslot_shm.layout import Quiet, Role, Transport
 from flowslotd.flows.flow_table import FlowTable
 from flowslotd.flows.rows import FREE

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flowslot.protocol.grantbook import Granted
 from quiet import MB, SLOT_MS, Room, at, granted, start, word
 from slots import MemoryPacer, Setup, slot_start
 
@@ -14,7 +15,6 @@ from flowslot.model.topology import Topology
 from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.policy import registry
 from flowslot.policy.registry import PolicyOptions
-from flowslot.protocol.grantbook import Granted
 from flowslot.protocol.messages import Demand
 from flowslotd.flows.flow_table import FlowTable
 from flowslotd.observe.observer import RARE_SLOTS, Observer

@@ -39,7 +39,9 @@ class Loopback:
         self.counts = Counts()
         config = replace(config, lease_ns=FOREVER, ack_timeout_ns=FOREVER, recovery=False)
         names = [str(link) for link in links]
-        self._switch = Switch(now, names, [goodput[link] for link in links], config, allocator)
+        self._switch: Switch[str] = Switch(
+            now, names, [goodput[link] for link in links], config, allocator
+        )
         self.session = Session(
             _STREAM,
             links,

@@ -8,8 +8,9 @@ passes in what arrives (`join` with the first message of a stream, `received`, `
 however slowly the stream takes it.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 from flowslot.arbiter import Arbiter, ArbiterConfig, SessionState
 from flowslot.model.errors import LimitExceeded, ProtocolError, SessionEnded
@@ -18,6 +19,8 @@ from flowslot.policy.base import Allocator
 from flowslot.protocol.messages import Demand, FromArbiter, FromDaemon, HeartbeatEcho, Opening
 from flowslot.protocol.outbox import Outbox
 
+S = TypeVar("S")
+"""What names a stream; hashable."""
 REST_NS = MILLISECOND // 2
 """News are decided on at once when so much time has passed since the last decision: whatever
 daemons say, there is time for other things,"""
@@ -34,7 +37,7 @@ class _Peer:
     outbox: Outbox
 
 
-class Switch:
+class Switch(Generic[S]):
     """An arbiter and the streams that it answers to. `now`: monotonic ns, never going back."""
 
     def __init__(
@@ -51,10 +54,10 @@ class Switch:
         self.steps = 0
         """Decisions so far."""
         self._config = config
-        self._peers: dict[Hashable, _Peer] = {}
-        self._streams: dict[int, Hashable] = {}
-        self._ready: dict[Hashable, None] = {}
-        self._ended: dict[Hashable, Exception] = {}
+        self._peers: dict[S, _Peer] = {}
+        self._streams: dict[int, S] = {}
+        self._ready: dict[S, None] = {}
+        self._ended: dict[S, Exception] = {}
         self.next_wakeup = now
         """When to `decide` next, if nothing is said before. If that is not later than now: as soon
         as all that has arrived was passed in."""
@@ -64,7 +67,7 @@ class Switch:
 
     # --- streams
 
-    def join(self, now: Nanos, stream: Hashable, opening: Opening) -> None:
+    def join(self, now: Nanos, stream: S, opening: Opening) -> None:
         """A stream has said Hello; once more of the same has no effect.
 
         Raises ProtocolError when the Hello makes no sense, SessionEnded when its session is over.
@@ -93,7 +96,7 @@ class Switch:
         self._streams[session] = stream
         self.changed(now)
 
-    def received(self, now: Nanos, stream: Hashable, message: FromDaemon, wall_ns: int = 0) -> None:
+    def received(self, now: Nanos, stream: S, message: FromDaemon, wall_ns: int = 0) -> None:
         """A message of a stream that has joined. `wall_ns`: our wall clock, for display.
 
         Raises ProtocolError, SessionEnded or LimitExceeded: end the stream with that.
@@ -121,7 +124,7 @@ class Switch:
         if peer.outbox and not self._due:
             self._ready[stream] = None  # else it travels with the decision
 
-    def leave(self, now: Nanos, stream: Hashable) -> None:
+    def leave(self, now: Nanos, stream: S) -> None:
         """A stream has closed. What its daemon holds stays committed until the lease ends."""
         peer = self._peers.pop(stream, None)
         self._ready.pop(stream, None)
@@ -131,17 +134,17 @@ class Switch:
             self.arbiter.goodbye(now, peer.session)
             self.changed(now)
 
-    def take_ready(self) -> list[Hashable]:
+    def take_ready(self) -> list[S]:
         """Streams for which something waits: `take` it as soon as the stream can take it."""
         ready, self._ready = list(self._ready), {}
         return ready
 
-    def take(self, stream: Hashable) -> FromArbiter | None:
+    def take(self, stream: S) -> FromArbiter | None:
         """All that waits for a stream, as one message. None: nothing does."""
         peer = self._peers.get(stream)
         return peer.outbox.take(peer.session) if peer is not None and peer.outbox else None
 
-    def take_ended(self) -> list[tuple[Hashable, Exception]]:
+    def take_ended(self) -> list[tuple[S, Exception]]:
         """Streams that are not honoured any more, and what to end them with."""
         ended, self._ended = list(self._ended.items()), {}
         return ended

@@ -18,12 +18,10 @@ from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto import methods
 from flowslot_proto.checks import parse
 from flowslot_proto.convert import read_arbiter, read_feedback, write_daemon
-from flowslot_rpc.client import Call, Channel
-from flowslot_rpc.status import RpcError
 from flowslotd.clock import monotonic
 from flowslotd.negotiate.arbiter import Line
+from flowslotd.negotiate.channel import Channel, RpcFailed, Stream
 
-CONNECT_S = 2.0
 CALL_S = 1.0
 
 _log = logging.getLogger(__name__)
@@ -49,7 +47,7 @@ class SwitchClient:
         self._lost = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._asking: asyncio.Task[None] | None = None  # kept, or it may be gone before its end
-        self._channel: Channel | None = None
+        self._channel = Channel(switch.address)
         self._pid: int | None = None
 
     def dial(self) -> None:
@@ -78,13 +76,13 @@ class SwitchClient:
     async def load_table(self) -> tuple[tuple[int, ...], Floats] | None:
         """Reserved rates of its links, float64[links, K]; None when the switch does not answer in a
         way that makes sense."""
-        if self._channel is None:
+        if not self._channel.connected:
             return None
         request = pb.FetchFeedbackRequest(links=self.names).SerializeToString()
         try:
             raw = await self._channel.unary(methods.FETCH_FEEDBACK, request, CALL_S)
             said = read_feedback(parse(pb.FetchFeedbackReply, raw), self.names)
-        except (RpcError, ProtocolError):
+        except (RpcFailed, ProtocolError):
             return None
         return tuple(self.links), np.array(said.load)
 
@@ -95,42 +93,42 @@ class SwitchClient:
         error = ""
         try:
             await self._connect()
-        except (RpcError, LeaseLost, ProtocolError) as problem:
+        except (RpcFailed, LeaseLost, ProtocolError) as problem:
             error = str(problem)
         except Exception as problem:  # a bug must not end the negotiation for good
             _log.exception("negotiation failed")
             error = repr(problem)
         finally:
             self.connected = False
-            self._channel = self._pid = self._asking = None
+            self._pid = self._asking = None
         self.line.closed(monotonic(), error)
 
     async def _connect(self) -> None:
-        channel = Channel(self.address)
         try:
-            await channel.connect(CONNECT_S)
+            await self._channel.connect()
             self.connected = True
-            self._channel = channel
-            call = channel.stream(methods.NEGOTIATE)
-            opening = self.line.greet(monotonic())
-            works = (self._read(call), self._write(call, opening), self._fall())
-            tasks = [asyncio.create_task(work) for work in works]
-            try:
-                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    task.result()
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+            await self._talk(self._channel.stream(methods.NEGOTIATE))
         finally:
-            channel.close()
+            await self._channel.close()
+
+    async def _talk(self, call: Stream) -> None:
+        opening = self.line.greet(monotonic())
+        works = (self._read(call), self._write(call, opening), self._fall())
+        tasks = [asyncio.create_task(work) for work in works]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _fall(self) -> None:
         await self._lost.wait()
         raise LeaseLost("no answer for a whole lease")
 
-    async def _write(self, call: Call, opening: Opening | None) -> None:
+    async def _write(self, call: Stream, opening: Opening | None) -> None:
         while True:
             self._wake.clear()
             message = self.line.take_message(monotonic())
@@ -138,21 +136,21 @@ class SwitchClient:
                 raw = write_daemon(message, self._identity, opening).SerializeToString()
                 try:
                     await call.write(raw)
-                except RpcError:
+                except RpcFailed:
                     await self._lost.wait()  # the stream has ended: its reader will say why
                 opening = None
             await self._wake.wait()
 
-    async def _read(self, call: Call) -> None:
+    async def _read(self, call: Stream) -> None:
         while True:
             raw = await call.read()
             if raw is None:
                 raise ProtocolError("the switch process has closed the stream")
             self.line.received(monotonic(), read_arbiter(parse(pb.ArbiterMessage, raw)))
-            if self._asking is None and self._channel is not None:
-                self._asking = asyncio.create_task(self._ask_pid(self._channel))
+            if self._asking is None:
+                self._asking = asyncio.create_task(self._ask_pid())
 
-    async def _ask_pid(self, channel: Channel) -> None:
-        with contextlib.suppress(RpcError, ProtocolError):
-            raw = await channel.unary(methods.DESCRIBE, b"", CALL_S)
+    async def _ask_pid(self) -> None:
+        with contextlib.suppress(RpcFailed, ProtocolError):
+            raw = await self._channel.unary(methods.DESCRIBE, b"", CALL_S)
             self._pid = parse(pb.DescribeReply, raw).pid

@@ -49,7 +49,7 @@ class SwitchNode:
     def start(self) -> None:
         """A new process, which knows nothing of its predecessor."""
         self.alive = True
-        self.switch = Switch(
+        self.switch: Switch[Stream] = Switch(
             self.time(), self.names, self._goodput, self._config, self._make_allocator()
         )
         self._rearm()
@@ -112,15 +112,13 @@ class SwitchNode:
             self._flush(now)
 
     def _flush(self, now: Nanos) -> None:
-        for key in self.switch.take_ready():
-            self._send(key)
-        for key, _ in self.switch.take_ended():
-            assert isinstance(key, Stream)
-            key.close(now, Stream.SWITCH)
+        for stream in self.switch.take_ready():
+            self._send(stream)
+        for stream, _ in self.switch.take_ended():
+            stream.close(now, Stream.SWITCH)
         self._rearm()
 
-    def _send(self, stream: object) -> None:
-        assert isinstance(stream, Stream)
+    def _send(self, stream: Stream) -> None:
         message, deliver = self.switch.take(stream), self._deliver[stream]
         if message is not None:
             self.messages += 1

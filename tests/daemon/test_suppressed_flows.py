@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from quiet import MB, SLOT_MS, Room, at, granted, start, word
 from slots import MemoryPacer, Setup, slot_start
+from suppressed import MB, SLOT_MS, Room, at, granted, start, word
 
 from flowslot.model.slot import SlotGrid
 from flowslot.model.topology import Topology
@@ -53,7 +53,7 @@ def test_an_answer_within_the_pass_counts_in_the_same_pass(room: Room) -> None:
 
 
 def test_phases_are_no_news_and_another_volume_is(room: Room) -> None:
-    job, flow = room.hushed()
+    job, flow = room.suppressed()
     for i in range(2, 20):
         flow.done(MB)
         room.loop.on_events(at(100 * i), [job])
@@ -72,7 +72,7 @@ def test_phases_are_no_news_and_another_volume_is(room: Room) -> None:
 
 
 def test_quiet_sources_are_looked_at_every_fourth_slot(room: Room) -> None:
-    quiet, (loud, flow) = room.hushed()[0], room.enlist("loud", 8)
+    quiet, (loud, flow) = room.suppressed()[0], room.enlist("loud", 8)
     start(flow)
     room.slot()
     loud.reader.looks = 0
@@ -103,14 +103,14 @@ def test_idle_sources_are_looked_at_every_fourth_slot_or_when_they_ring(room: Ro
 
 
 def test_quiet_sources_are_spread_over_the_slots(room: Room) -> None:
-    jobs = [room.hushed(f"j{i}", 10 + i)[0] for i in range(RARE_SLOTS)]
+    jobs = [room.suppressed(f"j{i}", 10 + i)[0] for i in range(RARE_SLOTS)]
     due = [room.observer.due(room.n + n, jobs) for n in range(1, 1 + 2 * RARE_SLOTS)]
     assert {job.id for sources in due for job in sources} == {job.id for job in jobs}
     assert max(len(sources) for sources in due) <= 2
 
 
 def test_when_it_ceases_to_stand_the_present_state_is_told_at_once(room: Room) -> None:
-    job, flow = room.hushed()
+    job, flow = room.suppressed()
     flow.done(300_000)  # nobody looks
     room.loop.on_grants(at(70), [granted(7, False)])
     assert [(d.flow, d.remaining, d.wait_ns) for d in room.said()] == [
@@ -123,7 +123,7 @@ def test_when_it_ceases_to_stand_the_present_state_is_told_at_once(room: Room) -
 
 
 def test_when_nobody_has_a_say_any_more_all_is_news_again(room: Room) -> None:
-    job, flow = room.hushed()
+    job, flow = room.suppressed()
     flow.done(300_000)
     room.loop.on_grants(at(70), [Granted(7, float("nan"), float("nan"))])
     assert [demand.remaining for demand in room.said()] == [700_000]
@@ -132,7 +132,7 @@ def test_when_nobody_has_a_say_any_more_all_is_news_again(room: Room) -> None:
 
 def test_when_an_answer_within_a_pass_ends_it_the_present_state_is_told(room: Room) -> None:
     """As the daemon's own arbiter does it: a newcomer's demand is answered before it returns."""
-    job, flow = room.hushed()
+    job, flow = room.suppressed()
     newcomer, other = room.enlist("newcomer", 8)
 
     def answer(now: Nanos, demands: Sequence[Demand]) -> None:
@@ -148,7 +148,7 @@ def test_when_an_answer_within_a_pass_ends_it_the_present_state_is_told(room: Ro
 
 
 def test_an_unknown_socket_makes_the_next_slot_look_at_everything(room: Room) -> None:
-    job, _ = room.hushed()
+    job, _ = room.suppressed()
     room.skip(job)
     room.observer.stir()
     job.flow(5, cookie=99, dst=ELSEWHERE)
@@ -158,7 +158,7 @@ def test_an_unknown_socket_makes_the_next_slot_look_at_everything(room: Room) ->
 
 
 def test_a_source_without_rows_is_never_quiet(room: Room) -> None:
-    job, flow = room.hushed()
+    job, flow = room.suppressed()
     empty = room.enlist("empty", 0)[0]  # without a cookie there is no row
     room.slot()
     assert word(empty) == 0
@@ -170,7 +170,7 @@ def test_a_source_without_rows_is_never_quiet(room: Room) -> None:
 
 
 def test_a_source_whose_last_socket_was_closed_is_not_quiet(room: Room) -> None:
-    job, _ = room.hushed()
+    job, _ = room.suppressed()
     room.observer.closed(7)
     room.loop.on_events(at(70), [])
     assert all(room.observer.due(n, [job]) for n in range(RARE_SLOTS))
@@ -178,7 +178,7 @@ def test_a_source_whose_last_socket_was_closed_is_not_quiet(room: Room) -> None:
 
 def test_the_kernel_is_asked_for_nothing_while_it_is_quiet(room: Room) -> None:
     room.pacer.acked[7] = 0
-    job, flow = room.hushed()
+    job, flow = room.suppressed()
     assert room.pacer.watched == {7: MB}
     room.pacer.acked[7] = MB
     flow.done(MB)
@@ -193,7 +193,7 @@ def test_the_kernel_is_asked_for_nothing_while_it_is_quiet(room: Room) -> None:
 
 
 def test_what_stands_is_written_once(room: Room) -> None:
-    room.hushed("train", 7, 8)
+    room.suppressed("train", 7, 8)
     writes = len(room.pacer.writes)
     for _ in range(3 * RARE_SLOTS):
         room.slot()

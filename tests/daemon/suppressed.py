@@ -108,7 +108,7 @@ class Room:
         said, self.desk.demands = self.desk.demands, []
         return [demand for demands in said for demand in demands]
 
-    def hushed(self, name: str = "train", *cookies: int) -> tuple[Any, ...]:
+    def suppressed(self, name: str = "train", *cookies: int) -> tuple[Any, ...]:
         """A job at work on 1 MB per flow; all grants stand, and it has been told so."""
         cookies = cookies or (7,)
         job, *flows = self.enlist(name, *cookies)

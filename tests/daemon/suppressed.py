@@ -6,21 +6,17 @@ from typing import Any
 
 import numpy as np
 import slots as plain
+from seen import at
 
 from flowslot.model.topology import Topology
-from flowslot.model.units import MILLISECOND, Nanos
+from flowslot.model.units import Nanos
 from flowslot.protocol.grantbook import Granted
 from flowslot.protocol.messages import Demand
 from flowslot_shm.layout import HEADER, Quiet
 from flowslotd.observe.observer import RARE_SLOTS
 
 MB = 1_000_000
-T0 = 10**12
 SLOT_MS = 60
-
-
-def at(ms: float) -> Nanos:
-    return Nanos(T0 + round(ms * MILLISECOND))
 
 
 def granted(flow: int, standing: bool) -> Granted:
@@ -123,8 +119,3 @@ class Room:
         self.said()
         assert word(job) == 1
         return job, *flows
-
-
-def start(flow: Any, iteration: int = 1, total: int = MB) -> None:
-    flow.begin(iteration, total)
-    flow.ready(total)

@@ -6,13 +6,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from suppressed import MB, SLOT_MS, Room, at, granted, start
+from seen import MS, at
+from slots import start
+from suppressed import MB, SLOT_MS, Room, granted
 
 from flowslot.model.topology import Topology
-from flowslot.model.units import MILLISECOND
 from flowslot_shm import writer
-
-MS = MILLISECOND
 
 
 @pytest.fixture
@@ -136,7 +135,7 @@ def test_a_beginning_that_cannot_be_true_is_not_believed(room: Room, clock: Any,
     assert (demand.wait_ns, demand.period_ns) == (90 * MS, 220 * MS)
 
 
-def test_nothing_that_a_quiet_job_says_breaks_anything(room: Room, clock: Any) -> None:
+def test_nothing_that_a_suppressed_job_says_breaks_anything(room: Room, clock: Any) -> None:
     job, flow = room.suppressed()
     wild = [0, 1, 2**31, 2**62, 2**63, 2**64 - 1, at(100), at(10_000)]
     for i in range(200):

@@ -29,7 +29,7 @@ from flowslotd.flows.flow_table import FlowTable
 from flowslotd.metrics import Metrics
 from flowslotd.observe.observer import Ended, Observer
 from flowslotd.observe.ownership import holds_socket
-from flowslotd.observe.passive.service import Outside
+from flowslotd.observe.passive.service import PassiveSources
 from flowslotd.observe.registration import Record, RegistrationServer
 from flowslotd.passes import Passes
 
@@ -57,7 +57,7 @@ class Daemon:
             str(config.runtime_dir / "register.sock"), "", self._registered, self._rang, self._left
         )
         records = self.registration.records
-        self.outside = Outside(self._joined, self._rang, self._left, records, self.bug)
+        self.passive = PassiveSources(self._joined, self._rang, self._left, records, self.bug)
         self.engine: Engine
         self._clock = SlotClock(config.grid)
         self._notifier = Notifier()
@@ -95,7 +95,7 @@ class Daemon:
         async with AsyncExitStack() as stack:  # undone in the opposite order
             stack.push_async_callback(self._end)
             await self._begin()
-            stack.callback(self.outside.close)
+            stack.callback(self.passive.close)
             await self.registration.start()
             stack.push_async_callback(self.registration.close)
             await control.start()
@@ -194,7 +194,7 @@ class Daemon:
         return self._loop.call_later(delay_ms / 1e3, partial(work, *args, **kwargs))
 
     def _records(self) -> Collection[Source]:
-        return self.outside.sources().values()
+        return self.passive.sources().values()
 
     def _guard(self, kind: str, work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         """A bug ends neither the daemon nor a job: let the flows go, and go on."""
@@ -257,14 +257,14 @@ class Daemon:
 
     def _touch(self, cookies: Iterable[int], lazy: bool = False) -> None:
         """Something happened to these flows: look at their jobs' records soon."""
-        infos, records = self.table.infos, self.outside.sources()
+        infos, records = self.table.infos, self.passive.sources()
         rows = {row for cookie in cookies if (row := self.table.find(cookie)) is not None}
         for source in {infos[row].source for row in rows} & records.keys():
             self._passes.touch(monotonic(), records[source], lazy=lazy)
         self._rearm()
 
     def _registered(self, record: Record) -> None:
-        self.outside.give_way(record.pid)
+        self.passive.give_way(record.pid)
         self._joined(record)
 
     def _joined(self, record: Source) -> None:
@@ -304,7 +304,7 @@ class Daemon:
         await engine.source.start()
         name, config = engine.congestion_control, engine.config
         self.registration.set_congestion_control(name)
-        self.outside.use(config.settings.unpatched.pslite, config.addresses, name)
+        self.passive.use(config.settings.unpatched.pslite, config.addresses, name)
         fd = engine.pacer.event_fd() if engine.pacer else None
         if fd is not None:
             self._loop.add_reader(fd, self._on_readable, fd)

@@ -68,9 +68,9 @@ def status(daemon: Daemon) -> Json:
             "torn_slots": sum(int((r.reader.torn != 0).sum()) for r in records.values()),
         },
         "unpatched": {
-            "watching": daemon.outside.watching,
-            "processes": len(daemon.outside.records),
-            "connections": sum(source.flows for source in daemon.outside.records.values()),
+            "watching": daemon.passive.watching,
+            "processes": len(daemon.passive.records),
+            "connections": sum(source.flows for source in daemon.passive.records.values()),
         },
         "errors": dict(metrics.errors),
         "last_error": metrics.last_error,
@@ -111,7 +111,7 @@ def jobs(daemon: Daemon) -> Json:
 def _said(daemon: Daemon) -> dict[tuple[int, int], Records]:
     """What records say at this moment: their slots by source and cookie."""
     found = {}
-    for record in daemon.outside.sources().values():
+    for record in daemon.passive.sources().values():
         record.reader.look()
         slots = record.reader.good.view(SLOT)[:, 0]
         for slot in slots[slots["state"] != State.FREE]:

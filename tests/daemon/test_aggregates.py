@@ -5,37 +5,31 @@ import math
 
 import numpy as np
 import pytest
-from flowslot.protocol.grantbook import Granted
 from hypothesis import given
 from hypothesis import strategies as st
+from seen import MS, Seen, at
+from slots import start
 
-from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.protocol.aggregate import NEVER
-from flowslotd.flows.flow_table import FlowTable
+from flowslot.protocol.grantbook import Granted
 from flowslotd.flows.rows import FREE, as_structs
 from flowslotd.negotiate import shares
 from flowslotd.negotiate.aggregates import Aggregates
-from flowslotd.observe.observer import Observer
 
-MS = MILLISECOND
 MB = 1_000_000
-
-
-def at(ms):
-    return Nanos(10**12 + round(ms * MS))
 
 
 class Desk:
     """A table and its aggregates, looked at together."""
 
     def __init__(self, topology):
-        self.observer = Observer(FlowTable(topology, "h1"), lambda pid, fd, cookie: None)
-        self.table = self.observer.table
+        self.seen = Seen(topology)
+        self.table, self.observer = self.seen.table, self.seen.observer
         self.aggregates = Aggregates(self.table)
 
     def see(self, ms, *jobs, small=True):
         """What is to be told after a look at these jobs."""
-        self.observer.observe(at(ms), jobs, None)
+        self.seen.look(ms, *jobs)
         self.aggregates.follow(at(ms), self.table.take_new(), self.table.take_gone())
         self.aggregates.look(at(ms))
         return self.aggregates.demands(at(ms), small)
@@ -46,17 +40,12 @@ class Desk:
         return self.aggregates.share_out(at(ms))
 
     def rates(self):
-        return self.table.rows["rate"].tolist()
+        return self.seen["rate"]
 
 
 @pytest.fixture
 def desk(topology):
     return Desk(topology)
-
-
-def start(flow, iteration=1, total=MB):
-    flow.begin(iteration, total)
-    flow.ready(total)
 
 
 def test_flows_of_one_job_and_path_ask_as_one(desk, make_job):
@@ -96,8 +85,8 @@ def test_all_flows_of_an_aggregate_end_together(desk, make_job):
     desk.see(0, job)
     assert desk.give(0, Granted(7, 6e6, 20e6, False, 9e6)) == {7, 8, 9}
     assert desk.rates() == pytest.approx([1e6, 2e6, 3e6])
-    assert desk.table.rows["ceiling"].tolist() == [20e6] * 3
-    assert desk.table.rows["share"].tolist() == [3e6] * 3
+    assert desk.seen["ceiling"] == [20e6] * 3
+    assert desk.seen["share"] == [3e6] * 3
     assert desk.give(1) == set(), "nothing has happened"
     assert desk.give(1, Granted(7, 6e6, 20e6, False, 9e6)) == {7, 8, 9}, "said anew"
 
@@ -209,7 +198,7 @@ def test_period_volume_and_next_start_are_told(desk, make_job):
         desk.see(200 * i, job)
         flow.done(1000)
         demands = desk.see(200 * i + 50, job)
-    assert desk.table.rows["period"].tolist() == [200 * MS]
+    assert desk.seen["period"] == [200 * MS]
     (demand,) = demands
     assert demand.remaining == 0
     assert demand.next_bytes == 1000
@@ -293,7 +282,7 @@ def test_a_job_that_has_ended_gives_back_what_nobody_uses(desk, make_job):
     desk.give(0, Granted(7, 10e6, 20e6))
     assert desk.aggregates.ended(nobody) == []
     flow.done(MB)
-    desk.observer.observe(at(100), [job], None)
+    desk.seen.look(100, job)
     desk.aggregates.look(at(100))
     assert desk.aggregates.ended(lambda: np.array([0])) == [], "a borrower sends at its rate"
     assert desk.aggregates.ended(nobody) == [7]

@@ -28,7 +28,7 @@ from flowslotd.privileges import lacking
 Status = Literal["ok", "warn", "missing"]
 
 CAPABILITIES = ("CAP_NET_ADMIN", "CAP_SYS_PTRACE", "CAP_PERFMON", "CAP_BPF")
-"""That pacing takes; watching jobs that do not register takes another one (outside/finder.py)."""
+"""That pacing takes; watching jobs that do not register takes another one (passive/finder.py)."""
 _AVAILABLE = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 
 

@@ -9,7 +9,7 @@ import time
 from contextlib import ExitStack
 
 import pytest
-from outsiders import Outsider, node, settle
+from passive import Unpatched, node, settle
 
 from flowslotd import sockets
 
@@ -29,7 +29,7 @@ def hosts():
         yield Hosts(stack)
 
 
-class Job(Outsider):
+class Job(Unpatched):
     """On h1, sending to h2."""
 
     def __init__(self, hosts, **environment):
@@ -145,7 +145,7 @@ def test_a_reload_switches_it_on_and_off(hosts, tmp_path):
     assert daemon.stop()[0] == 0
 
 
-def test_who_registers_takes_over_from_the_stand_in(hosts, tmp_path):
+def test_who_registers_takes_over_from_the_shadow_record(hosts, tmp_path):
     daemon = Daemon(hosts, tmp_path, mode="enforce", policy="static", **ON).start()
     job = Job(hosts)
     job.until(lambda: seen(daemon))

@@ -8,19 +8,31 @@ import threading
 from contextlib import ExitStack
 
 import pytest
-from outsiders import HERE, THERE, Outsider, Sink, node, settle
-from watching import SIZE, Looks, Watching, congestion_controls, until_found
+from passive import (
+    HERE,
+    SIZE,
+    THERE,
+    Looks,
+    Sink,
+    Unpatched,
+    Watching,
+    congestion_controls,
+    node,
+    settle,
+    until_found,
+)
 
 from flowslot_shm.layout import Message, Role, Transport, address
 from flowslot_shm.writer import Record as OwnRecord
-from flowslotd.observe.passive import finder, sockets
+from flowslotd import sockets
+from flowslotd.observe.passive import finder
 
 
 def test_data_connections_are_reported_as_a_patched_process_would(
     stack: ExitStack, watching: Watching
 ) -> None:
     sink = Sink(stack)
-    worker = Outsider(stack, 3, THERE, sink.port)
+    worker = Unpatched(stack, 3, THERE, sink.port)
     slots = until_found(watching, worker, connections=3)
     for slot in slots:
         assert slot["job"] == b"pslite-10.0.0.9-9"
@@ -43,7 +55,7 @@ def test_data_connections_are_reported_as_a_patched_process_would(
 def test_bytes_per_iteration_are_learnt_and_doorbells_rung(
     stack: ExitStack, watching: Watching
 ) -> None:
-    worker = Outsider(stack, 1, THERE, Sink(stack).port)
+    worker = Unpatched(stack, 1, THERE, Sink(stack).port)
     until_found(watching, worker, connections=1)
     large = 60_000_000  # so that it takes several looks, however fast loopback is
 
@@ -66,8 +78,8 @@ def test_connections_without_data_and_those_of_the_scheduler_are_left_alone(
 ) -> None:
     data, scheduler = Sink(stack), Sink(stack)
     ends = (THERE, data.port, THERE, scheduler.port)
-    worker = Outsider(stack, 1, *ends, env=node(port=scheduler.port))
-    idle = Outsider(stack, 1, THERE, data.port)
+    worker = Unpatched(stack, 1, *ends, env=node(port=scheduler.port))
+    idle = Unpatched(stack, 1, THERE, data.port)
     (slot,) = until_found(watching, worker, connections=1)
     idle.do("send 2000")
     for _ in range(3):
@@ -79,11 +91,11 @@ def test_connections_without_data_and_those_of_the_scheduler_are_left_alone(
 
 def test_what_does_not_leave_this_host_is_left_alone(stack: ExitStack, watching: Watching) -> None:
     sink = Sink(stack)
-    away = Outsider(stack, 1, THERE, sink.port)
+    away = Unpatched(stack, 1, THERE, sink.port)
     # From an address that is not this host's, and to one that is.
     with ExitStack() as inner:
         local = _listening_at_home(inner)
-        home = Outsider(stack, 1, HERE, local)
+        home = Unpatched(stack, 1, HERE, local)
         until_found(watching, away, home, connections=1)
     assert {source.pid for source in watching.joined} == {away.pid}
 
@@ -108,27 +120,27 @@ def test_a_closed_connection_is_closed_for_its_peer_at_once_and_reported_no_more
     stack: ExitStack, watching: Watching
 ) -> None:
     sink = Sink(stack)
-    worker = Outsider(stack, 4, THERE, sink.port)
+    worker = Unpatched(stack, 4, THERE, sink.port)
     until_found(watching, worker, connections=4)
     worker.do("close")
     settle(lambda: sink.ended == 4)
-    settle(lambda: not watching.slots() and not watching.outside.records)
+    settle(lambda: not watching.slots() and not watching.passive.records)
     assert watching.left == watching.joined
 
 
 def test_a_killed_process_is_forgotten(stack: ExitStack, watching: Watching) -> None:
-    workers = [Outsider(stack, 2, THERE, Sink(stack).port) for _ in range(2)]
+    workers = [Unpatched(stack, 2, THERE, Sink(stack).port) for _ in range(2)]
     until_found(watching, *workers, connections=4)
     workers[0].process.kill()
-    settle(lambda: len(watching.outside.records) == 1)
-    assert {source.pid for source in watching.outside.records.values()} == {workers[1].pid}
+    settle(lambda: len(watching.passive.records) == 1)
+    assert {source.pid for source in watching.passive.records.values()} == {workers[1].pid}
     assert len(watching.slots()) == 2
 
 
 def test_sockets_are_enlisted_and_again_under_another_name(
     stack: ExitStack, watching: Watching
 ) -> None:
-    worker = Outsider(stack, 2, THERE, Sink(stack).port)
+    worker = Unpatched(stack, 2, THERE, Sink(stack).port)
     slots = until_found(watching, worker, connections=2)
     (before,) = congestion_controls(worker.pid, slots)
     other = {b"reno": "cubic"}.get(before, "reno")
@@ -142,13 +154,13 @@ def test_sockets_are_enlisted_and_again_under_another_name(
 
 
 def test_it_can_be_switched_off_and_on(stack: ExitStack, watching: Watching) -> None:
-    worker = Outsider(stack, 1, THERE, Sink(stack).port)
+    worker = Unpatched(stack, 1, THERE, Sink(stack).port)
     until_found(watching, worker, connections=1)
     watching.use(pslite=False)
-    assert watching.outside.records == {}
+    assert watching.passive.records == {}
     assert len(watching.left) == 1
-    assert not watching.outside.watching
-    settle(lambda: not {t.name for t in threading.enumerate()} & {"outside-find", "outside-watch"})
+    assert not watching.passive.watching
+    settle(lambda: not {t.name for t in threading.enumerate()} & {"passive-find", "passive-watch"})
     watching.use()
     until_found(watching, worker, connections=1)
 
@@ -158,7 +170,7 @@ def test_a_process_that_has_a_record_of_its_own_speaks_for_itself(
 ) -> None:
     looks = Looks(monkeypatch)
     sink = Sink(stack)
-    silent, patched = (Outsider(stack, 1, THERE, sink.port) for _ in range(2))
+    silent, patched = (Unpatched(stack, 1, THERE, sink.port) for _ in range(2))
     patched.do("register /nonexistent")  # no daemon there, but it would tell one
     until_found(watching, silent, patched, connections=1)
     looks.more(watching, silent, patched, connections=1)
@@ -170,11 +182,11 @@ def test_who_is_registered_is_not_spoken_for(
 ) -> None:
     """Also where its record cannot be recognized."""
     looks = Looks(monkeypatch)
-    workers = [Outsider(stack, 1, THERE, Sink(stack).port) for _ in range(2)]
+    workers = [Unpatched(stack, 1, THERE, Sink(stack).port) for _ in range(2)]
     until_found(watching, *workers, connections=2)
-    watching.call(watching.outside.give_way, workers[0].pid)
+    watching.call(watching.passive.give_way, workers[0].pid)
     looks.more(watching, *workers, connections=1)
-    assert {source.pid for source in watching.outside.records.values()} == {workers[1].pid}
+    assert {source.pid for source in watching.passive.records.values()} == {workers[1].pid}
 
     class Registered:
         pid = workers[1].pid

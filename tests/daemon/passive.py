@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that report nothing (unpatched.py), and where they send to."""
+"""Processes that report nothing (unpatched.py), where they send to, and what watches them."""
 
+import asyncio
 import os
 import socket
 import struct
@@ -13,10 +14,20 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from flowslot_shm.layout import Message, State
+from flowslotd import sockets
+from flowslotd.flows.flow_info import Source
+from flowslotd.observe.passive import watcher
+from flowslotd.observe.passive.finder import Finder
+from flowslotd.observe.passive.service import PassiveSources
+
 PROGRAM = Path(__file__).with_name("unpatched.py")
 HERE, THERE = "127.0.0.1", "127.0.0.2"
 """This host, and another one: both on loopback."""
 SCHEDULER_PORT = 9
+SIZE = 300_000
 
 
 def node(role: str = "worker", port: int = SCHEDULER_PORT, **more: str) -> dict[str, str]:
@@ -54,7 +65,7 @@ class Sink:
                     self._reading.wait()
         self.ended += 1
 
-    def rest(self, only: "Outsider") -> None:
+    def rest(self, only: "Unpatched") -> None:
         """Read nothing more from this one, whose single connection is all there is. What is read
         after its buffers were filled could be all that it had left to send."""
         self._reading.clear()
@@ -69,7 +80,7 @@ class Sink:
         self._reading.set()
 
 
-class Outsider:
+class Unpatched:
     """A process of unpatched.py."""
 
     def __init__(self, stack: ExitStack, flows: int, *ends: object, **options: Any) -> None:
@@ -119,3 +130,101 @@ def settle(check: Callable[[], Any], seconds: float = 20.0) -> Any:
         assert time.monotonic() < end, "it never came about"
         time.sleep(0.005)
     return result
+
+
+class Watching:
+    """The component, on an event loop of its own."""
+
+    def __init__(self, congestion_control: str = "") -> None:
+        self.joined: list[Source] = []
+        self.rung: list[tuple[int, int, Message]] = []
+        self.left: list[Source] = []
+        self.bugs: list[BaseException] = []
+        self.registered: dict[int, Any] = {}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self.passive = PassiveSources(
+            self.joined.append,
+            lambda source, slot, message: self.rung.append((source.id, slot, message)),
+            self.left.append,
+            self.registered,
+            lambda _, error: self.bugs.append(error),
+        )
+        self.use(congestion_control)
+
+    def use(self, congestion_control: str = "", *, pslite: bool = True) -> None:
+        self.call(self.passive.use, pslite, [HERE], congestion_control)
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        async def run() -> Any:
+            return function(*arguments)
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(20)
+
+    def slots(self) -> list[Any]:
+        """Of all shadow records, those in use."""
+
+        def read() -> list[Any]:
+            snapshots = [source.reader.snapshot() for source in self.passive.records.values()]
+            return [slot for snap in snapshots for slot in snap if slot["state"] != State.FREE]
+
+        found: list[Any] = self.call(read)
+        return found
+
+    def close(self) -> None:
+        self.call(self.passive.close)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def until_found(watching: Watching, *processes: Unpatched, connections: int) -> list[Any]:
+    def look() -> list[Any] | None:
+        for process in processes:
+            process.do(f"send {SIZE}")
+        slots = watching.slots()
+        return slots if len(slots) == connections else None
+
+    found: list[Any] = settle(look)
+    return found
+
+
+def congestion_controls(pid: int, slots: list[Any]) -> set[bytes]:
+    pidfd = os.pidfd_open(pid)
+    try:
+        found = set()
+        for slot in slots:
+            with sockets.borrow(pidfd, int(slot["fd"]), int(slot["sock_cookie"])) as sock:
+                found.add(sock.getsockopt(6, 13, 16).split(b"\0")[0])
+        return found
+    finally:
+        os.close(pidfd)
+
+
+class Looks:
+    """Counts looks at processes, which come more often meanwhile."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._count = 0
+        look = Finder.look
+
+        def counted(finder: Finder) -> Any:
+            found = look(finder)
+            self._count += 1
+            return found
+
+        monkeypatch.setattr(Finder, "look", counted)
+        monkeypatch.setattr(watcher, "LOOK_S", 0.05)
+
+    def more(self, watching: Watching, *processes: Unpatched, connections: int) -> None:
+        """While these go on, several looks find these connections and no further ones."""
+        end = self._count + 8
+
+        def over() -> bool:
+            for process in processes:
+                process.do(f"send {SIZE}")
+            assert len(watching.slots()) == connections
+            return self._count >= end
+
+        settle(over)

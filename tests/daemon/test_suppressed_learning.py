@@ -6,13 +6,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from quiet import MB, SLOT_MS, Room, at, granted, start
+from seen import MS, at
+from slots import start
+from suppressed import MB, SLOT_MS, Room, granted
 
 from flowslot.model.topology import Topology
-from flowslot.model.units import MILLISECOND
 from flowslot_shm import writer
-
-MS = MILLISECOND
 
 
 @pytest.fixture
@@ -74,7 +73,7 @@ def column(room: Room, name: str) -> Any:
 def test_periods_are_learnt_although_phases_come_and_go(
     room: Room, clock: Any, period_ms: int
 ) -> None:
-    timeline = Timeline(room, clock, room.hushed()[1])
+    timeline = Timeline(room, clock, room.suppressed()[1])
     timeline.run(period_ms, 60)
     assert column(room, "active") == [False]
     assert column(room, "period") == [pytest.approx(period_ms * MS, abs=1000)]
@@ -83,7 +82,7 @@ def test_periods_are_learnt_although_phases_come_and_go(
 
 
 def test_short_periods_are_learnt_too(room: Room, clock: Any) -> None:
-    timeline = Timeline(room, clock, room.hushed()[1])
+    timeline = Timeline(room, clock, room.suppressed()[1])
     timeline.run(100, 40)
     timeline.run(20, 40)
     assert column(room, "period") == [pytest.approx(20 * MS, abs=MS)]
@@ -102,7 +101,7 @@ def test_a_job_that_is_listened_to_is_believed_less_than_the_clock(room: Room, c
 
 
 def test_a_phase_begins_with_the_first_bytes(room: Room, clock: Any) -> None:
-    job, flow = room.hushed()
+    job, flow = room.suppressed()
     flow.done(MB)
     clock.ns = at(200)
     flow.begin(2, MB)
@@ -119,7 +118,7 @@ def test_a_phase_begins_with_the_first_bytes(room: Room, clock: Any) -> None:
     ids=["0", "1", "before", "the same", "1 ns ahead", "far ahead", "2^62", "max", "sign", "all"],
 )
 def test_a_beginning_that_cannot_be_true_is_not_believed(room: Room, clock: Any, says: int) -> None:
-    job, flow = room.hushed()
+    job, flow = room.suppressed()
     flow.done(MB)
     clock.ns = says
     start(flow, 2)
@@ -136,8 +135,8 @@ def test_a_beginning_that_cannot_be_true_is_not_believed(room: Room, clock: Any,
     assert (demand.wait_ns, demand.period_ns) == (90 * MS, 220 * MS)
 
 
-def test_nothing_that_a_quiet_job_says_breaks_anything(room: Room, clock: Any) -> None:
-    job, flow = room.hushed()
+def test_nothing_that_a_suppressed_job_says_breaks_anything(room: Room, clock: Any) -> None:
+    job, flow = room.suppressed()
     wild = [0, 1, 2**31, 2**62, 2**63, 2**64 - 1, at(100), at(10_000)]
     for i in range(200):
         room.pacer.acked[7] = wild[i % 5] % 2**62
@@ -157,7 +156,7 @@ def test_nothing_that_a_quiet_job_says_breaks_anything(room: Room, clock: Any) -
 
 def test_what_remains_is_right_although_iterations_were_missed(room: Room, clock: Any) -> None:
     room.pacer.acked[7] = 0
-    job, flow = room.hushed()
+    job, flow = room.suppressed()
     flow.done(MB)
     room.pacer.acked[7] = MB
     room.loop.on_events(at(70), [job])
@@ -173,7 +172,7 @@ def test_what_remains_is_right_although_iterations_were_missed(room: Room, clock
 
 def test_volumes_are_not_learnt_from_half_an_iteration(room: Room, clock: Any) -> None:
     """Libraries that know no totals, and send in two bursts with computing between."""
-    timeline = Timeline(room, clock, room.hushed()[1])
+    timeline = Timeline(room, clock, room.suppressed()[1])
     timeline.run(200, 60, pause_ms=100, total=0)
     assert column(room, "expected") == [pytest.approx(MB, rel=0.1)]
     assert room.said() == []

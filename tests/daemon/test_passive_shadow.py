@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stand-ins, without threads: of this process, for connections of its own."""
+"""Shadow records, without threads: of this process, for connections of its own."""
 
 import errno
 import gc
@@ -16,9 +16,9 @@ from flowslot.model.units import SECOND
 from flowslot_shm.layout import Role
 from flowslot_shm.writer import Record, cookie_of
 from flowslotd import sockets
-from flowslotd.observe.passive import shadow as standin
-from flowslotd.observe.passive.shadow import Found, StandIn
-from flowslotd.observe.passive.watcher import StandIns
+from flowslotd.observe.passive import shadow
+from flowslotd.observe.passive.shadow import Found, ShadowRecord
+from flowslotd.observe.passive.watcher import ShadowRecords
 
 
 @pytest.fixture
@@ -30,8 +30,8 @@ def connection(stack: ExitStack) -> socket.socket:
 
 
 @pytest.fixture
-def all_of_them(stack: ExitStack) -> StandIns:
-    all_of_them = StandIns()
+def all_of_them(stack: ExitStack) -> ShadowRecords:
+    all_of_them = ShadowRecords()
     stack.callback(all_of_them.close)
     return all_of_them
 
@@ -41,7 +41,7 @@ def found(*connections: socket.socket) -> Found:
     return Found(os.getpid(), b"job", Role.PUSH, ends)
 
 
-def kinds(all_of_them: StandIns, now: int = 0, name: str = "") -> list[str]:
+def kinds(all_of_them: ShadowRecords, now: int = 0, name: str = "") -> list[str]:
     return [event.kind for event in all_of_them.look(now, name)]
 
 
@@ -62,8 +62,8 @@ def descriptors(more: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def stand_in() -> None:
-    one = StandIn(-1, found(), lambda *_: None)
+def shadow_record() -> None:
+    one = ShadowRecord(-1, found(), lambda *_: None)
     one.close()
     one.reader.close()
 
@@ -72,7 +72,7 @@ def own_record() -> None:
     Record(4).close()
 
 
-@pytest.mark.parametrize("make", [stand_in, own_record])
+@pytest.mark.parametrize("make", [shadow_record, own_record])
 def test_fail_open_whatever_descriptor_is_not_to_be_had_the_others_are_closed(
     make: Callable[[], None],
 ) -> None:
@@ -88,7 +88,7 @@ def test_fail_open_whatever_descriptor_is_not_to_be_had_the_others_are_closed(
 
 
 def test_fail_open_without_descriptors_a_process_is_spoken_for_later(
-    connection: socket.socket, all_of_them: StandIns, caplog: pytest.LogCaptureFixture
+    connection: socket.socket, all_of_them: ShadowRecords, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
         for more in (0, 0, 1):
@@ -101,7 +101,7 @@ def test_fail_open_without_descriptors_a_process_is_spoken_for_later(
 
 
 def test_a_connection_that_was_shut_down_and_is_kept_is_dropped_once(
-    connection: socket.socket, all_of_them: StandIns, caplog: pytest.LogCaptureFixture
+    connection: socket.socket, all_of_them: ShadowRecords, caplog: pytest.LogCaptureFixture
 ) -> None:
     all_of_them.update([found(connection)], 0)
     assert "joined" in kinds(all_of_them)
@@ -118,7 +118,7 @@ def test_a_connection_that_was_shut_down_and_is_kept_is_dropped_once(
 
 
 def test_a_connection_that_was_closed_meanwhile_is_no_news(
-    connection: socket.socket, all_of_them: StandIns, caplog: pytest.LogCaptureFixture
+    connection: socket.socket, all_of_them: ShadowRecords, caplog: pytest.LogCaptureFixture
 ) -> None:
     gone = found(connection)
     connection.close()
@@ -129,7 +129,7 @@ def test_a_connection_that_was_closed_meanwhile_is_no_news(
 
 
 def test_fail_open_a_file_that_takes_a_connections_number_is_not_kept_open(
-    connection: socket.socket, all_of_them: StandIns, caplog: pytest.LogCaptureFixture
+    connection: socket.socket, all_of_them: ShadowRecords, caplog: pytest.LogCaptureFixture
 ) -> None:
     all_of_them.update([found(connection)], 0)
     assert "joined" in kinds(all_of_them)
@@ -147,7 +147,7 @@ def test_fail_open_a_file_that_takes_a_connections_number_is_not_kept_open(
 
 def test_a_refused_congestion_control_is_tried_again_ever_more_seldom(
     connection: socket.socket,
-    all_of_them: StandIns,
+    all_of_them: ShadowRecords,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -174,7 +174,7 @@ def test_a_refused_congestion_control_is_tried_again_ever_more_seldom(
 
 
 def test_a_congestion_control_that_comes_later_is_selected_then(
-    connection: socket.socket, all_of_them: StandIns, monkeypatch: pytest.MonkeyPatch
+    connection: socket.socket, all_of_them: ShadowRecords, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def not_there(*_: object) -> None:
         raise FileNotFoundError(errno.ENOENT, "No such file or directory")
@@ -185,5 +185,5 @@ def test_a_congestion_control_that_comes_later_is_selected_then(
         patch.setattr(sockets, "enlist", not_there)
         all_of_them.look(0, "reno")
     assert connection.getsockopt(6, 13, 16) == before
-    all_of_them.look(int(standin.FIRST_AGAIN_NS), "reno")
+    all_of_them.look(int(shadow.FIRST_AGAIN_NS), "reno")
     assert connection.getsockopt(6, 13, 16).startswith(b"reno\0")

@@ -6,21 +6,17 @@ from typing import Any
 
 import numpy as np
 import slots as plain
-from flowslot.protocol.grantbook import Granted
+from seen import at
 
 from flowslot.model.topology import Topology
-from flowslot.model.units import MILLISECOND, Nanos
+from flowslot.model.units import Nanos
+from flowslot.protocol.grantbook import Granted
 from flowslot.protocol.messages import Demand
 from flowslot_shm.layout import HEADER, Quiet
 from flowslotd.observe.observer import RARE_SLOTS
 
 MB = 1_000_000
-T0 = 10**12
 SLOT_MS = 60
-
-
-def at(ms: float) -> Nanos:
-    return Nanos(T0 + round(ms * MILLISECOND))
 
 
 def granted(flow: int, standing: bool) -> Granted:
@@ -108,7 +104,7 @@ class Room:
         said, self.desk.demands = self.desk.demands, []
         return [demand for demands in said for demand in demands]
 
-    def hushed(self, name: str = "train", *cookies: int) -> tuple[Any, ...]:
+    def suppressed(self, name: str = "train", *cookies: int) -> tuple[Any, ...]:
         """A job at work on 1 MB per flow; all grants stand, and it has been told so."""
         cookies = cookies or (7,)
         job, *flows = self.enlist(name, *cookies)
@@ -123,8 +119,3 @@ class Room:
         self.said()
         assert word(job) == 1
         return job, *flows
-
-
-def start(flow: Any, iteration: int = 1, total: int = MB) -> None:
-    flow.begin(iteration, total)
-    flow.ready(total)

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from outsiders import HERE, THERE, Outsider, Sink, node, settle
-from watching import SIZE, Watching, until_found
+from passive import HERE, SIZE, THERE, Sink, Unpatched, Watching, node, settle, until_found
 
-from flowslotd.observe.passive import finder, service, sockets, watcher
+from flowslotd import sockets
+from flowslotd.observe.passive import finder, service, watcher
 from flowslotd.observe.passive.finder import Finder
 
 UNIT = Path(__file__).parents[2] / "systemd/flowslotd.service"
@@ -26,11 +26,11 @@ UNIT = Path(__file__).parents[2] / "systemd/flowslotd.service"
 
 def test_strange_processes_hurt_nobody(stack: ExitStack, watching: Watching) -> None:
     port = Sink(stack).port
-    Outsider(stack, 1, THERE, port, env=node(port=10**12))
-    Outsider(stack, 1, THERE, port, env=node(role="w" * 100_000))
-    crowd = Outsider(stack, 1, THERE, port, env=node(FLOWSLOT_JOB="bert"))
+    Unpatched(stack, 1, THERE, port, env=node(port=10**12))
+    Unpatched(stack, 1, THERE, port, env=node(role="w" * 100_000))
+    crowd = Unpatched(stack, 1, THERE, port, env=node(FLOWSLOT_JOB="bert"))
     crowd.do(f"open {min(10_000, _most_descriptors() - 100)}")
-    honest = Outsider(stack, 1, THERE, port, env=node(FLOWSLOT_JOB="bert"))
+    honest = Unpatched(stack, 1, THERE, port, env=node(FLOWSLOT_JOB="bert"))
     # Both claim the same job, as two of its nodes would.
     slots = until_found(watching, crowd, honest, connections=2)
     assert {bytes(slot["job"]) for slot in slots} == {b"bert"}
@@ -46,7 +46,7 @@ def test_more_processes_of_a_user_than_are_looked_at(
 ) -> None:
     monkeypatch.setattr(finder, "MAX_PER_USER", 2)
     port = Sink(stack).port
-    workers = [Outsider(stack, 1, THERE, port) for _ in range(4)]
+    workers = [Unpatched(stack, 1, THERE, port) for _ in range(4)]
     mine = {worker.pid for worker in workers}
     one = Finder([HERE])
     stack.callback(one.close)
@@ -56,27 +56,27 @@ def test_more_processes_of_a_user_than_are_looked_at(
     assert len([r for r in caplog.records if "more ps-lite processes" in r.message]) == 1
 
 
-def _found(one: Finder, workers: list[Outsider], n: int) -> set[int] | None:
+def _found(one: Finder, workers: list[Unpatched], n: int) -> set[int] | None:
     for worker in workers:
         worker.do(f"send {SIZE}")
     pids = {found.pid for found in one.look()}
     return pids if len(pids) == n else None
 
 
-def test_fail_open_a_bug_drops_the_stand_ins_and_begins_anew(
+def test_fail_open_a_bug_drops_the_shadow_records_and_begins_anew(
     stack: ExitStack, watching: Watching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "AGAIN_S", 0.05)
-    worker = Outsider(stack, 1, THERE, Sink(stack).port)
+    worker = Unpatched(stack, 1, THERE, Sink(stack).port)
     until_found(watching, worker, connections=1)
 
     def fail(*_: object) -> None:
         raise ZeroDivisionError("a bug")
 
     with monkeypatch.context() as patch:
-        patch.setattr(watcher.StandIns, "look", fail)
+        patch.setattr(watcher.ShadowRecords, "look", fail)
         settle(lambda: len(watching.bugs) >= 2)  # the second attempt fails, too
-        assert watching.outside.records == {}
+        assert watching.passive.records == {}
     assert {type(bug) for bug in watching.bugs} == {ZeroDivisionError}
     until_found(watching, worker, connections=1)
 
@@ -85,7 +85,7 @@ def test_a_process_that_cannot_be_read_holds_up_nobody(
     stack: ExitStack, watching: Watching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its environment may be in memory that takes forever to be had."""
-    worker = Outsider(stack, 1, THERE, Sink(stack).port)
+    worker = Unpatched(stack, 1, THERE, Sink(stack).port)
     until_found(watching, worker, connections=1)
     stuck, free = threading.Event(), threading.Event()
     stack.callback(free.set)
@@ -101,7 +101,7 @@ def test_a_process_that_cannot_be_read_holds_up_nobody(
         worker.train(SIZE, 3)
         settle(lambda: watching.slots()[0]["iteration"] >= iteration + 2)
         watching.use(pslite=False)  # does not wait for it either
-        assert watching.outside.records == {}
+        assert watching.passive.records == {}
         free.set()
 
 
@@ -109,12 +109,12 @@ class Stuck:
     """Holds up the watch thread that looks at the worker's socket next, as a hostile process would:
     it closes the socket while it is borrowed, and wants all of it sent first."""
 
-    def __init__(self, worker: Outsider, sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, worker: Unpatched, sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begin = threading.Event()
         look = sockets.look
 
         def while_borrowed(sock: socket.socket) -> sockets.Info:
-            watching = threading.current_thread().name == "outside-watch"
+            watching = threading.current_thread().name == "passive-watch"
             theirs = watching and sock.getpeername()[1] == sink.port
             if theirs and self.begin.is_set():
                 self.begin.clear()
@@ -130,17 +130,17 @@ def test_fail_open_a_process_that_holds_up_the_thread_is_not_waited_for(
     monkeypatch.setattr(service, "AGAIN_S", 0.05)
     monkeypatch.setattr(service, "CHECK_S", 0.1)
     sink, honest_sink = Sink(stack), Sink(stack)
-    hostile = Outsider(stack, 1, THERE, sink.port)
-    honest = Outsider(stack, 1, THERE, honest_sink.port)
+    hostile = Unpatched(stack, 1, THERE, sink.port)
+    honest = Unpatched(stack, 1, THERE, honest_sink.port)
     stack.callback(sink.reset)
     stuck = Stuck(hostile, sink, monkeypatch)
     until_found(watching, hostile, honest, connections=2)
-    (before,) = [t for t in threading.enumerate() if t.name == "outside-watch"]
+    (before,) = [t for t in threading.enumerate() if t.name == "passive-watch"]
     sink.rest(hostile)
     stuck.begin.set()
     settle(lambda: len(watching.left) == 2)
     assert {type(bug) for bug in watching.bugs} == {TimeoutError}
-    assert "outside-watch is held up" in str(watching.bugs[0])
+    assert "passive-watch is held up" in str(watching.bugs[0])
     assert before.is_alive()
     until_found(watching, honest, connections=1)
     assert before.is_alive()
@@ -156,17 +156,17 @@ def test_only_so_many_threads_are_left_to_themselves(
     free = threading.Event()
     stack.callback(free.set)
     watching.use(pslite=False)
-    settle(lambda: _threads("outside-watch") == 0)
+    settle(lambda: _threads("passive-watch") == 0)
     with monkeypatch.context() as patch:
         patch.setattr(service, "CHECK_S", 0.02)
-        patch.setattr(watcher.StandIns, "look", lambda *_: free.wait(120))
+        patch.setattr(watcher.ShadowRecords, "look", lambda *_: free.wait(120))
         watching.use()
-        settle(lambda: len(watching.bugs) == 3 and not watching.outside.watching)
+        settle(lambda: len(watching.bugs) == 3 and not watching.passive.watching)
         watching.use()  # a reload does not help either
-        assert not watching.outside.watching
-        assert _threads("outside-watch") == 3
+        assert not watching.passive.watching
+        assert _threads("passive-watch") == 3
     free.set()
-    settle(lambda: watching.outside.watching and _threads("outside-watch") == 1)
+    settle(lambda: watching.passive.watching and _threads("passive-watch") == 1)
 
 
 def test_threads_that_a_reload_stops_count_too(
@@ -175,12 +175,12 @@ def test_threads_that_a_reload_stops_count_too(
     monkeypatch.setattr(service, "MAX_STUCK", 3)
     free = threading.Event()
     stack.callback(free.set)
-    monkeypatch.setattr(watcher.StandIns, "look", lambda *_: free.wait(120))
+    monkeypatch.setattr(watcher.ShadowRecords, "look", lambda *_: free.wait(120))
 
     def reload() -> bool:
         watching.use(pslite=False)
         watching.use()
-        return not watching.outside.watching and _threads("outside-watch") == 3
+        return not watching.passive.watching and _threads("passive-watch") == 3
 
     settle(reload)
     assert not watching.bugs
@@ -207,28 +207,28 @@ def test_a_reload_while_it_waits_to_begin_anew_leaves_one_watcher(
     stack: ExitStack, watching: Watching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "AGAIN_S", 0.2)
-    worker = Outsider(stack, 1, THERE, Sink(stack).port)
+    worker = Unpatched(stack, 1, THERE, Sink(stack).port)
     bug = ZeroDivisionError("a bug")
-    watching.call(watching.outside._failed, watching.outside._watcher, bug)
+    watching.call(watching.passive._failed, watching.passive._watcher, bug)
     watching.use()
-    one = watching.outside._watcher
+    one = watching.passive._watcher
     until_found(watching, worker, connections=1)  # which takes more than a second
-    assert watching.outside._watcher is one
-    settle(lambda: _threads("outside-watch") == _threads("outside-find") == 1)
+    assert watching.passive._watcher is one
+    settle(lambda: _threads("passive-watch") == _threads("passive-find") == 1)
 
 
 def test_fail_open_it_begins_anew_though_letting_go_fails_too(
     stack: ExitStack, watching: Watching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "AGAIN_S", 0.05)
-    workers = [Outsider(stack, 1, THERE, Sink(stack).port) for _ in range(2)]
+    workers = [Unpatched(stack, 1, THERE, Sink(stack).port) for _ in range(2)]
     until_found(watching, *workers, connections=2)
 
     def fail(_: object) -> None:
         raise ZeroDivisionError("another bug")
 
-    watching.outside._left = fail
-    watching.call(watching.outside._failed, watching.outside._watcher, ValueError("a bug"))
+    watching.passive._left = fail
+    watching.call(watching.passive._failed, watching.passive._watcher, ValueError("a bug"))
     assert [type(bug) for bug in watching.bugs] == [ValueError] + [ZeroDivisionError] * 2
     until_found(watching, *workers, connections=2)
 
@@ -292,7 +292,7 @@ def only(capabilities: set[str]) -> tuple[str, ...]:
 @pytest.mark.root
 @pytest.mark.skipif(not shutil.which("setpriv"), reason="setpriv is missing (util-linux)")
 def test_with_the_units_capabilities_another_users_process_is_found(stack: ExitStack) -> None:
-    theirs = Outsider(stack, 1, THERE, Sink(stack).port, user=65534, group=65534, extra_groups=[])
+    theirs = Unpatched(stack, 1, THERE, Sink(stack).port, user=65534, group=65534, extra_groups=[])
     assert os.stat(f"/proc/{theirs.pid}").st_uid == 65534
     mine = unit_capabilities()
     allowed = Looker(stack, *only(mine))
@@ -320,7 +320,7 @@ def test_with_the_units_capabilities_another_users_process_is_found(stack: ExitS
 def test_a_refusal_is_said_once(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    workers = [Outsider(stack, 1, THERE, Sink(stack).port) for _ in range(2)]
+    workers = [Unpatched(stack, 1, THERE, Sink(stack).port) for _ in range(2)]
     monkeypatch.setattr(finder, "_absent", list)
     one = Finder([HERE])
     stack.callback(one.close)
@@ -339,7 +339,7 @@ def test_a_refusal_is_said_once(
 def test_a_process_that_ends_while_it_is_examined_leaves_no_descriptor(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker = Outsider(stack, 1, THERE, Sink(stack).port)
+    worker = Unpatched(stack, 1, THERE, Sink(stack).port)
     read = finder._node
     calls = iter(range(1000))
 
@@ -372,7 +372,7 @@ def test_who_has_too_many_connections_takes_none_from_others(
 ) -> None:
     monkeypatch.setattr(finder, "MAX_CONNECTIONS_PER_USER", 2)
     port = Sink(stack).port
-    greedy, modest, late = (Outsider(stack, n, THERE, port) for n in (3, 2, 1))
+    greedy, modest, late = (Unpatched(stack, n, THERE, port) for n in (3, 2, 1))
     one = Finder([HERE])
     stack.callback(one.close)
     with caplog.at_level(logging.WARNING):

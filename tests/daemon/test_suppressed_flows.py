@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Flows whose grants stand are left alone, and heard of again at once when they cease to stand."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from flowslot.protocol.grantbook import Granted
-from quiet import MB, SLOT_MS, Room, at, granted, start, word
-from slots import MemoryPacer, Setup, slot_start
+from seen import at
+from slots import MemoryPacer, Setup, slot_start, start
+from suppressed import MB, SLOT_MS, Room, granted, word
 
 from flowslot.model.slot import SlotGrid
 from flowslot.model.topology import Topology
 from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.policy import registry
 from flowslot.policy.registry import PolicyOptions
+from flowslot.protocol.grantbook import Granted
 from flowslot.protocol.messages import Demand
 from flowslotd.flows.flow_table import FlowTable
 from flowslotd.observe.observer import RARE_SLOTS, Observer
@@ -29,7 +31,7 @@ def room(topology: Topology, make_job: Callable[..., Any]) -> Room:
     return Room(topology, make_job)
 
 
-def test_a_standing_grant_makes_the_record_quiet(room: Room) -> None:
+def test_a_standing_grant_suppresses_the_record(room: Room) -> None:
     job, first = room.enlist("train", 7)
     job.flow(1, cookie=8, dst=ELSEWHERE)
     start(first)
@@ -53,7 +55,7 @@ def test_an_answer_within_the_pass_counts_in_the_same_pass(room: Room) -> None:
 
 
 def test_phases_are_no_news_and_another_volume_is(room: Room) -> None:
-    job, flow = room.hushed()
+    job, flow = room.suppressed()
     for i in range(2, 20):
         flow.done(MB)
         room.loop.on_events(at(100 * i), [job])
@@ -71,16 +73,16 @@ def test_phases_are_no_news_and_another_volume_is(room: Room) -> None:
     assert word(job) == 1, "and it is left alone as before"
 
 
-def test_quiet_sources_are_looked_at_every_fourth_slot(room: Room) -> None:
-    quiet, (loud, flow) = room.hushed()[0], room.enlist("loud", 8)
+def test_suppressed_sources_are_looked_at_every_fourth_slot(room: Room) -> None:
+    suppressed, (loud, flow) = room.suppressed()[0], room.enlist("loud", 8)
     start(flow)
     room.slot()
     loud.reader.looks = 0
     looked = []
     for n in range(3 * RARE_SLOTS):
-        before = quiet.reader.looks
+        before = suppressed.reader.looks
         room.slot()
-        looked += [n] * (quiet.reader.looks - before)
+        looked += [n] * (suppressed.reader.looks - before)
     assert np.diff(looked).tolist() == [RARE_SLOTS] * 2
     assert loud.reader.looks == 3 * RARE_SLOTS
     assert room.pacer.deadline == at(60 * (room.n + 2)), "but its entry is kept alive"
@@ -102,17 +104,20 @@ def test_idle_sources_are_looked_at_every_fourth_slot_or_when_they_ring(room: Ro
     assert job.reader.looks == 4, "and in each slot again"
 
 
-def test_quiet_sources_are_spread_over_the_slots(room: Room) -> None:
-    jobs = [room.hushed(f"j{i}", 10 + i)[0] for i in range(RARE_SLOTS)]
+def test_suppressed_sources_are_spread_over_the_slots(room: Room) -> None:
+    jobs = [room.suppressed(f"j{i}", 10 + i)[0] for i in range(RARE_SLOTS)]
     due = [room.observer.due(room.n + n, jobs) for n in range(1, 1 + 2 * RARE_SLOTS)]
     assert {job.id for sources in due for job in sources} == {job.id for job in jobs}
     assert max(len(sources) for sources in due) <= 2
 
 
-def test_when_it_ceases_to_stand_the_present_state_is_told_at_once(room: Room) -> None:
-    job, flow = room.hushed()
+@pytest.mark.parametrize("grant", [granted(7, False), Granted(7, math.nan, math.nan)])
+def test_when_it_ceases_to_stand_the_present_state_is_reported_at_once(
+    room: Room, grant: Granted
+) -> None:
+    job, flow = room.suppressed()
     flow.done(300_000)  # nobody looks
-    room.loop.on_grants(at(70), [granted(7, False)])
+    room.loop.on_grants(at(70), [grant])
     assert [(d.flow, d.remaining, d.wait_ns) for d in room.said()] == [
         (7, 700_000, 70 * MILLISECOND)
     ]
@@ -122,17 +127,9 @@ def test_when_it_ceases_to_stand_the_present_state_is_told_at_once(room: Room) -
     assert [demand.remaining for demand in room.said()] == [0], "phases are news again"
 
 
-def test_when_nobody_has_a_say_any_more_all_is_news_again(room: Room) -> None:
-    job, flow = room.hushed()
-    flow.done(300_000)
-    room.loop.on_grants(at(70), [Granted(7, float("nan"), float("nan"))])
-    assert [demand.remaining for demand in room.said()] == [700_000]
-    assert word(job) == 0
-
-
-def test_when_an_answer_within_a_pass_ends_it_the_present_state_is_told(room: Room) -> None:
+def test_when_an_answer_within_a_pass_ends_it_the_present_state_is_reported(room: Room) -> None:
     """As the daemon's own arbiter does it: a newcomer's demand is answered before it returns."""
-    job, flow = room.hushed()
+    job, flow = room.suppressed()
     newcomer, other = room.enlist("newcomer", 8)
 
     def answer(now: Nanos, demands: Sequence[Demand]) -> None:
@@ -148,7 +145,7 @@ def test_when_an_answer_within_a_pass_ends_it_the_present_state_is_told(room: Ro
 
 
 def test_an_unknown_socket_makes_the_next_slot_look_at_everything(room: Room) -> None:
-    job, _ = room.hushed()
+    job, _ = room.suppressed()
     room.skip(job)
     room.observer.stir()
     job.flow(5, cookie=99, dst=ELSEWHERE)
@@ -157,28 +154,25 @@ def test_an_unknown_socket_makes_the_next_slot_look_at_everything(room: Room) ->
     assert word(job) == 0, "the new flow has no grant yet"
 
 
-def test_a_source_without_rows_is_never_quiet(room: Room) -> None:
-    job, flow = room.hushed()
+def test_a_source_without_rows_is_never_suppressed(room: Room) -> None:
+    job, flow = room.suppressed()
     empty = room.enlist("empty", 0)[0]  # without a cookie there is no row
     room.slot()
     assert word(empty) == 0
+    other = room.suppressed("other", 8)[0]
+    room.observer.closed(8)
     flow.close()
+    room.loop.on_events(at(SLOT_MS * room.n + 1), [])
     for _ in range(RARE_SLOTS):
         room.slot()
     assert word(job) == 0
-    assert all(room.observer.due(n, [job, empty]) == [job, empty] for n in range(RARE_SLOTS))
+    jobs = [job, empty, other]
+    assert all(room.observer.due(n, jobs) == jobs for n in range(RARE_SLOTS))
 
 
-def test_a_source_whose_last_socket_was_closed_is_not_quiet(room: Room) -> None:
-    job, _ = room.hushed()
-    room.observer.closed(7)
-    room.loop.on_events(at(70), [])
-    assert all(room.observer.due(n, [job]) for n in range(RARE_SLOTS))
-
-
-def test_the_kernel_is_asked_for_nothing_while_it_is_quiet(room: Room) -> None:
+def test_the_kernel_is_asked_for_nothing_while_it_is_suppressed(room: Room) -> None:
     room.pacer.acked[7] = 0
-    job, flow = room.hushed()
+    job, flow = room.suppressed()
     assert room.pacer.watched == {7: MB}
     room.pacer.acked[7] = MB
     flow.done(MB)
@@ -193,7 +187,7 @@ def test_the_kernel_is_asked_for_nothing_while_it_is_quiet(room: Room) -> None:
 
 
 def test_what_stands_is_written_once(room: Room) -> None:
-    room.hushed("train", 7, 8)
+    room.suppressed("train", 7, 8)
     writes = len(room.pacer.writes)
     for _ in range(3 * RARE_SLOTS):
         room.slot()
@@ -201,7 +195,7 @@ def test_what_stands_is_written_once(room: Room) -> None:
 
 
 @pytest.mark.parametrize("policy", ["static", "observe"])
-def test_without_an_arbiter_everything_is_quiet(
+def test_without_an_arbiter_everything_is_suppressed(
     topology: Topology, make_job: Callable[..., Any], policy: str
 ) -> None:
     observer = Observer(FlowTable(topology, "h1"), lambda pid, fd, cookie: None)

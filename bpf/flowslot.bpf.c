@@ -58,7 +58,7 @@ void BPF_PROG(fs_pkts_acked, struct sock *sk, const struct ack_sample *sample)
 	    tp->bytes_acked >= ctl->drain_at) {
 		f->drained = ctl->drain_at;
 		if (st && slot && tp->write_seq == tp->snd_una)
-			st->drained = ctl->drain_at; /* first of all: an heir may be waiting */
+			st->drained = ctl->drain_at; /* first of all: a borrower may be waiting */
 		tell(sk, f, FS_DRAINED, now);
 	}
 }
@@ -80,7 +80,7 @@ __u32 BPF_PROG(fs_min_tso_segs, struct sock *sk)
 		if (now - f->idle_ns > FS_GAP_NS)
 			f->extra = 0;
 		if (st && slot)
-			st->drained = 0; /* the heir must do without */
+			st->drained = 0; /* the borrower must do without */
 		f->idle_ns = 0;
 		f->rtt_now = ~0U;
 		f->rtt_before = ~0U;

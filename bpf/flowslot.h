@@ -33,8 +33,8 @@ struct fs_ctl {
 	__u32 queue_us;    /* time that the smallest buffer of the path holds at its link's rate */
 	__u32 base_rtt_us; /* smallest RTT known for the path; 0: only the flow's own counts */
 	__u32 guaranteed; /* 1: a live arbiter holds every link of the path */
-	__u32 donor; /* slot of a flow of the same path whose rate is used while it is idle; 0: none */
-	__u32 donor_cookie; /* low half of its cookie: its slot may go to another flow */
+	__u32 lender; /* slot of a flow of the same path whose rate is used while it is idle; 0: none */
+	__u32 lender_cookie; /* low half of its cookie: its slot may go to another flow */
 };
 
 /* What the kernel knows of the flow in this slot. Slot 0 holds `high` and nothing else. */

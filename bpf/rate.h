@@ -77,24 +77,24 @@ static __always_inline __u64 catch_up(struct tcp_sock *tp, struct flow *f, __u64
 }
 
 /*
- * The rate that is reserved for this flow now: its own, and that of its donor while that has
+ * The rate that is reserved for this flow now: its own, and that of its lender while that has
  * drained. The daemon negotiates about it afterwards; until then the two have no more than before.
  */
 static __always_inline __u64 reserved(struct fs_ctl *ctl, __u64 now)
 {
-	__u32 slot = ctl->donor;
+	__u32 slot = ctl->lender;
 	struct fs_stat *st;
-	struct fs_ctl *donor;
+	struct fs_ctl *lender;
 
 	if (!slot)
 		return ctl->reserved;
-	donor = bpf_map_lookup_elem(&fs_ctl, &slot);
+	lender = bpf_map_lookup_elem(&fs_ctl, &slot);
 	st = bpf_map_lookup_elem(&fs_stat, &slot);
-	if (!donor || !st || donor->cookie != st->cookie ||
-	    (__u32)donor->cookie != ctl->donor_cookie || now > donor->deadline_ns ||
-	    !donor->drain_at || st->drained != donor->drain_at)
+	if (!lender || !st || lender->cookie != st->cookie ||
+	    (__u32)lender->cookie != ctl->lender_cookie || now > lender->deadline_ns ||
+	    !lender->drain_at || st->drained != lender->drain_at)
 		return ctl->reserved;
-	return ctl->reserved + donor->reserved;
+	return ctl->reserved + lender->reserved;
 }
 
 /* Set the rate and the window. */

@@ -113,7 +113,7 @@ def status(data: Data) -> RenderableType:
         ("flows", _counts(data["flows"])),
         ("records", _counts(data["records"])),
         *_unpatched(data.get("unpatched")),
-        ("rate writes", f"{data['rate_writes']}  holds {data['holds']}"),
+        ("rate writes", str(data["rate_writes"])),
         ("errors", _counts(data["errors"])),
     ]
     if data.get("feedback"):

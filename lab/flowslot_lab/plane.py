@@ -205,7 +205,6 @@ class ControlPlane:
         accounts = {host: self.ask(host, "status") for host in self.daemons}
         for host, account in accounts.items():
             evidence.rate_writes += account["rate_writes"]
-            evidence.holds += account["holds"]
             evidence.grpc_connections += account["grpc_connections"]
             if account["last_error"]:
                 evidence.errors.append(f"daemon of {host}: {account['last_error']}")

@@ -69,7 +69,6 @@ class Evidence:
     preempted: int = 0
     expired: int = 0
     rate_writes: int = 0
-    holds: int = 0
     bytes_verified: int = 0
     grpc_connections: int = 0
     control_packets: int = 0
@@ -94,7 +93,6 @@ class Evidence:
                 "expired": self.expired,
             },
             "rate_writes": self.rate_writes,
-            "holds": self.holds,
             "bytes_verified": self.bytes_verified,
             "grpc_connections": self.grpc_connections,
             "control_packets": self.control_packets,

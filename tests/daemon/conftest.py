@@ -152,8 +152,8 @@ def stack() -> Iterator[ExitStack]:
 
 @pytest.fixture
 def watching(stack: ExitStack) -> Any:
-    """See watching.py, which is found only from here on."""
-    from watching import Watching
+    """See passive.py, which is found only from here on."""
+    from passive import Watching
 
     watching = Watching()
     stack.callback(watching.close)

@@ -4,12 +4,13 @@
 from dataclasses import dataclass, field
 
 import numpy as np
+from flowslot.protocol.grantbook import Granted
 
 from flowslot.model.slot import SlotGrid
 from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.policy import registry
-from flowslot.protocol.grantbook import Granted
-from flowslotd.observe.flow_table import FlowTable
+from flowslotd.flows.flow_table import FlowTable
+from flowslotd.observe.observer import Observer
 from flowslotd.pace.enforcer import Enforcer
 from flowslotd.pace.pacer import FlowCounters, PaceEntry
 from flowslotd.slotloop import SlotLoop
@@ -75,8 +76,8 @@ class MemoryPacer:
     def events(self):
         return []
 
-    def lend(self, donors):
-        self.donors = dict(donors)
+    def lend(self, lenders):
+        self.lenders = dict(lenders)
         self.lent += 1
 
     def watch(self, cookie, acked_target):
@@ -120,14 +121,15 @@ class Setup:
         self.jobs = []
         self.pacer = MemoryPacer()
         self.desk = desk or Desk()
-        self.table = FlowTable(topology, "h1", lambda pid, fd, cookie: None)
+        self.observer = Observer(FlowTable(topology, "h1"), lambda pid, fd, cookie: None)
+        self.table = self.observer.table
         self.enforcer = Enforcer(self.pacer, hard)
         host_policy = policy
         if isinstance(policy, str):
             host_policy = registry.get(policy).host_policy(registry.PolicyOptions())
         self.loop = SlotLoop(
             SlotGrid(),
-            self.table,
+            self.observer,
             records=lambda: self.jobs,
             policy=host_policy,
             domain=self.desk,

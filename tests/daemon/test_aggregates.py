@@ -7,32 +7,30 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from seen import MS, Seen, at
+from slots import start
 
-from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.protocol.aggregate import NEVER
 from flowslot.protocol.grantbook import Granted
+from flowslotd.flows.rows import FREE, as_structs
+from flowslotd.negotiate import shares
 from flowslotd.negotiate.aggregates import Aggregates
-from flowslotd.observe import learning
-from flowslotd.observe.flow_table import FlowTable
 
-MS = MILLISECOND
 MB = 1_000_000
-
-
-def at(ms):
-    return Nanos(10**12 + round(ms * MS))
 
 
 class Desk:
     """A table and its aggregates, looked at together."""
 
     def __init__(self, topology):
-        self.table = FlowTable(topology, "h1", lambda pid, fd, cookie: None)
+        self.seen = Seen(topology)
+        self.table, self.observer = self.seen.table, self.seen.observer
         self.aggregates = Aggregates(self.table)
 
     def see(self, ms, *jobs, small=True):
         """What is to be told after a look at these jobs."""
-        self.table.observe(at(ms), jobs, None)
+        self.seen.look(ms, *jobs)
+        self.aggregates.follow(at(ms), self.table.take_new(), self.table.take_gone())
         self.aggregates.look(at(ms))
         return self.aggregates.demands(at(ms), small)
 
@@ -42,17 +40,12 @@ class Desk:
         return self.aggregates.share_out(at(ms))
 
     def rates(self):
-        return self.table.rows["rate"].tolist()
+        return self.seen["rate"]
 
 
 @pytest.fixture
 def desk(topology):
     return Desk(topology)
-
-
-def start(flow, iteration=1, total=MB):
-    flow.begin(iteration, total)
-    flow.ready(total)
 
 
 def test_flows_of_one_job_and_path_ask_as_one(desk, make_job):
@@ -67,7 +60,7 @@ def test_flows_of_one_job_and_path_ask_as_one(desk, make_job):
     assert desk.see(0, a, b) == [], "once"
 
 
-def test_processes_of_one_job_share_a_aggregate(desk, make_job):
+def test_processes_of_one_job_share_an_aggregate(desk, make_job):
     jobs = [make_job("a", pid=100), make_job("a", pid=200)]
     for i, job in enumerate(jobs):
         start(job.flow(0, cookie=7 + i))
@@ -85,15 +78,15 @@ def test_unmapped_flows_are_never_asked_for(desk, make_job):
     assert math.isnan(desk.rates()[0]) and desk.rates()[1] == 1e6
 
 
-def test_all_flows_of_a_aggregate_end_together(desk, make_job):
+def test_all_flows_of_an_aggregate_end_together(desk, make_job):
     job = make_job()
     for i in range(3):
         start(job.flow(i, cookie=7 + i), total=(i + 1) * MB)
     desk.see(0, job)
     assert desk.give(0, Granted(7, 6e6, 20e6, False, 9e6)) == {7, 8, 9}
     assert desk.rates() == pytest.approx([1e6, 2e6, 3e6])
-    assert desk.table.rows["ceiling"].tolist() == [20e6] * 3
-    assert desk.table.rows["share"].tolist() == [3e6] * 3
+    assert desk.seen["ceiling"] == [20e6] * 3
+    assert desk.seen["share"] == [3e6] * 3
     assert desk.give(1) == set(), "nothing has happened"
     assert desk.give(1, Granted(7, 6e6, 20e6, False, 9e6)) == {7, 8, 9}, "said anew"
 
@@ -150,7 +143,7 @@ def test_siblings_that_are_still_to_start_keep_their_parts(desk, make_job):
     assert desk.rates() == [10e6, 0.0], "and did not come"
 
 
-def test_a_new_flow_of_a_aggregate_gets_its_part_at_once(desk, make_job):
+def test_a_new_flow_of_an_aggregate_gets_its_part_at_once(desk, make_job):
     job = make_job()
     start(job.flow(0, cookie=7))
     desk.see(0, job)
@@ -162,7 +155,7 @@ def test_a_new_flow_of_a_aggregate_gets_its_part_at_once(desk, make_job):
     assert desk.rates() == pytest.approx([2.5e6, 7.5e6])
 
 
-def test_a_aggregate_outlives_the_flow_that_it_is_named_after(desk, make_job):
+def test_an_aggregate_outlives_the_flow_that_it_is_named_after(desk, make_job):
     job, other = make_job("a"), make_job("b")
     flows = [job.flow(i, cookie=7 + i) for i in range(2)]
     desk.see(0, job)
@@ -180,7 +173,7 @@ def test_a_aggregate_outlives_the_flow_that_it_is_named_after(desk, make_job):
     assert desk.aggregates.take_gone() == []
 
 
-def test_a_aggregate_that_comes_back_has_a_higher_incarnation(desk, make_job):
+def test_an_aggregate_that_comes_back_has_a_higher_incarnation(desk, make_job):
     job = make_job()
     flow = job.flow(0, cookie=7)
     for i in range(20):
@@ -205,7 +198,7 @@ def test_period_volume_and_next_start_are_told(desk, make_job):
         desk.see(200 * i, job)
         flow.done(1000)
         demands = desk.see(200 * i + 50, job)
-    assert desk.table.rows["period"].tolist() == [200 * MS]
+    assert desk.seen["period"] == [200 * MS]
     (demand,) = demands
     assert demand.remaining == 0
     assert demand.next_bytes == 1000
@@ -259,7 +252,7 @@ def test_what_a_flow_leaves_goes_to_its_siblings_before_anybody_looks(desk, make
     desk.see(0, job)
     desk.give(0, Granted(7, 10e6, 20e6))
     assert desk.rates() == [5e6, 5e6]
-    desk.table.drained([8])
+    desk.observer.drained([8])
     assert desk.give(10) == {7, 8}
     assert desk.rates() == [10e6, 0.0]
 
@@ -289,9 +282,9 @@ def test_a_job_that_has_ended_gives_back_what_nobody_uses(desk, make_job):
     desk.give(0, Granted(7, 10e6, 20e6))
     assert desk.aggregates.ended(nobody) == []
     flow.done(MB)
-    desk.table.observe(at(100), [job], None)
+    desk.seen.look(100, job)
     desk.aggregates.look(at(100))
-    assert desk.aggregates.ended(lambda: np.array([0])) == [], "an heir sends at its rate"
+    assert desk.aggregates.ended(lambda: np.array([0])) == [], "a borrower sends at its rate"
     assert desk.aggregates.ended(nobody) == [7]
     desk.aggregates.demands(at(100), small=True)
     assert desk.aggregates.ended(nobody) == [], "told"
@@ -300,9 +293,10 @@ def test_a_job_that_has_ended_gives_back_what_nobody_uses(desk, make_job):
 # --- how a rate is shared out
 
 
-def split(of, rate, present, weight):
-    parts = np.empty(len(of))
-    learning.split(of, rate, present, weight, parts)
+def split(aggregate, rate, present, weight):
+    rows, parts = np.repeat(FREE, len(aggregate)), np.empty(len(aggregate))
+    rows["aggregate"], rows["rate"] = aggregate, present
+    shares.split(as_structs(rows), rate, weight, parts)
     return parts
 
 
@@ -318,10 +312,10 @@ def test_parts_add_up_and_everybody_ends_in_time(flows, granted):
     of = np.array([b for b, *_ in flows], np.intp)
     weight = np.array([w for _, w, _ in flows])
     present = np.array([p for *_, p in flows])
-    rate = np.array([*granted, math.nan])
+    rate = np.array([math.nan, *granted])
     parts = split(of, rate, present, weight)
-    assert np.isnan(parts[of == 2]).all() and (parts[of < 2] >= 0).all()
-    for b in range(2):
+    assert np.isnan(parts[of == 0]).all() and (parts[of > 0] >= 0).all()
+    for b in (1, 2):
         mine = of == b
         if not mine.any():
             continue
@@ -330,20 +324,20 @@ def test_parts_add_up_and_everybody_ends_in_time(flows, granted):
         if rate[b] > 0:
             busy = mine & (weight > 0)
             best = weight[mine].sum() / rate[b]
-            bound = learning.KEEP_RATIO * best + learning.KEEP_SLACK_S
+            bound = shares.KEEP_RATIO * best + shares.KEEP_SLACK_S
             assert (weight[busy] / parts[busy] <= bound * (1 + 1e-6)).all()
 
 
 @given(st.lists(st.floats(1.0, 1e9), min_size=1, max_size=9), st.floats(1.0, 1e11))
 def test_what_was_shared_out_well_is_left_alone(weights, rate):
-    of, weight = np.zeros(len(weights), np.intp), np.array(weights)
-    total = np.array([rate, math.nan])
+    of, weight = np.ones(len(weights), np.intp), np.array(weights)
+    total = np.array([math.nan, rate])
     parts = split(of, total, np.full(len(weights), math.nan), weight)
     assert (split(of, total, parts, weight * 0.3) == parts).all()
 
 
 def test_what_is_never_expected_is_so_for_loops_and_for_aggregates():
-    assert learning.NEVER == NEVER
+    assert shares.NEVER == NEVER
 
 
 def test_flows_that_wait_for_other_hosts_give_their_rate_to_others(desk, make_job):

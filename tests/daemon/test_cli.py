@@ -29,7 +29,7 @@ STATUS = {
     "decision": {"count": 9, "p50_us": 300.0, "p90_us": 400.0, "p99_us": 450.0, "max_us": 500.0},
     "replan": {"count": 0, "p50_us": 0.0, "p90_us": 0.0, "p99_us": 0.0, "max_us": 0.0},
     "negotiation": {"count": 0, "p50_us": 0.0, "p90_us": 0.0, "p99_us": 0.0, "max_us": 0.0},
-    "rate_writes": 12, "holds": 0,
+    "rate_writes": 12,
     "flows": {"total": 2, "active": 1, "paced": 2, "unmapped": 0, "refused": 0},
     "records": {"registered": 1, "refused": 0, "faulty_slots": 0, "torn_slots": 0},
     "unpatched": {"watching": True, "processes": 1, "connections": 4},
@@ -51,7 +51,7 @@ clock offset   -0.120 ms
 flows          total 2  active 1  paced 2  unmapped 0  refused 0
 records        registered 1  refused 0  faulty_slots 0  torn_slots 0
 unpatched      processes 1  connections 4
-rate writes    12  holds 0
+rate writes    12
 errors         -
 feedback       rounds 9  late 1  livelocks 0  starvations 2, without s2
 configuration  /etc/flowslot/flowslotd.toml

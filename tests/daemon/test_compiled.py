@@ -3,17 +3,21 @@
 
 import importlib.util
 import math
+import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
-import flowslot_shm.slot_check
-import flowslotd.observe.learning
-import flowslotd.pace.rate_table
+from flowslot_shm import slot_check
 from flowslot_shm.layout import State, offset
-from flowslotd.observe.progress import ROW
+from flowslotd.flows import rows
+from flowslotd.flows.rows import FREE
+from flowslotd.negotiate import shares
+from flowslotd.observe import learning
+from flowslotd.pace import handover, rate_table
 from flowslotd.pace.layout import CTL, STAT
 from flowslotd.pace.pacer import ENTRY
 
@@ -21,35 +25,41 @@ RNG = np.random.Generator
 NOW = 10**15
 
 
-def plain(module: ModuleType) -> Any:
-    """The source of a module, interpreted."""
+def plain(module: ModuleType, **imported: ModuleType) -> Any:
+    """The source of a module, interpreted; what it imports from rows.py, too."""
     assert module.__spec__ is not None and module.__spec__.origin is not None
     folder, name = module.__spec__.origin.rsplit("/", 1)[0], module.__name__.rsplit(".", 1)[1]
     source = f"{folder}/{name}.py"
     spec = importlib.util.spec_from_file_location("plain_loops", source)
     assert spec is not None and spec.loader is not None
     made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "flowslotd.flows.rows", imported.get("rows", rows))
+        spec.loader.exec_module(made)
     return made
 
 
-COMPILED: Any = flowslotd.observe.learning
-PLAIN = plain(flowslotd.observe.learning)
+PLAIN_ROWS = plain(rows)
 SEEDS = pytest.mark.parametrize("seed", range(30))
 
 
+def both(module: ModuleType) -> list[tuple[Any, Callable[[np.ndarray], Any]]]:
+    """A module compiled and interpreted, and what makes of an array what each of them takes."""
+    interpreted = plain(module, rows=PLAIN_ROWS)
+    return [(module, rows.as_structs), (interpreted, PLAIN_ROWS.as_structs)]
+
+
 def test_the_loops_are_compiled_here() -> None:
-    assert flowslotd.observe.learning.COMPILED, "make setup compiles them"
-    for module in (flowslot_shm.slot_check, flowslotd.pace.rate_table):
+    for module in (rows, learning, shares, handover, rate_table, slot_check):
         assert str(module.__file__).endswith(".so"), "make setup compiles them"
-    assert not PLAIN.COMPILED
+    assert rows.COMPILED and not PLAIN_ROWS.COMPILED
 
 
 def some_rows(rng: RNG, n: int) -> np.ndarray:
-    rows = np.zeros(n, ROW)
+    rows = np.repeat(FREE, n)
     rows["cookie"] = rng.choice(4 * n, n, replace=False) + 1
     rows["job"] = rng.integers(0, 4, n)
-    for flag in ("seen", "active", "drained", "kernel", "announced", "quiet"):
+    for flag in ("seen", "active", "drained", "kernel", "announced", "suppressed"):
         rows[flag] = rng.integers(0, 2, n)
     rows["iteration"] = rng.integers(0, 4, n)
     rows["inc"] = rng.integers(1, 4, n)
@@ -90,46 +100,46 @@ def test_looks_at_flows_are_the_same(seed: int) -> None:
     acked = rng.integers(0, 2_000_000, len(cookies))
     ended = rng.permutation(n)[: rng.integers(1, n + 1)].astype(np.intp)
     results = []
-    for loops in (COMPILED, PLAIN):
-        rows = before.copy()
-        table = loops.table(rows)
+    for loops, structs in both(learning):
+        after = before.copy()
+        table = structs(after)
         loops.advance(NOW, table, at, words, slots, cookies, acked, bool(seed % 3 == 0))
         signs = loops.signs(table, at, bool(seed % 2), bool(seed % 5))
         working = np.zeros((4, 1), np.int64)
         loops.drain(table, ended, working)
         watched = np.zeros(n, np.intp)
         count = loops.watch(table, False, watched)
-        results.append((rows.view(np.uint8), signs, working, count, watched))
+        results.append((after.view(np.uint8), signs, working, count, watched))
     for compiled, interpreted in zip(*results, strict=True):
         np.testing.assert_array_equal(compiled, interpreted)
 
 
 @SEEDS
-def test_heirs_get_the_same_donors(seed: int) -> None:
+def test_borrowers_get_the_same_lenders(seed: int) -> None:
     rng = np.random.default_rng(seed)
     n = int(rng.integers(1, 60))
     rows = some_rows(rng, n)
     rows["path"] = rng.integers(0, 3, n)
     rows["rate"] *= rng.integers(0, 2, n)
-    before = rng.integers(-1, n, n).astype(np.intp)
+    rows["lender"] = rng.integers(-1, n, n)
     results = []
-    for loops in (COMPILED, PLAIN):
-        table, fastest = loops.table(rows), np.zeros(3)
-        found, donor_of = np.zeros((2, n), np.intp), before.copy()
-        loops.keep(table, seed % 7 == 0, donor_of)
-        kept = donor_of.copy()
-        counts = loops.candidates(table, False, 0.25, fastest, donor_of, tuple(found))
+    for loops, structs in both(handover):
+        after, fastest = rows.copy(), np.zeros(3)
+        table, found = structs(after), np.zeros((2, n), np.intp)
+        loops.keep(table, seed % 7 == 0)
+        kept = after["lender"].copy()
+        counts = loops.candidates(table, False, 0.25, fastest, tuple(found))
         parts = [part[:count] for part, count in zip(found, counts, strict=True)]
         order = [part[np.argsort(rows["path"][part], kind="stable")] for part in parts]
-        loops.pair(table, *order, np.zeros(4, np.intp), donor_of)
-        results.append((kept, *counts, found, donor_of))
+        loops.pair(table, *order, np.zeros(4, np.intp))
+        results.append((kept, *counts, found, after["lender"]))
     for compiled, interpreted in zip(*results, strict=True):
         np.testing.assert_array_equal(compiled, interpreted)
-    new = np.flatnonzero(donor_of != kept)
-    pairs = list(zip(new, donor_of[new], strict=True))
-    assert len({donor for _, donor in pairs}) == len(pairs)
-    assert all(rows["path"][heir] == rows["path"][donor] for heir, donor in pairs)
-    assert all(rows["job"][heir] != rows["job"][donor] for heir, donor in pairs)
+    new = np.flatnonzero(after["lender"] != kept)
+    pairs = list(zip(new, after["lender"][new], strict=True))
+    assert len({lender for _, lender in pairs}) == len(pairs)
+    assert all(rows["path"][borrower] == rows["path"][lender] for borrower, lender in pairs)
+    assert all(rows["job"][borrower] != rows["job"][lender] for borrower, lender in pairs)
 
 
 @SEEDS
@@ -151,8 +161,7 @@ def test_the_kernels_tables_are_written_and_read_in_the_same_way(seed: int) -> N
     path = rng.integers(0, 3, n).astype(np.intp)
     known = stat["cookie"].copy() if seed % 2 else rng.integers(1, 3, n).astype(np.uint64)
     results = []
-    for loops in (flowslotd.pace.rate_table, plain(flowslotd.pace.rate_table)):
-        table = COMPILED.table if loops is flowslotd.pace.rate_table else PLAIN.table
+    for loops, table in both(rate_table):
         after, base = ctl.copy(), np.full(3, 2**32 - 1, np.uint32)
         changed = loops.write(table(after), slots, table(entries))
         again = loops.write(table(after), slots, table(entries))
@@ -173,16 +182,16 @@ def test_aggregates_are_shared_out_in_the_same_way(seed: int) -> None:
     rng = np.random.default_rng(seed)
     n, b = int(rng.integers(1, 60)), int(rng.integers(1, 6))
     rows = some_rows(rng, n)
-    of = rng.integers(0, b + 1, n).astype(np.intp)
+    rows["aggregate"] = rng.integers(0, b + 1, n)
     rate = np.where(rng.integers(0, 5, b + 1) > 0, rng.uniform(0, 1e9, b + 1), np.nan)
     results = []
-    for loops in (COMPILED, PLAIN):
-        table = loops.table(rows.copy())
+    for loops, structs in both(shares):
+        table = structs(rows.copy())
         times, sizes = np.zeros((b + 1, 5), np.int64), np.zeros((b + 1, 3))
         weight, parts = np.zeros(n), np.zeros(n)
-        loops.add_up(NOW, table, of, times, sizes)
-        loops.weigh(NOW, table, of, np.ascontiguousarray(times[:, 0]), weight)
-        loops.split(of, rate, rows["rate"].copy(), weight, parts)
+        loops.add_up(NOW, table, times, sizes)
+        loops.weigh(NOW, table, np.ascontiguousarray(times[:, 0]), weight)
+        loops.split(table, rate, weight, parts)
         results.append((times, sizes, weight, parts))
     for compiled, interpreted in zip(*results, strict=True):
         np.testing.assert_array_equal(compiled, interpreted)
@@ -199,7 +208,7 @@ def test_slots_of_a_record_are_judged_in_the_same_way(seed: int) -> None:
     for _ in range(n):  # some of them in a way that cannot be
         live[rng.integers(0, n), rng.integers(1, 32)] += rng.integers(-(2**40), 2**60)
     results = []
-    for loops in (flowslot_shm.slot_check, plain(flowslot_shm.slot_check)):
+    for loops, _ in both(slot_check):
         words, taken, seen = live.copy(), good.copy(), good[:, 0] & 0xFFFFFFFF
         at, seqs, verdicts = np.zeros(n, np.intp), np.zeros(n, np.int64), np.zeros(n, np.int64)
         count = loops.changed(live, seen, at, seqs)

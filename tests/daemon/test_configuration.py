@@ -5,6 +5,7 @@ import pytest
 
 from flowslot.model.errors import ConfigError
 from flowslotd import config
+from flowslotd.diagnose.preflight import changes
 from flowslotd.negotiate.domain import switches_of
 
 from .conftest import TOPOLOGY
@@ -14,6 +15,7 @@ def test_defaults_observe_and_change_nothing(write):
     loaded = config.load(write('host = "h1"'))
     assert loaded.settings.mode == "observe"
     assert loaded.instance == "h1"
+    assert loaded.settings.unpatched.pslite is False
     assert (loaded.grid.slot_ns, loaded.grid.horizon) == (60_000_000, 10)
 
 
@@ -39,6 +41,8 @@ def test_defaults_observe_and_change_nothing(write):
         ('host = "h1"\nruntime_dir = "x\\u0000"', "runtime_dir", 'only, got "x\\u0000"'),
         (f'host = "h1"\nruntime_dir = "/tmp/{"é" * 60}"', "runtime_dir", "at most 90 bytes"),
         ('host = "h1"\ntopology = "no.toml"', "topology", "No such file or directory"),
+        ('host = "h1"\n[unpatched]\npslite = "yes"', "unpatched.pslite", "must be"),
+        ('host = "h1"\n[unpatched]\npslit = true', "unpatched.pslit", "did you mean `pslite`?"),
         ("host = ", "", "not valid TOML"),
         ("host = " + "[" * 20_000, "", "nested too deeply"),
     ],
@@ -82,10 +86,20 @@ def test_a_file_that_is_no_text_is_said_to_be_none(write):
 
 def test_a_reload_may_change_what_does_not_need_a_restart(write):
     old = config.load(write('host = "h1"'))
-    new = config.load(write('host = "h1"\nmode = "enforce"\npolicy = "static"'))
-    assert config.changed(old, new) == ["mode", "policy"]
+    new = config.load(
+        write('host = "h1"\nmode = "enforce"\npolicy = "static"\n[unpatched]\npslite = true')
+    )
+    assert config.changed(old, new) == ["mode", "policy", "unpatched"]
     fixed = config.load(write('host = "h1"\nslot_ms = 20'))
     with pytest.raises(ConfigError, match="cannot change while running"):
         config.changed(old, fixed)
     moved = config.load(write('host = "h1"', TOPOLOGY.replace("= 0.2", "= 0.3")))
     assert config.changed(old, moved) == ["topology links"]
+
+
+@pytest.mark.parametrize(("backend", "said"), [("bpf", True), ("socket", False)])
+def test_preflight_says_that_sockets_of_unpatched_jobs_would_be_changed(write, backend, said):
+    text = 'host = "h1"\nmode = "enforce"\n[unpatched]\npslite = true'
+    found = changes(config.load(write(text)), backend)
+    when = [(change.where, change.when) for change in found if "ps-lite" in change.what]
+    assert when == [("sockets", "as soon as they are found")] * said  # not only while paced

@@ -16,8 +16,8 @@ from flowslot_shm.layout import Message
 from flowslotd import config
 from flowslotd.clock import own_moment
 from flowslotd.daemon import Daemon
-from flowslotd.observe.flow_info import Ended
-from flowslotd.observe.progress import ROW
+from flowslotd.flows.rows import ROW
+from flowslotd.observe.observer import Ended
 from flowslotd.pace.pacer import KernelEvent
 from flowslotd.slotloop import SlotLoop
 
@@ -69,7 +69,7 @@ def test_what_had_ended_before_it_was_watched_is_heard_of_with_the_pass(
         pacer=SimpleNamespace(events=lambda: [late.pop()] if late else []),
         tell=lambda now: None,
     )
-    monkeypatch.setattr(daemon.table, "drained", lambda flows: heard.extend(flows) or 0)
+    monkeypatch.setattr(daemon.observer, "drained", lambda flows: heard.extend(flows) or 0)
     daemon._at_events()
     daemon._on_grants(0, [])
     assert heard == [7, 7]
@@ -90,7 +90,7 @@ def test_as_a_job_ends_all_its_processes_here_are_looked_at(write, tmp_path, mon
         pacer=SimpleNamespace(events=lambda: events.pop(0)),
     )
     daemon.table.rows = rows
-    monkeypatch.setattr(daemon.table, "drained", drained)
+    monkeypatch.setattr(daemon.observer, "drained", drained)
     monkeypatch.setattr(daemon, "_soon", lambda lazy=False: None)
     monkeypatch.setattr(daemon, "_touch", lambda flows, lazy: touched.append((flows, lazy)))
     daemon._on_kernel()
@@ -161,12 +161,12 @@ def test_errors_at_start_are_one_line_and_a_status(write, text, status, error):
     assert run.stderr.count("\n") == 1
 
 
-def test_without_http2_a_daemon_of_a_network_with_switches_says_what_is_missing(write):
+def test_without_grpc_a_daemon_of_a_network_with_switches_says_what_is_missing(write):
     switch = '[[switches]]\nname = "s1"\naddress = "127.0.0.1:7400"\n'
     links = TOPOLOGY.replace("capacity_gbps", 'switch = "s1"\ncapacity_gbps')
     file = write('host = "h1"\nmode = "enforce"', switch + links)
     program = (
-        "import sys; sys.modules['flowslot_rpc.http2'] = None; from flowslotd.main import main; "
+        "import sys; sys.modules['grpc'] = None; from flowslotd.main import main; "
         f"sys.argv = ['flowslotd', '--config', {str(file)!r}]; main()"
     )
     run = subprocess.run(
@@ -174,4 +174,4 @@ def test_without_http2_a_daemon_of_a_network_with_switches_says_what_is_missing(
     )
     assert run.returncode == 1 and run.stderr.count("\n") == 1
     assert run.stderr.startswith("flowslotd: no negotiation with switch processes: ")
-    assert "flowslot doctor" in run.stderr
+    assert "install grpcio" in run.stderr

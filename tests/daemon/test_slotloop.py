@@ -3,15 +3,16 @@
 
 import numpy as np
 import pytest
+from flowslot.protocol.grantbook import Granted
 from slots import SLOT, Setup, slot_start, start
 
-from flowslot.decision import Hold, Pace
+from flowslot.decision import Pace
 from flowslot.model.schedule import Schedule
 from flowslot.model.slot import SlotGrid
 from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.policy import registry
-from flowslot.protocol.grantbook import Granted
-from flowslotd.observe.flow_table import FlowTable
+from flowslotd.flows.flow_table import FlowTable
+from flowslotd.observe.observer import Observer
 from flowslotd.pace.enforcer import GROWTH_PER_MS
 from flowslotd.slotloop import SlotLoop
 
@@ -165,7 +166,7 @@ def test_flows_are_capped_only_while_a_link_of_theirs_is_held_by_nobody(topology
     assert setup.pacer.entries[7].guaranteed is True
 
 
-def test_the_kernel_is_told_who_inherits_only_when_more_than_progress_was_seen(topology, make_job):
+def test_the_kernel_is_told_who_borrows_only_when_more_than_progress_was_seen(topology, make_job):
     setup = Setup(topology)
     setup.desk.answer = setup.loop.on_grants
     job = make_job()
@@ -297,21 +298,8 @@ def test_a_schedule_is_followed_slot_by_slot(topology, make_job):
     assert rates == [1e6, 3e6, 2e6, 2e6]
 
 
-def test_a_hold_stops_a_jobs_flows_until_its_time(topology, make_job):
-    setup = Setup(topology, Script(pace(7, 1e6), Hold("train", Nanos(slot_start(1) + 1))))
-    job = make_job()
-    setup.jobs.append(job)
-    job.flow(0, cookie=7)
-    rates = []
-    for n in range(3):
-        setup.slot(n)
-        rates.append(setup.pacer.entries[7].ceiling)
-    assert rates == [0.0, 0.0, 9e6]
-    assert setup.enforcer.holds == 1
-
-
 def test_decisions_about_flows_that_are_not_there_have_no_effect(topology, make_job):
-    setup = Setup(topology, Script(pace(99, 1e6), Hold(98, Nanos(2**62))))
+    setup = Setup(topology, Script(pace(99, 1e6)))
     setup.slot(0)
     assert setup.pacer.entries == {}
 
@@ -330,11 +318,11 @@ def test_fail_open_release_lets_everything_go_and_the_next_slot_takes_it_back(to
 
 
 def test_observing_touches_nothing(topology, make_job):
-    table = FlowTable(topology, "h1", lambda pid, fd, cookie: None)
+    observer = Observer(FlowTable(topology, "h1"), lambda pid, fd, cookie: None)
     job = make_job()
     policy = registry.get("stagger").host_policy(registry.PolicyOptions())
     loop = SlotLoop(
-        SlotGrid(), table, records=lambda: [job], policy=policy, domain=None, pacer=None,
+        SlotGrid(), observer, records=lambda: [job], policy=policy, domain=None, pacer=None,
         enforcer=None, by_grant=True,
     )  # fmt: skip
     start(job.flow(0, cookie=7))
@@ -342,4 +330,4 @@ def test_observing_touches_nothing(topology, make_job):
     loop.refresh(slot_start(0))
     loop.on_grants(slot_start(0), [Granted(7, 1.0, 1.0)])
     loop.release()
-    assert table.rows["active"].tolist() == [True]
+    assert observer.table.rows["active"].tolist() == [True]

@@ -101,7 +101,7 @@ def test_json_has_the_documented_keys(scenario: Scenario) -> None:
     assert row["evidence"]["reservations"] == {
         "granted": 0, "scheduled": 0, "refused": 0, "preempted": 0, "expired": 0,
     }  # fmt: skip
-    assert {"pids", "rate_writes", "holds", "bytes_verified"} <= set(row["evidence"])
+    assert {"pids", "rate_writes", "bytes_verified"} <= set(row["evidence"])
     job = row["jobs"][0]
     assert (job["name"], job["iterations"], job["bytes"]) == ("a", 2, 5_000_000)
     assert (job["compute_s"], job["alone_s"]) == (0.125, 0.25)

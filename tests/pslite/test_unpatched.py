@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from flowslot_shm.layout import Role, State, address
-from flowslotd.observe.passive.service import Outside
+from flowslotd.observe.passive.service import PassiveSources
 
 from .conftest import NODE_KEYS, NODE_VALUE, PsJob, training
 from .test_run import sockets
@@ -22,8 +22,8 @@ WORKERS_AT, SERVERS_AT = "127.0.0.1", "127.0.0.2"
 pytestmark = pytest.mark.root
 
 
-def slots(outside: Outside) -> list[Any]:
-    snapshots = [source.reader.snapshot() for source in outside.records.values()]
+def slots(one: PassiveSources) -> list[Any]:
+    snapshots = [source.reader.snapshot() for source in one.records.values()]
     return [slot for snap in snapshots for slot in snap if slot["state"] != State.FREE]
 
 
@@ -31,7 +31,9 @@ def ports(of: list[Any]) -> set[tuple[int, int]]:
     return {(int(slot["sport"]), int(slot["dport"])) for slot in of}
 
 
-def watch(check: Callable[[Outside, Outside], Awaitable[None]], name: str = "") -> None:
+def watch(
+    check: Callable[[PassiveSources, PassiveSources], Awaitable[None]], name: str = ""
+) -> None:
     """With the hosts of the workers and of the servers, both here."""
     bugs: list[BaseException] = []
 
@@ -40,16 +42,16 @@ def watch(check: Callable[[Outside, Outside], Awaitable[None]], name: str = "") 
             pass
 
         both = [
-            Outside(nothing, nothing, nothing, {}, lambda _, bug: bugs.append(bug))
+            PassiveSources(nothing, nothing, nothing, {}, lambda _, bug: bugs.append(bug))
             for _ in range(2)
         ]
         try:
-            for outside, at in zip(both, (WORKERS_AT, SERVERS_AT), strict=True):
-                outside.use(True, [at], name)
+            for one, at in zip(both, (WORKERS_AT, SERVERS_AT), strict=True):
+                one.use(True, [at], name)
             await check(*both)
         finally:
-            for outside in both:
-                outside.close()
+            for one in both:
+                one.close()
 
     asyncio.run(run())
     assert bugs == []
@@ -66,7 +68,7 @@ async def until(check: Callable[[], Any], seconds: float = 60) -> None:
 def test_all_data_connections_are_found_and_enlisted_and_the_schedulers_are_not(
     variant: str,
 ) -> None:
-    async def check(workers: Outside, servers: Outside) -> None:
+    async def check(workers: PassiveSources, servers: PassiveSources) -> None:
         def all_there() -> bool:
             return (len(slots(workers)), len(slots(servers))) == (4, 4)
 
@@ -96,7 +98,7 @@ def _named(job: PsJob, name: str) -> set[tuple[int, int]]:
 
 
 def test_bytes_per_iteration_are_learnt_within_a_percent() -> None:
-    async def check(workers: Outside, servers: Outside) -> None:
+    async def check(workers: PassiveSources, servers: PassiveSources) -> None:
         def close(slot: Any) -> bool:
             return EACH <= int(slot["iteration_total"]) <= EACH * 1.01
 
@@ -123,7 +125,7 @@ def test_bytes_per_iteration_are_learnt_within_a_percent() -> None:
 
 
 def test_a_node_that_dies_is_forgotten() -> None:
-    async def check(workers: Outside, servers: Outside) -> None:
+    async def check(workers: PassiveSources, servers: PassiveSources) -> None:
         await until(lambda: len(slots(workers)) == 4)
         worker = next(iter(workers.records.values())).pid
         os.kill(worker, 9)
@@ -134,7 +136,7 @@ def test_a_node_that_dies_is_forgotten() -> None:
 
 
 def test_patched_ones_speak_for_themselves() -> None:
-    async def check(workers: Outside, servers: Outside) -> None:
+    async def check(workers: PassiveSources, servers: PassiveSources) -> None:
         await until(lambda: len(sockets(job.pids)) >= 16)
         await asyncio.sleep(4)
         assert not workers.records and not servers.records

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-# Types of rules.py, for the compiler. Row: the columns of ledger.ROW, in the same order; that they
-# are the same is checked by `table`. Its arrays are of length PENDING.
+# Types of rules.py, for the compiler. `make pxd` writes the structs.
 cimport cython
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 
 from flowslot.policy.fill cimport link_sum
 
+# struct Row from flowslot.arbiter.ledger:ROW
 cdef packed struct Row:
     int64_t session
     uint64_t flow
@@ -36,6 +36,7 @@ cdef packed struct Row:
     double lent
     int64_t pending_seq[4]
     double pending_rate[4]
+# end
 
 cdef Py_ssize_t _pending
 cdef int64_t _never, _together, _free

@@ -5,7 +5,6 @@ Each probe tries the real thing where that leaves no trace, and says in one sent
 about what is missing.
 """
 
-import importlib
 import os
 import platform
 import re
@@ -16,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from flowslotd.diagnose.privileges import lacking
 from flowslotd.pace.bpf import OBJECT, BpfPacer
 from flowslotd.pace.devices import qdisc_trial
 from flowslotd.pace.edt import EdtPacer
@@ -25,11 +23,12 @@ from flowslotd.pace.libbpf import built, library
 from flowslotd.pace.pacer import Pacer, PacingError
 from flowslotd.pace.select import AUTO
 from flowslotd.pace.sockopt import SocketPacer
+from flowslotd.privileges import lacking
 
 Status = Literal["ok", "warn", "missing"]
 
 CAPABILITIES = ("CAP_NET_ADMIN", "CAP_SYS_PTRACE", "CAP_PERFMON", "CAP_BPF")
-"""That pacing takes; watching jobs that do not register takes another one (outside/finder.py)."""
+"""That pacing takes; watching jobs that do not register takes another one (passive/finder.py)."""
 _AVAILABLE = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 
 
@@ -117,19 +116,6 @@ def libbpf() -> Finding:
     except (OSError, AttributeError) as error:
         return Finding("libbpf", "missing", str(error), "Install libbpf 1.1 or newer: libbpf1.")
     return Finding("libbpf", "ok", "libbpf.so.1")
-
-
-def nghttp2() -> Finding:
-    """HTTP/2, below the gRPC to switch processes."""
-    try:
-        importlib.import_module("flowslot_rpc.http2")
-    except ImportError as error:
-        advice = (
-            "Install libnghttp2-14, 1.57 or newer (of Debian 12: 1.52.0-1+deb12u1); without it "
-            "there is no negotiation with switch processes."
-        )
-        return Finding("nghttp2", "missing", str(error), advice)
-    return Finding("nghttp2", "ok", "libnghttp2.so.14")
 
 
 def program() -> Finding:
@@ -230,7 +216,6 @@ PROBES: tuple[Callable[[], Finding], ...] = (
     capabilities,
     memlock,
     libbpf,
-    nghttp2,
     program,
     build_tools,
     struct_ops,

@@ -6,38 +6,27 @@ not at all, so an arbiter has nothing to tell apart in them. It grants the aggre
 its flows sends at which part of it changes with every acknowledgement, and nobody else need know.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, count
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flowslot.model.units import MILLISECOND, Nanos
-from flowslot.protocol.aggregate import Aggregate, ended
-from flowslot.protocol.grantbook import Granted
-from flowslot.protocol.messages import Demand, Done
-from flowslotd.observe import learning
-from flowslotd.observe.flow_info import Rows
-from flowslotd.observe.flow_table import FlowTable
+from flowslot.protocol.aggregate import Aggregate, report, take
+from flowslot.protocol.grants import Granted
+from flowslot.protocol.host import Host
+from flowslot.protocol.messages import Done
+from flowslotd.flows.flow_info import FlowInfo
+from flowslotd.flows.flow_table import FlowTable
+from flowslotd.flows.rows import Rows, as_structs
+from flowslotd.negotiate import shares
 
+Lent = Callable[[Nanos], Rows]
+"""Rows of flows whose rate another one uses."""
 _Key = tuple[str, tuple[int, ...]]
 """Job and path."""
-
-
-@dataclass
-class _Groups:
-    """Which rows of the flow table belong to which aggregate: one look at its `version`."""
-
-    version: int = -1
-    members: list[Aggregate] = field(default_factory=list)
-    of: NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
-    """intp[F]: index into members; as many as there are members: in no aggregate."""
-
-    def __post_init__(self) -> None:
-        """Room for what `learning.add_up` says."""
-        self.times = np.zeros((len(self.members) + 1, 5), np.int64)
-        self.sizes = np.zeros((len(self.members) + 1, 3))
+NOBODY = Aggregate(0, "", (), 0)
+"""In the place of an aggregate that has gone."""
 
 
 class Aggregates:
@@ -47,126 +36,112 @@ class Aggregates:
         """`tops_up`: a flow may send, if there is room, although it is granted nothing. Only then
         may one that has nothing to send ask for nothing: its next bytes are seen by being sent."""
         self._table = table
-        self._tops_up = tops_up
-        self._by_key: dict[_Key, Aggregate] = {}
+        self.tops_up = tops_up
+        self._at: dict[_Key, int] = {}
+        self._members = [NOBODY]
+        """By the number that is in the column `aggregate`; 0 stays free."""
         self._by_id: dict[int, Aggregate] = {}
         self._gone: list[Done] = []
-        self._groups = _Groups()
         self._dirty = False  # a grant came, or flows came or went: share out in any case
+
+    def follow(self, now: Nanos, new: Iterable[FlowInfo], gone: Iterable[FlowInfo]) -> None:
+        """Flows have come and gone, as the table says. To be called before anything else is."""
+        left = [self._at[info.job, info.path] for info in gone if info.path]
+        new = [info for info in new if info.path]
+        self._dirty |= bool(left or new)
+        for at in left:
+            self._members[at].flows -= 1
+        for info in new:
+            at = self._at.get((info.job, info.path)) or self._make(now, info, new)
+            self._members[at].flows += 1
+            self._table.rows["aggregate"][info.row] = at
+        for at in dict.fromkeys(left):
+            aggregate = self._members[at]
+            if not aggregate.flows:
+                del self._at[aggregate.job, aggregate.links], self._by_id[aggregate.id]
+                self._members[at] = NOBODY
+                self._gone.append(Done(aggregate.id, aggregate.inc))
 
     # -- what flows do
 
     def look(self, now: Nanos) -> None:
         """Sum up what the table knows of the flows."""
-        groups = self._grouped(now)
-        if not groups.members:
-            return
-        learning.add_up(
-            now, learning.table(self._table.rows), groups.of, groups.times, groups.sizes
-        )
+        times = np.zeros((len(self._members), 5), np.int64)
+        sums = np.zeros((len(self._members), 3))
+        shares.add_up(now, as_structs(self._table.rows), times, sums)
         for aggregate, (active, onset, due, period, stalled), sizes in zip(
-            groups.members, groups.times.tolist(), groups.sizes.tolist(), strict=False
+            self._members, times.tolist(), sums.tolist(), strict=True
         ):
+            if aggregate is NOBODY:
+                continue
             aggregate.active, aggregate.due, aggregate.period = bool(active), due, period
             aggregate.remaining, aggregate.target, aggregate.expected = sizes
-            aggregate.stalled = bool(active and stalled and self._tops_up)
+            aggregate.stalled = bool(active and stalled and self.tops_up)
             if active:
                 aggregate.onset = onset
 
-    def waiting(self) -> bool:
-        """The arbiter waits for news of an aggregate that it knows nothing of (any more)."""
-        return any(aggregate.told is None for aggregate in self._by_id.values())
-
-    def ended(self, lent: Callable[[], Rows]) -> list[int]:
-        """Aggregates with grants, of jobs whose last active flow here has ended since it was told.
+    def report(self, now: Nanos, host: Host, *, small: bool, lent: Lent) -> None:
+        """Look at the flows, and say what the arbiters do not know yet (see core's `report`).
 
         `lent`, rows, asked for when it matters: flows whose rate another one uses. Their aggregates
         are not free yet.
         """
-        members = self._groups.members
-        over = ended(members)
-        if not over:
-            return []
-        of = set(self._groups.of[lent()].tolist()) - {len(members)}
-        used = {members[i].id for i in of}
-        return [aggregate.id for aggregate in over if aggregate.id not in used]
-
-    def demands(self, now: Nanos, small: bool = False) -> list[Demand]:
-        """What the arbiter does not know yet, with or without `small` news; it counts as told."""
-        told = [aggregate for aggregate in self._groups.members if aggregate.has_news(now, small)]
-        return [aggregate.demand(now) for aggregate in told]
-
-    def take_gone(self) -> list[Done]:
-        """Aggregates that have lost their last flow since the last call."""
+        self.look(now)
         gone, self._gone = self._gone, []
-        return gone
+
+        def used() -> set[int]:
+            at: list[int] = self._table.rows["aggregate"][lent(now)].tolist()
+            return {self._members[i].id for i in at}
+
+        granted = report(now, host, self._by_id, gone, small=small, lent=used)
+        self._dirty |= bool(granted)
+
+    def waiting(self) -> bool:
+        """The arbiter waits for news of an aggregate that it knows nothing of (any more)."""
+        return any(aggregate.reported is None for aggregate in self._by_id.values())
 
     # -- what the arbiter gives
 
-    def grant(self, grants: Iterable[Granted]) -> None:
+    def grant(self, grants: Sequence[Granted]) -> None:
         """What aggregates may send; NaN: nobody has a say. `share_out` passes it on to flows."""
-        for grant in grants:
-            aggregate = self._by_id.get(grant.flow)
-            if aggregate is None:
-                continue
-            self._dirty = True
-            aggregate.take(grant)
+        self._dirty |= bool(take(self._by_id, grants))
 
     def share_out(self, now: Nanos) -> set[int]:
         """Give each flow its part; returns, by cookie, whose changes or was granted anew."""
-        groups, rows = self._grouped(now), self._table.rows
-        if not groups.members:
+        rows, n = self._table.rows, len(self._table.rows)
+        if not self._by_id:
             return set()
-        members, of, n = groups.members, groups.of, len(rows)
-        rate = np.array([aggregate.rate for aggregate in members] + [np.nan])
-        at_work = np.array([b.active and not b.standing for b in members] + [False], np.int64)
+        members = self._members
+        rate = np.array([b.rate for b in members])
+        at_work = np.array([b.active and not b.standing for b in members], np.int64)
         weight, parts, before = np.empty(n), np.empty(n), rows["rate"].copy()
-        learning.weigh(now, learning.table(rows), of, at_work, weight)
-        learning.split(of, rate, before, weight, parts)
+        structs = as_structs(rows)
+        shares.weigh(now, structs, at_work, weight)
+        shares.split(structs, rate, weight, parts)
         changed = ~((parts == before) | (np.isnan(parts) & np.isnan(before)))
         rows["rate"] = parts
         if self._dirty:
             self._dirty = False
-            terms = [(b.ceiling, b.share / b.flows, b.standing, b.granted) for b in groups.members]
-            columns = map(np.array, zip(*terms, (np.nan, 0.0, False, False), strict=True))
-            ceiling, share, standing, granted = (column[groups.of] for column in columns)
-            rows["ceiling"], rows["share"], rows["quiet"] = ceiling, share, standing
+            terms = [(b.ceiling, b.share / max(b.flows, 1), b.standing, b.granted) for b in members]
+            of = rows["aggregate"]
+            ceiling, share, standing, granted = (np.array(x)[of] for x in zip(*terms, strict=True))
+            rows["ceiling"], rows["share"], rows["suppressed"] = ceiling, share, standing
             changed |= granted
-            for aggregate in groups.members:
+            for aggregate in self._by_id.values():
                 aggregate.granted = False
         cookies: list[int] = rows["cookie"][changed].tolist()
         return set(cookies)
 
     # -- inside
 
-    def _grouped(self, now: Nanos) -> _Groups:
-        if self._groups.version != self._table.version:  # flows came or went
-            self._groups = self._regroup(now)
-            self._dirty = True
-        return self._groups
-
-    def _regroup(self, now: Nanos) -> _Groups:
-        rows_of: dict[_Key, list[int]] = {}
-        for row, info in enumerate(self._table.infos):
-            if info.path:
-                rows_of.setdefault((info.job, info.path), []).append(row)
-        for key in [key for key in self._by_key if key not in rows_of]:
-            aggregate = self._by_key.pop(key)
-            del self._by_id[aggregate.id]
-            self._gone.append(Done(aggregate.id, aggregate.inc))
-        of = np.full(len(self._table), len(rows_of), np.intp)
-        for i, (key, rows) in enumerate(rows_of.items()):
-            if key not in self._by_key:
-                self._by_key[key] = self._make(now, key, rows)
-            self._by_key[key].flows = len(rows)
-            of[rows] = i
-        members = [self._by_key[key] for key in rows_of]
-        return _Groups(self._table.version, members, of)
-
-    def _make(self, now: Nanos, key: _Key, rows: list[int]) -> Aggregate:
-        """A new aggregate, named after its first flow (that no other one is named after)."""
-        cookies = (self._table.infos[row].cookie for row in rows)
+    def _make(self, now: Nanos, first: FlowInfo, new: Iterable[FlowInfo]) -> int:
+        """A new aggregate, named after the first of its flows (that no other one is named after);
+        its number."""
+        key = first.job, first.path
+        cookies = (info.cookie for info in new if (info.job, info.path) == key)
         free = next(n for n in chain(cookies, count(1)) if n not in self._by_id)
+        at = next((i for i, b in enumerate(self._members) if i and b is NOBODY), len(self._members))
         # No job has 1000 iterations a second: higher than that of any earlier one of this name.
         made = self._by_id[free] = Aggregate(free, *key, inc=now // MILLISECOND)
-        return made
+        self._members[at:], self._at[key] = [made, *self._members[at + 1 :]], at
+        return at

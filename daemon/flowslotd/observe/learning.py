@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loops over the daemon's flows, for whose sake this file is compiled (types: learning.pxd).
+"""What is learnt of flows by looking at them (compiled: learning.pxd).
 
 A look at 100 flows touches some tens of numbers of each. With arrays that takes hundreds of calls,
 each of which is slow when the caches are cold; here it takes a few. What is done is the same when
-this file is not compiled. (A column must not be called as an attribute of NumPy's arrays.)
+this file is not compiled.
 
-`rows` is what `table` makes of ROW[F]; progress.py says what its columns mean. Times are ns.
+`rows` is what `as_structs` makes of ROW[F]. Times are ns.
 """
 
 from typing import Any
@@ -14,45 +14,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flowslot_shm.layout import State, offset
-
-COMPILED = not __file__.endswith(".py")
+from flowslotd.flows.rows import UNREPORTED, headers, whole
 
 SMOOTHING = 0.25
 """Weight of the latest iteration in learnt periods and volumes."""
-MOST_STEPS, MOST_STEPS_QUIET = 8, 1000
+MOST_STEPS, MOST_STEPS_RARELY = 8, 1000
 """Iterations from one look to the next; more say nothing about the period."""
-SOON_NS, LATE_NS = 10_000_000, 20_000_000
-"""An idle flow of an active aggregate keeps its part from so long before its start to so long after
-it was expected."""
-KEEP_RATIO = 1.1
-KEEP_SLACK_S = 0.004
-"""Flows keep their rates while the last one ends at most 10 % + 4 ms later than it could."""
-UNREPORTED = 2
-"""At most a part of 1 in so many of what is reported; more is not taken for headers."""
-TRAILING = 64
-"""Headers beyond a part of 1 in so many of what is reported go before its last byte; the others may
-go after it (the next requests), and an end that waits for them comes late."""
-STALLED_NS = 60_000_000
-"""Who had nothing to send for so long, and got nothing, is not given a rate until it has: a slot of
-usual length, or from one look to the next where slots are longer."""
-QUIET, IDLE, SEEN = 1, 2, 4
+SUPPRESSED, IDLE, SEEN = 1, 2, 4
 """What `signs` tells."""
-NEVER = 2**62
 
 # The same as C variables: learning.pxd declares them.
-_smoothing, _most_steps, _most_steps_quiet = SMOOTHING, MOST_STEPS, MOST_STEPS_QUIET
-_soon, _late, _keep_ratio, _keep_slack = SOON_NS, LATE_NS, KEEP_RATIO, KEEP_SLACK_S
-_never, _millisecond, _second = NEVER, 1_000_000, 1_000_000_000
-_full, _stalled, _unreported, _trailing = 1 + 1e-9, STALLED_NS, UNREPORTED, TRAILING
-_active = State.ACTIVE.value
+_smoothing, _most_steps, _most_steps_rarely = SMOOTHING, MOST_STEPS, MOST_STEPS_RARELY
+_millisecond, _unreported, _active = 1_000_000, UNREPORTED, State.ACTIVE.value
 _iteration, _ready, _posted = offset("iteration") // 8, offset("ready") // 8, offset("posted") // 8
 _done, _total = offset("done") // 8, offset("iteration_total") // 8
 _start = offset("t_iteration_start_ns") // 8
-
-
-def table(rows: NDArray[np.void]) -> Any:
-    """ROW[F] as the functions below want it."""
-    return rows if COMPILED else rows.view(np.recarray)
 
 
 def find(cookies: Any, cookie: Any) -> int:
@@ -75,14 +51,14 @@ def advance(  # noqa: PLR0917
     slots: NDArray[np.intp],
     cookies: NDArray[np.uint64],
     acked: NDArray[np.int64],
-    all_quiet: bool,
+    all_suppressed: bool,
 ) -> int:
     """Take one look at the flows `rows[at]`, which have the slots `words[slots]` of a record.
     Returns how many of them have done more than send: a phase began or ended, or its bytes changed.
 
     `words`, int64[S, 32]: the slots, sound. `cookies`, ascending, and `acked`: the kernel's
-    counters of acknowledged bytes. `all_quiet`: nobody waits for news of any flow; where nobody
-    does, flows are looked at now and then only, so that a phase may have come and gone.
+    counters of acknowledged bytes. `all_suppressed`: nobody waits for news of any flow. Flows of
+    which nobody waits for news are looked at now and then only: a phase may have come and gone.
 
     What remains is what the iteration's total says minus what the kernel saw acknowledged in it,
     headers left out (without a kernel counter: minus what the record calls done).
@@ -111,7 +87,7 @@ def advance(  # noqa: PLR0917
             # An iteration that was complete ended at the counter's last value: libraries send
             # some bytes that they do not report (headers), and these must not add up.
             over = rows[r].remaining == 0
-            end = base + rows[r].target + headers(rows, r, rows[r].target)
+            end = base + rows[r].target + headers(rows[r].unreported, rows[r].target)
             base = min(rows[r].counter if over else end, counter)
             # Iterations that were not seen have also been sent.
             joined = joined or (kernel and iteration > rows[r].iteration + 1)
@@ -138,9 +114,9 @@ def advance(  # noqa: PLR0917
         rows[r].iteration, rows[r].target = iteration, target
         rows[r].remaining, rows[r].active = remaining, remaining > 0
         rows[r].ready = ready
-        quiet = (all_quiet or rows[r].quiet) and target > 0
-        if (remaining > 0 or quiet) and rows[r].onset_inc != rows[r].inc:
-            begin(now, rows, r, quiet, words[s, _start])
+        rarely = (all_suppressed or rows[r].suppressed) and target > 0
+        if (remaining > 0 or rarely) and rows[r].onset_inc != rows[r].inc:
+            begin(now, rows, r, rarely, words[s, _start])
     return moved
 
 
@@ -158,27 +134,10 @@ def learn_unreported(rows: Any, r: int) -> None:
     rows[r].unreported_last = beyond
 
 
-def headers(rows: Any, r: int, target: int) -> int:
-    """What the kernel sends besides the `target` bytes of an iteration of row `r`."""
-    known: int = min(rows[r].unreported, target // _unreported)
-    return known
-
-
-def whole(rows: Any, r: int, target: int) -> int:
-    """What the kernel sends until the last of the `target` bytes of an iteration of row `r`."""
-    return target + max(headers(rows, r, target) - target // _trailing, 0)
-
-
-def gross(target: NDArray[np.int64], unreported: NDArray[np.int64]) -> NDArray[np.float64]:
-    """`whole` / `target` of each flow, float64[F]; 1 where there is no target."""
-    before = np.minimum(unreported, target // UNREPORTED) - target // TRAILING
-    return 1.0 + np.maximum(before, 0) / np.maximum(target, 1)
-
-
 def reported(rows: Any, r: int, sent: int, target: int) -> int:
     """How many of an iteration's `target` bytes are among the first `sent` that the kernel has sent
     in it: headers are taken to be spread evenly over them."""
-    size = whole(rows, r, target)
+    size = whole(rows[r].unreported, target)
     if size == target:
         return sent
     return target if sent >= size else int(sent * (target / size))
@@ -194,17 +153,17 @@ def supply(  # noqa: PLR0917
         rows[r].supplied = now
 
 
-def begin(now: int, rows: Any, r: int, quiet: bool, told: int) -> None:
+def begin(now: int, rows: Any, r: int, rarely: bool, said: int) -> None:
     """A communication phase of row `r` has begun: learn the period from one to the next.
 
-    `told`: when the iteration began, as the record says. Where nobody looks at once, that is
-    better than when it was noticed, if it can be true.
+    `said`: when the iteration began, as the record says. Where flows are looked at `rarely`, that
+    is better than when it was noticed, if it can be true.
     """
     onset = rows[r].onset
-    start = told if quiet and onset < told <= now else now
+    start = said if rarely and onset < said <= now else now
     steps = rows[r].iteration - rows[r].onset_iteration
     # Several iterations at once: notice came late, or the job skips numbers.
-    most = _most_steps_quiet if quiet else _most_steps
+    most = _most_steps_rarely if rarely else _most_steps
     if onset > 0 and 1 <= steps <= most:
         sample = max((start - onset) // steps, _millisecond)
         # One sample of several iterations counts as much as they would have one by one.
@@ -219,17 +178,17 @@ def smooth(old: int, new: int, weight: float) -> int:
     return old + int((new - old) * weight) if old > 0 else new
 
 
-def signs(rows: Any, at: NDArray[np.intp], all_quiet: bool, ends_are_told: bool) -> int:
-    """Of the flows `rows[at]` of one process: QUIET, nobody waits for news of any of them; IDLE,
-    none is active; SEEN, the kernel tells of all their ends. None of it where bytes are not
-    announced."""
-    result = QUIET | IDLE | (SEEN if ends_are_told else 0)
+def signs(rows: Any, at: NDArray[np.intp], all_suppressed: bool, ends_are_reported: bool) -> int:
+    """What is true of all flows `rows[at]` of one process. SUPPRESSED: nobody waits for news of
+    any. IDLE: none is active. SEEN: the kernel reports their ends. 0 where bytes are not announced.
+    """
+    result = SUPPRESSED | IDLE | (SEEN if ends_are_reported else 0)
     for i in range(len(at)):
         r = at[i]
         if not rows[r].announced:  # only the end of a phase tells how much it was
             return 0
-        if not (rows[r].quiet or all_quiet):
-            result &= ~QUIET
+        if not (rows[r].suppressed or all_suppressed):
+            result &= ~SUPPRESSED
         if not rows[r].kernel:
             result &= ~SEEN
         if rows[r].active:
@@ -237,13 +196,13 @@ def signs(rows: Any, at: NDArray[np.intp], all_quiet: bool, ends_are_told: bool)
     return result
 
 
-def watch(rows: Any, all_quiet: bool, at: NDArray[np.intp]) -> int:
+def watch(rows: Any, all_suppressed: bool, at: NDArray[np.intp]) -> int:
     """The kernel is to report when these flows have sent everything, and does not know yet: how
     many; which, in `at`, intp[F]. Their `watched` is then up to date."""
     n = 0
     for i in range(len(rows)):
-        end = rows[i].origin + rows[i].target + headers(rows, i, rows[i].target)
-        heard = rows[i].kernel and not (rows[i].quiet or all_quiet)
+        end = rows[i].origin + rows[i].target + headers(rows[i].unreported, rows[i].target)
+        heard = rows[i].kernel and not (rows[i].suppressed or all_suppressed)
         if rows[i].active and heard and rows[i].watched != end:
             rows[i].watched = end
             at[n] = i
@@ -259,195 +218,3 @@ def drain(rows: Any, ended: NDArray[np.intp], at_work: NDArray[np.int64]) -> Non
     for i in range(len(rows)):
         if rows[i].active and not rows[i].drained:
             at_work[rows[i].job, rows[i].path] += 1
-
-
-# --- lending
-
-
-def keep(rows: Any, all_quiet: bool, donor_of: NDArray[np.intp]) -> None:
-    """Of `donor_of`, intp[F], only those donors stay that have ended and still have a rate."""
-    for i in range(len(rows)):
-        d = donor_of[i]
-        if d >= 0:
-            ended = rows[d].kernel and not rows[d].active and rows[d].path > 0
-            if all_quiet or rows[d].quiet or not (ended and rows[d].rate > 0):
-                donor_of[i] = -1
-
-
-def candidates(  # noqa: PLR0917
-    rows: Any,
-    all_quiet: bool,
-    wanting: float,
-    fastest: NDArray[np.float64],
-    donor_of: NDArray[np.intp],
-    found: tuple[NDArray[np.intp], NDArray[np.intp]],
-) -> tuple[int, int]:
-    """Who may lend its rate, and who needs one; how many of each, and which, in `found`.
-
-    Donors are at work at a granted rate, and the kernel knows what they have left. Heirs have no
-    donor yet, and less than the share `wanting` of the fastest one of their path. `fastest`,
-    float64[P]: zero.
-    """
-    donors, heirs = found
-    n_donors, n_heirs = 0, 0
-    for i in range(len(rows)):
-        quiet = all_quiet or rows[i].quiet
-        known = rows[i].kernel and rows[i].path > 0
-        if known and rows[i].active and not quiet and rows[i].rate > 0:
-            donors[n_donors] = i
-            n_donors += 1
-            fastest[rows[i].path] = max(fastest[rows[i].path], rows[i].rate)
-    for i in range(len(rows)):
-        known = rows[i].kernel and rows[i].path > 0 and rows[i].rate >= 0
-        if known and donor_of[i] < 0 and rows[i].rate < wanting * fastest[rows[i].path]:
-            heirs[n_heirs] = i
-            n_heirs += 1
-    return n_donors, n_heirs
-
-
-def pair(
-    rows: Any,
-    donors: NDArray[np.intp],
-    heirs: NDArray[np.intp],
-    next_donor: NDArray[np.intp],
-    donor_of: NDArray[np.intp],
-) -> None:
-    """Give each of the `heirs`, in this order, the first of the `donors` on its path that is free
-    and of another job: in `donor_of`, intp[F].
-
-    Both are in the order of their paths. `next_donor`, intp[J]: zero.
-    """
-    taken = np.zeros(len(donors), np.uint8)
-    for i in range(len(heirs)):
-        job, path = rows[heirs[i]].job, rows[heirs[i]].path
-        # What this job has passed over is taken, its own, or on a path that is done with.
-        for at in range(next_donor[job], len(donors)):
-            if rows[donors[at]].path > path:
-                break
-            next_donor[job] = at + 1
-            if rows[donors[at]].path == path and rows[donors[at]].job != job and not taken[at]:
-                donor_of[heirs[i]], taken[at] = donors[at], 1
-                break
-
-
-# --- aggregates
-
-
-def size_of(rows: Any, i: int) -> float:
-    """Bytes that a flow's iterations are expected to send, headers included."""
-    size = rows[i].expected if rows[i].expected > 0 else rows[i].target
-    expected: float = whole(rows, i, size)
-    return expected
-
-
-def left(now: int, rows: Any, i: int) -> float:
-    """Bytes that an active flow has yet to send, headers included, estimated for now."""
-    if rows[i].drained:
-        return 0.0
-    more, target = rows[i].remaining, rows[i].target
-    if target > 0:
-        more = more * (whole(rows, i, target) / target)
-    sent = rows[i].rate * (now - rows[i].looked) / _second if rows[i].rate > 0 else 0.0
-    remains: float = max(more - sent, 1.0)
-    return remains
-
-
-def add_up(
-    now: int,
-    rows: Any,
-    of: NDArray[np.intp],
-    times: NDArray[np.int64],
-    sizes: NDArray[np.float64],
-) -> None:
-    """Sum up flows by aggregate: flow i is in aggregate of[i], the last of them being none.
-
-    `times`, int64[B, 5]: 1 if any is active, when the first active one began, when the first one
-    is due again, the longest period, 1 if no active one has had anything to send for STALLED_NS.
-    `sizes`, float64[B, 3]: bytes remaining, of this iteration, and expected of each iteration; with
-    headers, because links and rates carry these too.
-    """
-    for b in range(len(times)):
-        times[b, 0], times[b, 1], times[b, 2], times[b, 3] = 0, _never, _never, 0
-        times[b, 4] = 1
-        sizes[b, 0], sizes[b, 1], sizes[b, 2] = 0.0, 0.0, 0.0
-    for i in range(len(of)):
-        b = of[i]
-        onset, period = rows[i].onset, rows[i].period
-        if rows[i].active:
-            times[b, 0] = 1
-            if rows[i].looked - rows[i].supplied < _stalled:
-                times[b, 4] = 0
-            times[b, 1] = min(times[b, 1], onset)
-            sizes[b, 0] += left(now, rows, i)
-        if onset > 0:
-            # Before the first period is known: as if computing took as long as communicating.
-            times[b, 2] = min(times[b, 2], onset + (period if period > 0 else 2 * (now - onset)))
-        times[b, 3] = max(times[b, 3], period)
-        sizes[b, 1] += whole(rows, i, rows[i].target)
-        sizes[b, 2] += size_of(rows, i)
-
-
-def weigh(
-    now: int,
-    rows: Any,
-    of: NDArray[np.intp],
-    at_work: NDArray[np.int64],
-    weight: NDArray[np.float64],
-) -> None:
-    """How many bytes of each flow its aggregate's rate is for: `weight`, float64[F].
-
-    `at_work`, int64[B]: not 0 where the phase is on, and rates follow what remains.
-    """
-    for i in range(len(of)):
-        size = size_of(rows, i)
-        if not at_work[of[i]]:
-            weight[i] = size  # for the next phase, or for all of them
-        elif rows[i].active:
-            weight[i] = left(now, rows, i)
-        else:
-            due = rows[i].onset + rows[i].period - now
-            coming = rows[i].period > 0 and -_late < due < _soon
-            weight[i] = size if coming else 0.0
-
-
-def split(
-    of: NDArray[np.intp],
-    rate: NDArray[np.float64],
-    present: NDArray[np.float64],
-    weight: NDArray[np.float64],
-    parts: NDArray[np.float64],
-) -> None:
-    """Share `rate[b]` out among the flows i with `of[i] == b`, so that all end together.
-
-    `present`, float64[F]: their rates so far (NaN: none), which an aggregate keeps while they add
-    up to what it may send and nobody is held up by that. `weight`, float64[F]: bytes to send; an
-    aggregate without any gives all its flows the same. Where `rate` is NaN, so are the `parts`, float64[F].
-    """
-    n = len(rate)
-    sums = np.zeros((n, 4))  # weight, flows, present rate, seconds until the last one ends
-    fill(of, present, weight, sums)
-    for i in range(len(of)):
-        b = of[i]
-        size, flows, used, lasts = sums[b, 0], sums[b, 1], sums[b, 2], sums[b, 3]
-        # Not less than all of it either: what nobody uses might be given to somebody else.
-        keep = rate[b] > 0 and used <= rate[b] * _full and used * _full >= rate[b]
-        if keep and size > 0:
-            keep = lasts <= _keep_ratio * (size / rate[b]) + _keep_slack
-        if keep:
-            parts[i] = present[i]
-        elif size > 0:
-            parts[i] = rate[b] * (weight[i] / size)
-        else:
-            parts[i] = rate[b] / flows
-
-
-def fill(of: Any, present: Any, weight: Any, sums: Any) -> None:
-    """The sums of `split`, by aggregate. Without a rate yet, a flow lasts for ever."""
-    for i in range(len(of)):
-        b = of[i]
-        sums[b, 0] += weight[i]
-        sums[b, 1] += 1.0
-        sums[b, 2] += present[i]  # NaN is kept by nobody
-        if weight[i] > 0:
-            lasts = weight[i] / present[i] if present[i] > 0 else _never
-            sums[b, 3] = max(sums[b, 3], lasts)

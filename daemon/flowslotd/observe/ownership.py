@@ -9,7 +9,7 @@ import os
 from errno import ENOTSOCK
 
 from flowslot_shm.writer import cookie_of
-from flowslotd.observe.passive import sockets
+from flowslotd import sockets
 
 
 def holds_socket(pid: int, fd: int, cookie: int) -> bool | None:

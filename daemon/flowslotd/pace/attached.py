@@ -16,11 +16,11 @@ from typing import TypeVar
 import numpy as np
 
 from flowslotd.clock import monotonic
-from flowslotd.observe.passive.sockets import GONE
 from flowslotd.pace import guardian
 from flowslotd.pace.egress import Ways
 from flowslotd.pace.pacer import Entries, FlowCounters, KernelEvent, PacingError, Where
 from flowslotd.pace.undo import UndoTable
+from flowslotd.sockets import GONE
 
 MIN_RATE = 256_000
 """As in bpf/consts.h: a held flow must notice a raised rate soon."""
@@ -249,7 +249,7 @@ class AttachedPacer(ABC):
         """`closed` and `drained`, as noticed by `counters()` and `apply()`; no addresses."""
         return self._sockets.events()
 
-    def lend(self, donors: Mapping[int, int]) -> None:  # noqa: B027  (for all of them)
+    def lend(self, lenders: Mapping[int, int]) -> None:  # noqa: B027  (for all of them)
         """See `Pacer`: flows are told of a change by the daemon alone."""
 
     def watch(self, cookie: int, acked_target: int) -> None:

@@ -5,6 +5,11 @@ The rate table is shared memory: setting the rates of all flows takes no system 
 pinned; the registration hangs on a link, so that the kernel removes the name when this process
 dies, and the flows become ordinary TCP when their deadlines pass. Before Linux 6.4, which has no
 such link, a guardian process removes the name.
+
+The kernel's slots are not the rows of the daemon's flow table. The kernel gives a slot to a socket
+as that selects the congestion control: before the daemon knows of it, and also when no record ever
+does. And the daemon has rows of flows that no slot belongs to: those of other protocols, and those
+of jobs that have not selected it yet. So a slot is found by its socket's cookie.
 """
 
 import errno
@@ -18,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flowslotd.observe.learning import table
+from flowslotd.flows.rows import as_structs
 from flowslotd.pace import rate_table
 from flowslotd.pace.guard import Guard
 from flowslotd.pace.layout import CTL, EVENT, SLOTS, STAT, EventKind
@@ -82,7 +87,7 @@ class BpfPacer:
         self._watched: dict[int, int] = {}
         self._pending: list[bytes] = []
         self._late: list[KernelEvent] = []
-        self._donors: dict[int, int] = {}  # by heir
+        self._lenders: dict[int, int] = {}  # by borrower
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -166,7 +171,7 @@ class BpfPacer:
         strange = self._ctl["cookie"][slots] != entries["cookie"]
         if strange.any():
             self._claim(slots[strange], entries["cookie"][strange])
-        changed = rate_table.write(table(self._ctl), slots, table(entries))
+        changed = rate_table.write(as_structs(self._ctl), slots, as_structs(entries))
         # Only now: an entry that has just been claimed is not in force before it is complete.
         self._ctl["deadline_ns"][slots] = deadline_ns
         self._live[slots] = True
@@ -178,7 +183,7 @@ class BpfPacer:
         live = np.flatnonzero(self._live)
         base = np.full(len(self._paths), 2**32 - 1, np.uint32)
         ours = rate_table.refresh(
-            table(self._ctl), table(self._stat), live, self._path, base, deadline_ns
+            as_structs(self._ctl), as_structs(self._stat), live, self._path, base, deadline_ns
         )
         if ours < len(live):
             self._live[live[~self._owned(live)]] = False
@@ -190,7 +195,7 @@ class BpfPacer:
         if slot and self._ctl["cookie"][slot] == cookie:
             self._ctl["deadline_ns"][slot] = 0
             self._ctl["drain_at"][slot] = 0
-            self._ctl["donor"][slot] = 0
+            self._ctl["lender"][slot] = 0
             self._live[slot] = False
         self._watched.pop(cookie, None)
         self._disown(cookie)
@@ -234,9 +239,9 @@ class BpfPacer:
         self._ctl["drain_at"][slots] = 0
         self._ctl["base_rtt_us"][slots] = 0
         self._ctl["guaranteed"][slots] = 0
-        self._ctl["donor"][slots] = 0
+        self._ctl["lender"][slots] = 0
         self._ctl["cookie"][slots] = cookies
-        for cookie in cookies.tolist() if self._donors else ():
+        for cookie in cookies.tolist() if self._lenders else ():
             self._disown(cookie)
         for slot in slots.tolist():
             ends = self._stat["src"][slot].tobytes() + self._stat["dst"][slot].tobytes()
@@ -254,10 +259,10 @@ class BpfPacer:
             self._scan()
         acked = np.empty(len(self._known), np.int64)
         used = self._used
-        if not rate_table.read(table(self._stat), self._known, acked):
+        if not rate_table.read(as_structs(self._stat), self._known, acked):
             self._scan()
             acked = np.empty(len(self._known), np.int64)
-            rate_table.read(table(self._stat), self._known, acked)
+            rate_table.read(as_structs(self._stat), self._known, acked)
             # A slot that has changed hands again counts as free this time.
             used = self._used[self._stat["cookie"][self._used] == self._known[self._used]]
         return FlowCounters(self._known[used], acked[used])
@@ -290,33 +295,35 @@ class BpfPacer:
             out.append(event)
         return out
 
-    def lend(self, donors: Mapping[int, int]) -> None:
+    def lend(self, lenders: Mapping[int, int]) -> None:
         """See `Pacer`. No system call."""
-        if donors == self._donors:
+        if lenders == self._lenders:
             return
-        gone = [heir for heir, donor in self._donors.items() if donors.get(heir) != donor]
+        gone = [one for one, lender in self._lenders.items() if lenders.get(one) != lender]
         if gone:
-            self._ctl["donor"][self._slots_of(np.array(gone, np.uint64))] = 0
-        written = {h: d for h, d in donors.items() if self._donors.get(h) == d}
-        new = [(h, d) for h, d in donors.items() if h not in written]
+            self._ctl["lender"][self._slots_of(np.array(gone, np.uint64))] = 0
+        written = {
+            one: lender for one, lender in lenders.items() if self._lenders.get(one) == lender
+        }
+        new = [(one, lender) for one, lender in lenders.items() if one not in written]
         if new:
             slots = self._slots_of(np.array(new, np.uint64).ravel())
             owned = ((slots != 0) & self._owned(slots)).reshape(-1, 2).all(axis=1)
             pairs = [pair for pair, mine in zip(new, owned.tolist(), strict=True) if mine]
-            heirs, lenders = slots.reshape(-1, 2)[owned].T
-            self._ctl["donor_cookie"][heirs] = [donor & 0xFFFF_FFFF for _, donor in pairs]
-            self._ctl["donor"][heirs] = lenders
+            borrowing, lending = slots.reshape(-1, 2)[owned].T
+            self._ctl["lender_cookie"][borrowing] = [lender & 0xFFFF_FFFF for _, lender in pairs]
+            self._ctl["lender"][borrowing] = lending
             written.update(pairs)
-        self._donors = written
+        self._lenders = written
 
     def _disown(self, cookie: int) -> None:
-        """An entry is not, or no longer, this flow's: it neither lends nor inherits."""
-        for heir in [h for h, d in self._donors.items() if cookie in (h, d)]:
-            del self._donors[heir]
-            slot = self._slot(heir)
-            if slot and self._ctl["cookie"][slot] == heir:
-                # The donor may be paced again in the same slot, and then lend to another one.
-                self._ctl["donor"][slot] = 0
+        """An entry is not, or no longer, this flow's: it neither lends nor borrows."""
+        for borrower in [one for one, lender in self._lenders.items() if cookie in (one, lender)]:
+            del self._lenders[borrower]
+            slot = self._slot(borrower)
+            if slot and self._ctl["cookie"][slot] == borrower:
+                # The lender may be paced again in the same slot, and then lend to another one.
+                self._ctl["lender"][slot] = 0
 
     def watch(self, cookie: int, acked_target: int) -> None:
         """See `Pacer`."""

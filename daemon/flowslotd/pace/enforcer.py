@@ -1,22 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turns decisions into entries of the pacer; only what changed goes down."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import count, repeat
 
 import numpy as np
-from numpy.typing import NDArray
 
-from flowslot.decision import Decision, Hold, Pace
+from flowslot.decision import Pace
 from flowslot.model.units import Nanos
-from flowslotd.observe.flow_info import Rows
-from flowslotd.observe.flow_table import FlowTable
-from flowslotd.observe.learning import table as as_table
+from flowslotd.flows.flow_table import FlowTable
+from flowslotd.flows.rows import Rows, as_structs
 from flowslotd.pace import rate_table
 from flowslotd.pace.pacer import ENTRY, Entries, PaceEntry, Pacer
-
-Decided = NDArray[np.bool_]
-"""By row, bool[F]."""
 
 GROWTH_PER_MS = 0.001
 """Top-up grows by this share of the bottleneck per ms, all flows of a job there together. Ten times
@@ -33,17 +28,19 @@ FASTEST_PER_MS = 0.1
 
 
 class Enforcer:
-    """What the pacer holds at present, one entry for each row of the flow table."""
+    """What the pacer holds at present: an entry for each row of the flow table.
+
+    Flows that have gone are to be released before anything is decided on the flows that have got
+    their rows since.
+    """
 
     def __init__(self, pacer: Pacer, hard: bool) -> None:
         """`hard`: no top-up beyond the reserved rate."""
         self._pacer = pacer
         self.hard = hard
         self._entries: Entries = np.zeros(0, ENTRY)  # cookie 0: not paced
-        self._version = -1
         self._plans: dict[int, tuple[Pace, int]] = {}
         self.rate_writes = 0
-        self.holds = 0
 
     def paced(self) -> dict[int, PaceEntry]:
         """What the pacer holds, by socket cookie."""
@@ -60,32 +57,35 @@ class Enforcer:
 
     def apply(
         self,
-        now: Nanos,
         slot: int,
-        decisions: Sequence[Decision],
+        pace: Pace | None,
         *,
         table: FlowTable,
         deadline: Nanos,
         rows: Rows,
     ) -> None:
-        """Make the kernel do what was decided for `slot` about the flows of these rows.
+        """Make the kernel do what `pace` says for `slot` about the flows of these rows.
 
-        Those without a decision are let go; other flows stay as they are. Entries lapse in the
-        kernel at `deadline` (monotonic) unless they are refreshed.
+        Those of which it says nothing are let go; other flows stay as they are. Entries lapse in
+        the kernel at `deadline` (monotonic) unless they are refreshed.
         """
-        self._align(table)
-        entries, decided = self._entries, np.zeros(len(table), np.bool_)
-        held = {d.target for d in decisions if isinstance(d, Hold) and d.until_ns > now}
-        changed = [self._hold(held, decided, table)] if held else []
-        for pace in decisions:
-            if isinstance(pace, Pace) and len(pace.flows):
-                changed.append(self._pace(pace, slot, decided, table))
-        let_go = rows[~decided[rows] & (entries["cookie"][rows] != 0)]
+        missing = len(table.rows) - len(self._entries)
+        if missing > 0:
+            more = np.zeros(max(missing, len(self._entries)), ENTRY)
+            self._entries = np.concatenate((self._entries, more))
+        entries, let_go = self._entries, rows
+        if pace is not None and len(pace.flows):
+            at, changed = self._pace(pace, slot, table, rows)
+            decided = np.zeros(len(table.rows), np.bool_)
+            decided[at] = True
+            let_go = rows[~decided[rows]]
+        else:
+            changed = rows[:0]
+        let_go = let_go[entries["cookie"][let_go] != 0]
         if let_go.size:
             self.release(entries["cookie"][let_go].tolist())
-        at = np.concatenate(changed) if changed else let_go[:0]
-        if at.size:
-            self.rate_writes += self._pacer.apply(entries[at], deadline)
+        if changed.size:
+            self.rate_writes += self._pacer.apply(entries[changed], deadline)
 
     def refresh(self, deadline: Nanos) -> None:
         """All entries stay in force until `deadline`. Also when there are none: we are alive."""
@@ -114,55 +114,29 @@ class Enforcer:
         """Let every flow go."""
         self.release(list(self.paced()))
 
-    def _align(self, table: FlowTable) -> None:
-        """Entries follow the rows of their flows; those that have no row any more are let go."""
-        if self._version == table.version:
-            return
-        self._version = table.version
-        old = self.paced()
-        self.release(flow for flow in old if flow not in table)
-        self._entries = np.zeros(len(table), ENTRY)
-        for flow, entry in old.items():
-            row = table.find(flow)
-            if row is not None:
-                self._entries[row] = entry
-        # Growing by g per ms, top-up sends g t^2 / 2 too much in t ms: that must fit.
-        fits = 2.0 * QUEUE_PART * (table.queue_us / 1000.0) / FEEDBACK_MS**2
-        self._fast = np.clip(fits, GROWTH_PER_MS, FASTEST_PER_MS)
-
-    def _pace(self, pace: Pace, slot: int, decided: Decided, table: FlowTable) -> Rows:
-        """Change the entries of these flows; returns the rows of those that are not as before."""
+    def _pace(self, pace: Pace, slot: int, table: FlowTable, rows: Rows) -> tuple[Rows, Rows]:
+        """Change the entries of these flows; returns their rows, and the rows of those whose
+        entries are not as before."""
         flows = pace.flows.tolist()
-        places = [table.find(flow) for flow in flows]
         self._plans.update(zip(flows, zip(repeat(pace), count()), strict=False))
-        at = np.array([-1 if place is None else place for place in places], np.intp)
-        mine = (at >= 0) & ~decided[at]
-        at = at[mine]
-        decided[at] = True
+        if np.array_equal(table.rows["cookie"][rows], pace.flows):
+            at = rows
+            mine = np.ones(len(at), np.bool_)
+        else:
+            at = np.array([-1 if (p := table.find(flow)) is None else p for flow in flows], np.intp)
+            mine = at >= 0
+            at = at[mine]
         rates = pace.schedule.at(slot)[mine]
         # The arbiter also knows the job's flows on other hosts.
-        known = table.rows["share"][at]
-        shares = np.where(known > 0, known, table.share[at])
-        growth = np.where(rates >= WAITING * shares, GROWTH_PER_MS, self._fast[at]) * shares
+        known, queue_us = table.rows["share"][at], table.rows["queue_us"][at]
+        shares = np.where(known > 0, known, table.rows["own_share"][at])
+        # Growing by g per ms, top-up sends g t^2 / 2 too much in t ms: that must fit.
+        fits = 2.0 * QUEUE_PART * (queue_us / 1000.0) / FEEDBACK_MS**2
+        fast = np.clip(fits, GROWTH_PER_MS, FASTEST_PER_MS)
+        growth = np.where(rates >= WAITING * shares, GROWTH_PER_MS, fast) * shares
         ceilings = rates if self.hard else pace.ceilings[mine]
         guaranteed = pace.guaranteed[mine].view(np.uint8)
-        columns = rates, ceilings, growth, guaranteed, table.queue_us[at]
+        columns = rates, ceilings, growth, guaranteed, queue_us
         changed = np.empty(len(at), np.intp)
-        entries = as_table(self._entries)
-        return changed[: rate_table.put(entries, at, pace.flows[mine], columns, changed)]
-
-    def _hold(self, held: set[str | int], decided: Decided, table: FlowTable) -> Rows:
-        """Stop the flows that are named, themselves or by their job."""
-        changed = []
-        for row, info in enumerate(table.infos):
-            if info.cookie in held or info.job in held:
-                decided[row] = True
-                before = self._entries[row]
-                paced, queue_us = bool(before["cookie"]), table.queue_us[row]
-                stops = not paced or before["ceiling"] > 0.0
-                self.holds += stops
-                if stops or before["queue_us"] != queue_us:
-                    guaranteed = paced and bool(before["guaranteed"])
-                    self._entries[row] = (info.cookie, 0.0, 0.0, guaranteed, 0.0, queue_us)
-                    changed.append(row)
-        return np.array(changed, np.intp)
+        entries = as_structs(self._entries)
+        return at, changed[: rate_table.put(entries, at, pace.flows[mine], columns, changed)]

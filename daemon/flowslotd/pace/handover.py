@@ -1,83 +1,137 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who takes over a flow's rate in the moment in which it has sent everything.
+"""Who borrows a flow's rate in the moment in which it has sent everything (compiled: handover.pxd).
 
 Negotiation takes milliseconds, in which the link would be idle between one job and the next. A
-waiting flow of the same path (of another job) may send at the rate of one that has drained: the
-kernel sees to it at once, and the arbiter, which hears of it afterwards, need not know: together
-the two never have more than it granted.
+waiting flow may send at the rate of a flow of another job, on the same path, that has drained. The
+kernel sees to it at once. The arbiter, which hears of it afterwards, need not know: together the
+two never have more than it granted.
+
+The lender of a flow is a column of its row. `rows` is ROW[F], or what `as_structs` makes of it.
+What is done is the same when this file is not compiled.
 """
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from flowslot.model.units import MILLISECOND, Nanos
-from flowslotd.observe import learning
-from flowslotd.observe.flow_info import Rows
-from flowslotd.observe.progress import Records
+from flowslotd.flows.rows import Records, Rows, as_structs
 
 SOON_NS = 60 * MILLISECOND
-"""An idle heir due within this is worth waiting for; otherwise its donor's rate is for others."""
+"""A lender waits for an idle borrower that is due within this; otherwise its rate is for others."""
 WANTING = 0.25
-"""Whose rate is below this share of the donor's may be an heir."""
+"""A flow whose rate is below this share of the lender's may borrow."""
 
 
-class Lending:
-    """`donor_of`, intp[F]: the row of whose rate this flow uses once that has drained; or -1."""
+def lenders(rows: Records) -> dict[int, int]:
+    """The lender of each borrower, by cookie."""
+    borrowers = np.flatnonzero(rows["lender"] >= 0)
+    cookies = rows["cookie"]
+    lent = cookies[rows["lender"][borrowers]]
+    return dict(zip(cookies[borrowers].tolist(), lent.tolist(), strict=True))
 
-    def __init__(self) -> None:
-        self.donor_of: Rows = np.zeros(0, np.intp)
-        self._cookies = np.zeros(0, np.uint64)
 
-    def donors(self) -> dict[int, int]:
-        """By cookie: from whom each heir inherits."""
-        heirs = np.flatnonzero(self.donor_of >= 0)
-        lenders = self._cookies[self.donor_of[heirs]]
-        return dict(zip(self._cookies[heirs].tolist(), lenders.tolist(), strict=True))
+def update(rows: Records, all_suppressed: bool) -> dict[int, int]:
+    """Work out who borrows from whom; returns `lenders`.
 
-    def update(self, rows: Records, all_quiet: bool) -> dict[int, int]:
-        """Work out who inherits from whom (see `donors`); `rows`: ROW[F].
+    `all_suppressed`: nobody waits for news of any flow. A lender that has ended keeps its borrower
+    for as long as it keeps its rate.
+    """
+    structs = as_structs(rows)
+    keep(structs, all_suppressed)
+    found = np.empty((2, len(rows)), np.intp)
+    fastest = np.zeros(int(rows["path"].max(initial=0)) + 1)
+    n_lenders, n_borrowers = candidates(
+        structs, all_suppressed, WANTING, fastest, (found[0], found[1])
+    )
+    if n_lenders and n_borrowers:
+        _pair(rows, found[0, :n_lenders], found[1, :n_borrowers])
+    return lenders(rows)
 
-        `all_quiet`: nobody waits for news of any flow. A donor that has ended keeps its heir for
-        as long as it keeps its rate.
-        """
-        self._follow(rows)
-        table = learning.table(rows)
-        learning.keep(table, all_quiet, self.donor_of)
-        found = np.empty((2, len(rows)), np.intp)
-        fastest = np.zeros(int(rows["path"].max(initial=0)) + 1)
-        n_donors, n_heirs = learning.candidates(
-            table, all_quiet, WANTING, fastest, self.donor_of, (found[0], found[1])
-        )
-        if n_donors and n_heirs:
-            self._pair(rows, found[0, :n_donors], found[1, :n_heirs])
-        return self.donors()
 
-    def in_use(self, now: Nanos, rows: Records) -> Rows:
-        """Rows of the donors whose heirs send, or are about to."""
-        self._follow(rows)
-        heirs = np.flatnonzero(self.donor_of >= 0)
-        if not heirs.size:
-            return heirs
-        due = np.abs(rows["onset"][heirs] + rows["period"][heirs] - now) < SOON_NS
-        donors: Rows = self.donor_of[heirs[rows["active"][heirs] | due]]
-        return donors
+def in_use(now: Nanos, rows: Records) -> Rows:
+    """Rows of the lenders whose borrowers send, or are about to."""
+    borrowers = np.flatnonzero(rows["lender"] >= 0)
+    if not borrowers.size:
+        return borrowers
+    due = np.abs(rows["onset"][borrowers] + rows["period"][borrowers] - now) < SOON_NS
+    used: Rows = rows["lender"][borrowers[rows["active"][borrowers] | due]]
+    return used
 
-    def _follow(self, rows: Records) -> None:
-        """Flows may have come or gone, or have got other rows."""
-        if np.array_equal(rows["cookie"], self._cookies):
-            return
-        old = self.donors()
-        self._cookies = rows["cookie"].copy()
-        place = {cookie: row for row, cookie in enumerate(self._cookies.tolist())}
-        self.donor_of = np.full(len(rows), -1, np.intp)
-        for heir, donor in old.items():
-            if heir in place:
-                self.donor_of[place[heir]] = place.get(donor, -1)
 
-    def _pair(self, rows: Records, donors: Rows, heirs: Rows) -> None:
-        # The fastest first; who has waited longest, then who is due first.
-        donors = donors[np.lexsort((-rows["rate"][donors], rows["path"][donors]))]
-        active = rows["active"][heirs]
-        due = np.where(active, 0, rows["period"][heirs]) + rows["onset"][heirs]
-        heirs = heirs[np.lexsort((due, ~active, rows["path"][heirs]))]
-        next_donor = np.zeros(int(rows["job"].max()) + 1, np.intp)
-        learning.pair(learning.table(rows), donors, heirs, next_donor, self.donor_of)
+def _pair(rows: Records, lenders: Rows, borrowers: Rows) -> None:
+    # The fastest lender first. The borrower that has waited longest first, then what is due first.
+    lenders = lenders[np.lexsort((-rows["rate"][lenders], rows["path"][lenders]))]
+    active = rows["active"][borrowers]
+    due = np.where(active, 0, rows["period"][borrowers]) + rows["onset"][borrowers]
+    borrowers = borrowers[np.lexsort((due, ~active, rows["path"][borrowers]))]
+    next_lender = np.zeros(int(rows["job"].max()) + 1, np.intp)
+    pair(as_structs(rows), lenders, borrowers, next_lender)
+
+
+# --- loops
+
+
+def keep(rows: Any, all_suppressed: bool) -> None:
+    """Only those lenders stay that have ended and still have a rate."""
+    for i in range(len(rows)):
+        d = rows[i].lender
+        if d >= 0:
+            ended = rows[d].kernel and not rows[d].active and rows[d].path > 0
+            if all_suppressed or rows[d].suppressed or not (ended and rows[d].rate > 0):
+                rows[i].lender = -1
+
+
+def candidates(
+    rows: Any,
+    all_suppressed: bool,
+    wanting: float,
+    fastest: NDArray[np.float64],
+    found: tuple[NDArray[np.intp], NDArray[np.intp]],
+) -> tuple[int, int]:
+    """Who may lend its rate, and who needs one; how many of each, and which, in `found`.
+
+    Lenders are at work at a granted rate, and the kernel knows what they have left. Borrowers have
+    no lender yet, and less than the share `wanting` of the fastest one of their path. `fastest`,
+    float64[P]: zero.
+    """
+    lenders, borrowers = found
+    n_lenders, n_borrowers = 0, 0
+    for i in range(len(rows)):
+        suppressed = all_suppressed or rows[i].suppressed
+        known = rows[i].kernel and rows[i].path > 0
+        if known and rows[i].active and not suppressed and rows[i].rate > 0:
+            lenders[n_lenders] = i
+            n_lenders += 1
+            fastest[rows[i].path] = max(fastest[rows[i].path], rows[i].rate)
+    for i in range(len(rows)):
+        known = rows[i].kernel and rows[i].path > 0 and rows[i].rate >= 0
+        if known and rows[i].lender < 0 and rows[i].rate < wanting * fastest[rows[i].path]:
+            borrowers[n_borrowers] = i
+            n_borrowers += 1
+    return n_lenders, n_borrowers
+
+
+def pair(
+    rows: Any,
+    lenders: NDArray[np.intp],
+    borrowers: NDArray[np.intp],
+    next_lender: NDArray[np.intp],
+) -> None:
+    """Give each of the `borrowers`, in this order, the first of the `lenders` on its path that is
+    free and of another job.
+
+    Both are in the order of their paths. `next_lender`, intp[J]: zero.
+    """
+    taken = np.zeros(len(lenders), np.uint8)
+    for i in range(len(borrowers)):
+        job, path = rows[borrowers[i]].job, rows[borrowers[i]].path
+        # What this job has passed over is taken, its own, or on a path that is done with.
+        for at in range(next_lender[job], len(lenders)):
+            if rows[lenders[at]].path > path:
+                break
+            next_lender[job] = at + 1
+            if rows[lenders[at]].path == path and rows[lenders[at]].job != job and not taken[at]:
+                rows[borrowers[i]].lender, taken[at] = lenders[at], 1
+                break

@@ -35,8 +35,8 @@ CTL = np.dtype(
         ("queue_us", "u4"),
         ("base_rtt_us", "u4"),
         ("guaranteed", "u4"),
-        ("donor", "u4"),
-        ("donor_cookie", "u4"),
+        ("lender", "u4"),
+        ("lender_cookie", "u4"),
     ]
 )
 

@@ -53,7 +53,7 @@ class NullPacer:
         """No events."""
         return []
 
-    def lend(self, donors: Mapping[int, int]) -> None:
+    def lend(self, lenders: Mapping[int, int]) -> None:
         """See `Pacer`: nothing is paced."""
 
     def watch(self, cookie: int, acked_target: int) -> None:

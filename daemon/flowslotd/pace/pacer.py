@@ -161,10 +161,10 @@ class Pacer(Protocol):
         """What has happened since the last call."""
         ...
 
-    def lend(self, donors: Mapping[int, int]) -> None:
-        """From now on, `donors[heir]` is the flow of the same path whose rate `heir` uses, on top
-        of its own, while the donor has sent all of its iteration (see `watch`) and nothing more.
-        Others lend to nobody."""
+    def lend(self, lenders: Mapping[int, int]) -> None:
+        """From now on, the flow `lenders[borrower]` lends its rate to the flow `borrower` of the
+        same path, which uses it on top of its own. It does so while the lender has sent all of its
+        iteration (see `watch`) and nothing more. Others lend to nobody."""
         ...
 
     def watch(self, cookie: int, acked_target: int) -> None:

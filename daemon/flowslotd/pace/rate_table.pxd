@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-# Types of rate_table.py, for the compiler. The structures are layout.CTL, layout.STAT and base.ENTRY;
-# that they are the same is checked whenever they are passed.
+# Types of rate_table.py, for the compiler. `make pxd` writes the structs.
 cimport cython
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
+# struct Ctl from flowslotd.pace.layout:CTL
 cdef packed struct Ctl:
     uint64_t cookie
     uint64_t deadline_ns
@@ -14,9 +14,11 @@ cdef packed struct Ctl:
     uint32_t queue_us
     uint32_t base_rtt_us
     uint32_t guaranteed
-    uint32_t donor
-    uint32_t donor_cookie
+    uint32_t lender
+    uint32_t lender_cookie
+# end
 
+# struct Stat from flowslotd.pace.layout:STAT
 cdef packed struct Stat:
     uint64_t cookie
     uint64_t acked
@@ -39,7 +41,9 @@ cdef packed struct Stat:
     uint8_t dst[16]
     uint64_t drained
     uint64_t pad1
+# end
 
+# struct Entry from flowslotd.pace.pacer:ENTRY
 cdef packed struct Entry:
     uint64_t cookie
     double reserved
@@ -47,6 +51,7 @@ cdef packed struct Entry:
     uint8_t guaranteed
     double growth
     int64_t queue_us
+# end
 
 cdef double _max_rate, _max_small
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loops over the kernel's tables, for whose sake this file is compiled (types: rate_table.pxd).
 
-`ctl`, `stat`, `entries`, `held`: what `observe.learning.table` makes of CTL[S], STAT[S] and ENTRY.
+`ctl`, `stat`, `entries`, `held`: what `as_structs` makes of CTL[S], STAT[S] and ENTRY.
 What is done is the same when this file is not compiled.
 """
 

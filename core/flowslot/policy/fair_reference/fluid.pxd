@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-# Types of fluid.py, for the compiler. Job: the fields of JOB, in the same order; that they are the
-# same is checked when arrays of them are made.
+# Types of fluid.py, for the compiler. `make pxd` writes the structs.
 cimport cython
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
 from flowslot.policy.fill cimport weighted
 
+# struct Job from flowslot.policy.fair_reference.fluid:JOB
 cdef packed struct Job:
     uint8_t runs
     int64_t lead
@@ -15,6 +15,7 @@ cdef packed struct Job:
     double compute
     uint8_t active
     double ended_at
+# end
 
 cdef double _inf, _second, _rounding, _pause, _pause_ns, _least_ns, _smoothing
 cdef int _most_work

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-# Types of gang_rates.py, for the compiler. Flow and Job: the fields of FLOW and JOB, in the same
-# order; that they are the same is checked when arrays of them are made.
+# Types of gang_rates.py, for the compiler. `make pxd` writes the structs.
 cimport cython
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
 from flowslot.policy.fill cimport crosses, link_sum, max_min
 
+# struct Flow from flowslot.policy.stagger.gang_rates:FLOW
 cdef packed struct Flow:
     int64_t job
     double remaining
@@ -21,7 +21,9 @@ cdef packed struct Flow:
     uint8_t uncontended
     double volume
     double rate
+# end
 
+# struct Job from flowslot.policy.stagger.gang_rates:JOB
 cdef packed struct Job:
     uint8_t present
     uint8_t fresh
@@ -30,6 +32,7 @@ cdef packed struct Job:
     double wait
     double period
     double due
+# end
 
 cdef double _keep_ratio, _keep_slack, _near, _near_overdue, _overdue, _worthwhile, _full
 cdef double _rounding, _inf

@@ -20,10 +20,10 @@ from socket import socket
 
 from flowslot.model.topology_file import normal_ip
 from flowslot_shm.writer import cookie_of
-from flowslotd.diagnose.privileges import lacking
-from flowslotd.observe.passive import sockets
+from flowslotd import sockets
 from flowslotd.observe.passive.nodes import MAX_ENVIRONMENT, Node, node_of
 from flowslotd.observe.passive.shadow import MAX_SOCKETS, Found
+from flowslotd.privileges import lacking
 
 _log = logging.getLogger(__name__)
 

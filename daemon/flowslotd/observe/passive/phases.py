@@ -34,7 +34,7 @@ SPLITS = 4
 """So many of the widest steps are tried."""
 SMALL = 4096
 """Bytes since the last look that are no sign of a phase: requests, acknowledgements, heartbeats."""
-LATE = 2
+OVERDUE = 2
 """An iteration that has taken so many times as long as the longest that agreed (and the threshold)
 does not bring what was announced: something else goes on. But not while"""
 BACKLOG = 64 * 1024
@@ -74,9 +74,9 @@ class Phases:
         self._busy = acked < posted
         self._last = now  # when it was last seen busy
         self._origin = max(acked, 0)  # of this iteration
-        self._told = self._told_done = 0  # of it: posted, done
+        self._reported = self._reported_done = 0  # of it: posted, done
         self._total = 0
-        self._late = 0  # when what was announced is not believed any more
+        self._overdue = 0  # when what was announced is not believed any more
         # The pause before it, its bytes, and for how long it was sending.
         self._bursts: deque[list[int]] = deque(maxlen=KEEP)
 
@@ -131,31 +131,33 @@ class Phases:
     def _begin(self, now: int, more: int, learnt: "Learnt") -> Move:
         self.iteration += 1
         self._origin = self._posted - more
-        self._told = self._told_done = 0
+        self._reported = self._reported_done = 0
         self._total = learnt.total
-        self._late = now + LATE * learnt.longest + learnt.threshold
+        self._overdue = now + OVERDUE * learnt.longest + learnt.threshold
         return self._go_on(now)._replace(began=True, total=learnt.total)
 
     def _go_on(self, now: int) -> Move:
-        told, told_done = self._told, self._told_done
-        self._told = max(self._posted - self._origin, told)
-        self._told_done = max(min(self._acked - self._origin, self._told), told_done)
-        over = now > self._late and self._posted - self._acked <= BACKLOG
-        return self._correct(Move(posted=self._told - told, done=self._told_done - told_done), over)
+        before, done_before = self._reported, self._reported_done
+        self._reported = max(self._posted - self._origin, before)
+        self._reported_done = max(min(self._acked - self._origin, self._reported), done_before)
+        over = now > self._overdue and self._posted - self._acked <= BACKLOG
+        return self._correct(
+            Move(posted=self._reported - before, done=self._reported_done - done_before), over
+        )
 
     def _rest(self, now: int) -> Move:
         """It sends nothing: then all was acknowledged."""
-        done = self._told - self._told_done
-        self._told_done = self._told
-        over = now - self._last > self.threshold or now > self._late
+        done = self._reported - self._reported_done
+        self._reported_done = self._reported
+        over = now - self._last > self.threshold or now > self._overdue
         return self._correct(Move(done=done) if done else NOTHING, over)
 
     def _correct(self, move: Move, over: bool) -> Move:
         """What was announced and will not come is taken back, once."""
-        if not over or self._told >= self._total:
+        if not over or self._reported >= self._total:
             return move
-        self._total = self._told
-        return move._replace(total=self._told, corrected=True)
+        self._total = self._reported
+        return move._replace(total=self._reported, corrected=True)
 
 
 class Learnt(NamedTuple):

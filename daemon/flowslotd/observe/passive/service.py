@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the daemon has of all this: stand-ins as sources beside the processes that register."""
+"""What the daemon has of all this: shadow records as sources, beside processes that register."""
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 
 from flowslot_shm.layout import Message
-from flowslotd.observe.flow_info import Source
-from flowslotd.observe.passive.shadow import StandIn
+from flowslotd.flows.flow_info import Source
+from flowslotd.observe.passive.shadow import ShadowRecord
 from flowslotd.observe.passive.watcher import Event, Watcher
 
 AGAIN_S = 10.0
@@ -20,20 +20,20 @@ MAX_STUCK = 8
 further one."""
 
 
-class Outside:
-    """Runs on the event loop that calls `use`. `records`: those who are spoken for, by id; their
-    ids are negative."""
+class PassiveSources:
+    """Runs on the event loop that calls `use`. `records`: the shadow records by id, which is
+    negative."""
 
     def __init__(
         self,
-        joined: Callable[[StandIn], object],
-        rang: Callable[[StandIn, int, Message], object],
-        left: Callable[[StandIn], object],
+        joined: Callable[[ShadowRecord], object],
+        rang: Callable[[ShadowRecord, int, Message], object],
+        left: Callable[[ShadowRecord], object],
         registered: Mapping[int, Source],
         on_bug: Callable[[str, BaseException], None],
     ) -> None:
         """The first three as RegistrationServer's, whose records `registered` are."""
-        self.records: dict[int, StandIn] = {}
+        self.records: dict[int, ShadowRecord] = {}
         self._joined, self._rang, self._left = joined, rang, left
         self._registered, self._on_bug = registered, on_bug
         self._watcher: Watcher | None = None
@@ -49,7 +49,7 @@ class Outside:
         return self._watcher is not None
 
     def sources(self) -> Mapping[int, Source]:
-        """Who reports, by id: processes that have registered, and stand-ins for others."""
+        """Who reports, by id: processes that have registered, and shadow records for others."""
         return {**self._registered, **self.records} if self.records else self._registered
 
     def use(self, pslite: bool, addresses: Collection[str], congestion_control: str) -> None:
@@ -164,7 +164,7 @@ class Outside:
             self._end()
             self._again = self._loop.call_later(AGAIN_S, self._begin)
 
-    def _drop(self, source: StandIn) -> None:
+    def _drop(self, source: ShadowRecord) -> None:
         del self.records[source.id]
         source.reader.close()
         self._left(source)

@@ -11,7 +11,7 @@ from flowslot.model.units import MILLISECOND, SECOND
 from flowslot_shm.layout import Message, Quiet, Role, offset
 from flowslot_shm.reader import RecordError, RecordReader
 from flowslot_shm.writer import FlowWriter, Record, describe
-from flowslotd.observe.passive import sockets
+from flowslotd import sockets
 from flowslotd.observe.passive.phases import NOTHING, Phases
 
 MAX_SOCKETS = 256
@@ -31,7 +31,7 @@ FIRST_AGAIN_NS, LAST_AGAIN_NS = SECOND, 64 * SECOND
 """After a congestion control was refused, until it is tried again."""
 _FD = offset("fd") - 4  # in what `describe` returns
 
-Ring = Callable[["StandIn", int, Message], None]
+Ring = Callable[["ShadowRecord", int, Message], None]
 
 
 class Found(NamedTuple):
@@ -44,7 +44,7 @@ class Found(NamedTuple):
     """Descriptor and cookie of each."""
 
 
-class StandIn:
+class ShadowRecord:
     """Speaks for one process, as a `Source` that has not registered itself.
 
     Not thread-safe, but for the reader, which is the event loop's. `refused` says what could not

@@ -16,16 +16,16 @@ from typing import Literal, NamedTuple
 
 from flowslot.model.units import MILLISECOND, SECOND, Nanos
 from flowslot_shm.layout import Message
+from flowslotd import sockets
 from flowslotd.clock import monotonic
-from flowslotd.observe.passive import sockets
 from flowslotd.observe.passive.finder import Finder
-from flowslotd.observe.passive.shadow import Found, StandIn
+from flowslotd.observe.passive.shadow import Found, ShadowRecord
 
 _log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
 """Between looks at processes."""
-GATHER_NS = MILLISECOND
+COALESCE_NS = MILLISECOND
 """Sockets that are due so soon are looked at at once."""
 SHARE = 10
 """Who has looked rests so many times as long, at least: many are looked at less often."""
@@ -39,7 +39,7 @@ class Event(NamedTuple):
     """What the event loop has to hear."""
 
     kind: Literal["joined", "rang", "left"]
-    source: StandIn
+    source: ShadowRecord
     slot: int = 0
     message: Message = Message.BEGIN
 
@@ -89,8 +89,8 @@ class Watcher:
         self._hear, self._fail = hear, fail
         self._stop = threading.Event()
         self._woken = threading.Event()
-        self._pulses = {"outside-find": Pulse(FIND_LATE), "outside-watch": Pulse(WATCH_LATE)}
-        self._finder = Finder(addresses, self._pulses["outside-find"].beat)
+        self._pulses = {"passive-find": Pulse(FIND_LATE), "passive-watch": Pulse(WATCH_LATE)}
+        self._finder = Finder(addresses, self._pulses["passive-find"].beat)
         self._found: list[Found] | None = None
         self._to_bar: deque[int] = deque()
         self._threads = [
@@ -150,7 +150,7 @@ class Watcher:
             self._finder.close()
 
     def _watch(self, pulse: Pulse) -> None:
-        sources = StandIns(pulse.beat)
+        sources = ShadowRecords(pulse.beat)
         try:
             while True:
                 self._woken.clear()  # before the test, or a `stop` in between is not heard
@@ -163,7 +163,7 @@ class Watcher:
                     sources.update(found, began)
                 while self._to_bar:
                     sources.bar(self._to_bar.popleft())
-                events = sources.look(Nanos(began + GATHER_NS), self.congestion_control)
+                events = sources.look(Nanos(began + COALESCE_NS), self.congestion_control)
                 if events:
                     self._hear(self, events)
                 pulse.rest()
@@ -179,13 +179,13 @@ class Watcher:
             self._woken.wait(max(due - now, SHARE * (now - began), 0) / 1e9)
 
 
-class StandIns:
-    """All stand-ins, of one thread."""
+class ShadowRecords:
+    """All shadow records, of one thread."""
 
     def __init__(self, alive: Callable[[], object] = lambda: None) -> None:
         """`alive` is called now and then."""
         self._alive = alive
-        self._by_pid: dict[int, StandIn] = {}
+        self._by_pid: dict[int, ShadowRecord] = {}
         self._barred: set[int] = set()
         self._events: list[Event] = []
         self._said: set[str] = set()
@@ -238,7 +238,7 @@ class StandIns:
 
     def _make(self, found: Found, now: int) -> None:
         try:
-            source = StandIn(next(_NUMBERS), found, self._rang)
+            source = ShadowRecord(next(_NUMBERS), found, self._rang)
         except OSError as error:  # in a second it is found again
             if error.errno not in sockets.GONE:  # no memory, too many open files
                 self._say({f"a process cannot be spoken for now: {error}"})
@@ -258,7 +258,7 @@ class StandIns:
             self._said.add(text)
             _log.warning("unpatched ps-lite: %s", text)
 
-    def _rang(self, source: StandIn, slot: int, message: Message) -> None:
+    def _rang(self, source: ShadowRecord, slot: int, message: Message) -> None:
         self._events.append(Event("rang", source, slot, message))
 
     def _drop(self, pid: int) -> None:

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of each flow: one row of numbers, for loops that are compiled (rows.pxd).
+
+A column must not be called as an attribute of NumPy's arrays: where nothing is compiled, loops read
+columns as attributes.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+COMPILED = not __file__.endswith(".py")
+
+Records = NDArray[np.void]
+"""ROW[F]"""
+Rows = NDArray[np.intp]
+"""Indices of rows."""
+
+ROW = np.dtype(
+    [
+        ("cookie", "u8"),  # 0: the row is free
+        ("job", "i4"),  # index into jobs
+        ("path", "i4"),  # index into paths; 0: not mapped
+        ("aggregate", "i4"),  # index into the aggregates; 0: in none
+        ("seen", "?"),  # a record was taken in
+        ("looked", "i8"),  # when (monotonic)
+        ("active", "?"),
+        ("drained", "?"),  # the kernel said so since the last look
+        ("kernel", "?"),  # the kernel's counter is available
+        ("iteration", "i8"),
+        ("inc", "i8"),
+        ("counter", "i8"),  # the kernel's counter of acknowledged bytes,
+        ("origin", "i8"),  # and what it was when the iteration began
+        ("target", "i8"),  # bytes of this iteration
+        ("remaining", "i8"),
+        ("unreported", "i8"),  # headers and the like, which the kernel sends besides the target:
+        ("unreported_last", "i8"),  # the least, and the last, of the last two iterations
+        ("ready", "i8"),  # bytes of this iteration that may be sent by now, as the record says
+        ("supplied", "i8"),  # when it last had something to send, or got it (monotonic)
+        ("expected", "i8"),  # bytes of an iteration, learnt; 0 unknown
+        ("onset", "i8"),  # when the communication phase began (monotonic), 0 never
+        ("onset_inc", "i8"),
+        ("onset_iteration", "i8"),
+        ("period", "i8"),  # ns, learnt; 0 unknown
+        ("watched", "i8"),  # the kernel reports when the counter reaches this
+        ("announced", "?"),  # the iteration's bytes are said at its beginning
+        ("suppressed", "?"),  # its grant stands in all phases: nobody waits for news of it
+        ("rate", "f8"),  # granted; nan: no arbiter has a say
+        ("ceiling", "f8"),
+        ("share", "f8"),  # of its path, if its job had that for itself; 0: unknown
+        ("own_share", "f8"),  # the same, as far as this host's flows tell
+        ("queue_us", "i8"),  # how long its path's smallest buffer lasts at its link's rate
+        ("lender", "i8"),  # the row of the flow whose rate it may borrow; -1: none
+    ]
+)
+FREE = np.zeros(1, ROW)
+"""A row that belongs to no flow: idle, on no path, known to nobody."""
+FREE["job"], FREE["rate"], FREE["ceiling"], FREE["lender"] = -1, np.nan, np.nan, -1
+UNREPORTED = 2
+"""At most a part of 1 in so many of what is reported; more is not taken for headers."""
+TRAILING = 64
+"""Headers beyond a part of 1 in so many of what is reported go before its last byte; the others may
+go after it (the next requests), and an end that waits for them comes late."""
+
+# The same as C variables: rows.pxd declares them.
+_unreported, _trailing = UNREPORTED, TRAILING
+
+
+def as_structs(rows: NDArray[np.void]) -> Any:
+    """A structured array as the loops take it: `rows[i].column`."""
+    return rows if COMPILED else rows.view(np.recarray)
+
+
+def headers(unreported: int, target: int) -> int:
+    """Bytes that the kernel sends besides the `target` bytes of an iteration."""
+    return min(unreported, target // _unreported)
+
+
+def whole(unreported: int, target: int) -> int:
+    """Bytes that the kernel sends until the last of the `target` bytes of an iteration."""
+    return target + max(headers(unreported, target) - target // _trailing, 0)
+
+
+def gross(target: NDArray[np.int64], unreported: NDArray[np.int64]) -> NDArray[np.float64]:
+    """`whole` / `target` of each flow, float64[F]; 1 where there is no target."""
+    before = np.minimum(unreported, target // UNREPORTED) - target // TRAILING
+    return 1.0 + np.maximum(before, 0) / np.maximum(target, 1)

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+# Types of shares.py, for the compiler.
+cimport cython
+from libc.stdint cimport int64_t
+
+from flowslotd.flows.rows cimport Row, whole
+
+cdef double _keep_ratio, _keep_slack, _full
+cdef int64_t _soon, _late, _never, _second, _stalled
+
+@cython.locals(size=int64_t)
+cdef double size_of(Row[::1] rows, Py_ssize_t i)
+
+@cython.locals(more=double, target=int64_t, sent=double, remains=double)
+cdef double left(int64_t now, Row[::1] rows, Py_ssize_t i)
+
+@cython.locals(i=Py_ssize_t, b=Py_ssize_t, onset=int64_t, period=int64_t)
+cpdef void add_up(
+    int64_t now, Row[::1] rows, int64_t[:, ::1] times, double[:, ::1] sizes,
+)
+
+@cython.locals(i=Py_ssize_t, size=double, due=int64_t, coming=cython.bint)
+cpdef void weigh(
+    int64_t now, Row[::1] rows, const int64_t[::1] at_work, double[::1] weight,
+)
+
+@cython.locals(
+    n=Py_ssize_t, i=Py_ssize_t, b=Py_ssize_t, size=double, flows=double, used=double,
+    lasts=double, keep=cython.bint, sums=double[:, ::1],
+)
+cpdef void split(
+    const Row[::1] rows, const double[::1] rate, const double[::1] weight, double[::1] parts,
+)
+
+@cython.locals(i=Py_ssize_t, b=Py_ssize_t, present=double, lasts=double)
+cdef void fill(const Row[::1] rows, const double[::1] weight, double[:, ::1] sums)

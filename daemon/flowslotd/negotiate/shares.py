@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums of flows by aggregate, and each flow's share of its aggregate's rate (compiled: shares.pxd).
+
+`rows` is what `as_structs` makes of ROW[F]. Times are ns. What is done is the same when this file
+is not compiled.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flowslotd.flows.rows import whole
+
+SOON_NS, LATE_NS = 10_000_000, 20_000_000
+"""An idle flow of an active aggregate keeps its part from so long before its start to so long after
+it was expected."""
+KEEP_RATIO = 1.1
+KEEP_SLACK_S = 0.004
+"""Flows keep their rates while the last one ends at most 10 % + 4 ms later than it could."""
+STALLED_NS = 60_000_000
+"""Who had nothing to send for so long, and got nothing, is not given a rate until it has: a slot of
+usual length, or from one look to the next where slots are longer."""
+NEVER = 2**62
+
+# The same as C variables: shares.pxd declares them.
+_soon, _late, _keep_ratio, _keep_slack = SOON_NS, LATE_NS, KEEP_RATIO, KEEP_SLACK_S
+_never, _second, _full, _stalled = NEVER, 1_000_000_000, 1 + 1e-9, STALLED_NS
+
+
+def size_of(rows: Any, i: int) -> float:
+    """Bytes that a flow's iterations are expected to send, headers included."""
+    size = rows[i].expected if rows[i].expected > 0 else rows[i].target
+    return whole(rows[i].unreported, size)
+
+
+def left(now: int, rows: Any, i: int) -> float:
+    """Bytes that an active flow has yet to send, headers included, estimated for now."""
+    if rows[i].drained:
+        return 0.0
+    more, target = rows[i].remaining, rows[i].target
+    if target > 0:
+        more = more * (whole(rows[i].unreported, target) / target)
+    sent = rows[i].rate * (now - rows[i].looked) / _second if rows[i].rate > 0 else 0.0
+    remains: float = max(more - sent, 1.0)
+    return remains
+
+
+def add_up(
+    now: int,
+    rows: Any,
+    times: NDArray[np.int64],
+    sizes: NDArray[np.float64],
+) -> None:
+    """Sum up flows by aggregate; 0 is none, and its sums mean nothing.
+
+    `times`, int64[B, 5]: 1 if any is active, when the first active one began, when the first one
+    is due again, the longest period, 1 if no active one has had anything to send for STALLED_NS.
+    `sizes`, float64[B, 3]: bytes remaining, of this iteration, and expected of each iteration; with
+    headers, because links and rates carry these too.
+    """
+    for b in range(len(times)):
+        times[b, 0], times[b, 1], times[b, 2], times[b, 3] = 0, _never, _never, 0
+        times[b, 4] = 1
+        sizes[b, 0], sizes[b, 1], sizes[b, 2] = 0.0, 0.0, 0.0
+    for i in range(len(rows)):
+        b = rows[i].aggregate
+        onset, period = rows[i].onset, rows[i].period
+        if rows[i].active:
+            times[b, 0] = 1
+            if rows[i].looked - rows[i].supplied < _stalled:
+                times[b, 4] = 0
+            times[b, 1] = min(times[b, 1], onset)
+            sizes[b, 0] += left(now, rows, i)
+        if onset > 0:
+            # Before the first period is known: as if computing took as long as communicating.
+            times[b, 2] = min(times[b, 2], onset + (period if period > 0 else 2 * (now - onset)))
+        times[b, 3] = max(times[b, 3], period)
+        sizes[b, 1] += whole(rows[i].unreported, rows[i].target)
+        sizes[b, 2] += size_of(rows, i)
+
+
+def weigh(
+    now: int,
+    rows: Any,
+    at_work: NDArray[np.int64],
+    weight: NDArray[np.float64],
+) -> None:
+    """How many bytes of each flow its aggregate's rate is for: `weight`, float64[F].
+
+    `at_work`, int64[B]: not 0 where the phase is on, and rates follow what remains.
+    """
+    for i in range(len(rows)):
+        size = size_of(rows, i)
+        if not at_work[rows[i].aggregate]:
+            weight[i] = size  # for the next phase, or for all of them
+        elif rows[i].active:
+            weight[i] = left(now, rows, i)
+        else:
+            due = rows[i].onset + rows[i].period - now
+            coming = rows[i].period > 0 and -_late < due < _soon
+            weight[i] = size if coming else 0.0
+
+
+def split(
+    rows: Any,
+    rate: NDArray[np.float64],
+    weight: NDArray[np.float64],
+    parts: NDArray[np.float64],
+) -> None:
+    """Share `rate[b]` out among the flows of aggregate b, so that all end together.
+
+    An aggregate keeps the rates that its flows have (NaN: none) while they add up to what it may
+    send and nobody is held up by that. `weight`, float64[F]: bytes to send; an aggregate without
+    any gives all its flows the same. Where `rate` is NaN, so are the `parts`, float64[F].
+    """
+    n = len(rate)
+    sums = np.zeros((n, 4))  # weight, flows, present rate, seconds until the last one ends
+    fill(rows, weight, sums)
+    for i in range(len(rows)):
+        b = rows[i].aggregate
+        size, flows, used, lasts = sums[b, 0], sums[b, 1], sums[b, 2], sums[b, 3]
+        # Not less than all of it either: what nobody uses might be given to somebody else.
+        keep = rate[b] > 0 and used <= rate[b] * _full and used * _full >= rate[b]
+        if keep and size > 0:
+            keep = lasts <= _keep_ratio * (size / rate[b]) + _keep_slack
+        if keep:
+            parts[i] = rows[i].rate
+        elif size > 0:
+            parts[i] = rate[b] * (weight[i] / size)
+        else:
+            parts[i] = rate[b] / flows
+
+
+def fill(rows: Any, weight: Any, sums: Any) -> None:
+    """The sums of `split`, by aggregate. Without a rate yet, a flow lasts for ever."""
+    for i in range(len(rows)):
+        b, present = rows[i].aggregate, rows[i].rate
+        sums[b, 0] += weight[i]
+        sums[b, 1] += 1.0
+        sums[b, 2] += present  # NaN is kept by nobody
+        if weight[i] > 0:
+            lasts = weight[i] / present if present > 0 else _never
+            sums[b, 3] = max(sums[b, 3], lasts)

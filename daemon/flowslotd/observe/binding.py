@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which slots of a job's record are which flows, and who these are, as the record says."""
+
+from collections.abc import Callable
+from ipaddress import ip_address
+
+import numpy as np
+
+from flowslot.model.topology import Topology
+from flowslot.model.topology_file import normal_ip
+from flowslot_shm.layout import Role, Transport, address
+from flowslotd.flows.flow_info import PROTOCOLS, FlowInfo, Source
+from flowslotd.flows.rows import Rows
+
+Owns = Callable[[int, int, int], bool | None]
+"""(pid, fd, cookie) -> whether that process holds that socket; None: cannot tell."""
+
+
+class Binding:
+    """Which slots of a record are which rows."""
+
+    def __init__(self) -> None:
+        self.cookies = np.zeros(0, np.uint64)
+        self.slots: Rows = np.zeros(0, np.intp)
+        self.rows: Rows = np.zeros(0, np.intp)
+        self.refused: list[FlowInfo] = []
+        self.opened = -1  # as the reader counts
+        self.suppressed = False  # nobody waits for news
+        self.rarely = False  # to be looked at: suppressed, or idle
+        self.looked = 0  # in which slot
+        self.seen = 0  # when, be it in a slot or between
+
+
+def describe(slot: np.void, source: Source) -> FlowInfo:
+    """The identity in one SLOT; `note` says why it cannot be paced, if that is plain already."""
+    family = int(slot["family"])
+    info = FlowInfo(
+        cookie=int(slot["sock_cookie"]),
+        job=bytes(slot["job"]).decode("ascii", "replace"),
+        source=source.id,
+        pid=source.pid,
+        fd=int(slot["fd"]),
+        src=_address(family, slot["src"]),
+        sport=int(slot["sport"]),
+        dst=_address(family, slot["dst"]),
+        dport=int(slot["dport"]),
+        rank=int(slot["rank"]),
+        peer=int(slot["peer"]),
+        channel=int(slot["channel"]),
+        role=Role(int(slot["role"])),
+        protocol=PROTOCOLS.get(Transport(int(slot["transport"])), ""),
+    )
+    if slot["transport"] not in PROTOCOLS:
+        info.note = "neither TCP nor UDP: its progress is seen, but it cannot be paced"
+    elif not info.job:
+        info.note = "no job was named"
+    elif info.role == Role.RECEIVE:
+        info.note = "only receives"
+    elif not (info.src and info.dst):
+        info.note = "no addresses were reported"
+    return info
+
+
+def place(info: FlowInfo, topology: Topology, host: str) -> None:
+    """Find the flow's path; `note` says so when it does not leave from this host."""
+    if topology.host_of(info.src) not in (None, host):
+        info.note = f"{info.src} is not an address of this host"
+    elif topology.host_of(info.dst) == host or ip_address(info.dst).is_loopback:
+        info.note = "stays on this host"
+    else:
+        info.path = topology.path(info.src, info.dst) or ()
+
+
+def _address(family: int, raw: np.void) -> str:
+    text = address(family, raw.tobytes())
+    return normal_ip(text) if text else ""

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes that report nothing (unpatched.py), where they send to, and what watches them."""
+
+import asyncio
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flowslot_shm.layout import Message, State
+from flowslotd import sockets
+from flowslotd.flows.flow_info import Source
+from flowslotd.observe.passive import watcher
+from flowslotd.observe.passive.finder import Finder
+from flowslotd.observe.passive.service import PassiveSources
+
+PROGRAM = Path(__file__).with_name("unpatched.py")
+HERE, THERE = "127.0.0.1", "127.0.0.2"
+"""This host, and another one: both on loopback."""
+SCHEDULER_PORT = 9
+SIZE = 300_000
+
+
+def node(role: str = "worker", port: int = SCHEDULER_PORT, **more: str) -> dict[str, str]:
+    """The environment of a node of ps-lite."""
+    root = {"DMLC_PS_ROOT_URI": "10.0.0.9", "DMLC_PS_ROOT_PORT": str(port)}
+    return os.environ | root | {"DMLC_ROLE": role} | more
+
+
+class Sink:
+    """Accepts connections on THERE and reads them to their ends. `ended`: how many have. `reset`
+    ends all connections at once."""
+
+    def __init__(self, stack: ExitStack, port: int = 0) -> None:
+        self.ended = 0
+        self._reading, self._resting = threading.Event(), threading.Event()
+        self._reading.set()
+        self._peers: list[socket.socket] = []
+        self._listener = socket.create_server((THERE, port))
+        self.port = self._listener.getsockname()[1]
+        stack.callback(self._listener.shutdown, socket.SHUT_RDWR)
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with self._listener, suppress(OSError):
+            while True:
+                peer, _ = self._listener.accept()
+                self._peers.append(peer)
+                threading.Thread(target=self._drain, args=(peer,), daemon=True).start()
+
+    def _drain(self, peer: socket.socket) -> None:
+        with peer, suppress(OSError):
+            while peer.recv(1 << 20):
+                if not self._reading.is_set():
+                    self._resting.set()
+                    self._reading.wait()
+        self.ended += 1
+
+    def rest(self, only: "Unpatched") -> None:
+        """Read nothing more from this one, whose single connection is all there is. What is read
+        after its buffers were filled could be all that it had left to send."""
+        self._reading.clear()
+        only.do("send 1")
+        assert self._resting.wait(20)
+
+    def reset(self) -> None:
+        for peer in self._peers:
+            with suppress(OSError):
+                peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("=ii", 1, 0))
+                peer.close()
+        self._reading.set()
+
+
+class Unpatched:
+    """A process of unpatched.py."""
+
+    def __init__(self, stack: ExitStack, flows: int, *ends: object, **options: Any) -> None:
+        command = [*options.pop("prefix", ()), sys.executable, PROGRAM, flows, *ends]
+        self.process = subprocess.Popen(
+            list(map(str, command)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            **{"env": node(), **options},
+        )
+        stack.callback(self.end)
+        self.pid = int(self._hear().removeprefix("ready "))
+
+    def do(self, line: str) -> int:
+        """Let it do something; returns when it began (monotonic ns)."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        return int(self._hear().removeprefix("done "))
+
+    def train(self, size: int, iterations: int, compute_s: float = 0.06) -> None:
+        """Iterations of so many bytes on each connection."""
+        for _ in range(iterations):
+            self.do(f"send {size}")
+            time.sleep(compute_s)
+
+    def _hear(self) -> str:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, "the process has ended"
+        return line
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for file in (self.process.stdin, self.process.stdout):
+            assert file is not None
+            with suppress(OSError):
+                file.close()
+
+
+def settle(check: Callable[[], Any], seconds: float = 20.0) -> Any:
+    """What `check` returns, once it is true."""
+    end = time.monotonic() + seconds
+    while not (result := check()):
+        assert time.monotonic() < end, "it never came about"
+        time.sleep(0.005)
+    return result
+
+
+class Watching:
+    """The component, on an event loop of its own."""
+
+    def __init__(self, congestion_control: str = "") -> None:
+        self.joined: list[Source] = []
+        self.rung: list[tuple[int, int, Message]] = []
+        self.left: list[Source] = []
+        self.bugs: list[BaseException] = []
+        self.registered: dict[int, Any] = {}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self.passive = PassiveSources(
+            self.joined.append,
+            lambda source, slot, message: self.rung.append((source.id, slot, message)),
+            self.left.append,
+            self.registered,
+            lambda _, error: self.bugs.append(error),
+        )
+        self.use(congestion_control)
+
+    def use(self, congestion_control: str = "", *, pslite: bool = True) -> None:
+        self.call(self.passive.use, pslite, [HERE], congestion_control)
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        async def run() -> Any:
+            return function(*arguments)
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(20)
+
+    def slots(self) -> list[Any]:
+        """Of all shadow records, those in use."""
+
+        def read() -> list[Any]:
+            snapshots = [source.reader.snapshot() for source in self.passive.records.values()]
+            return [slot for snap in snapshots for slot in snap if slot["state"] != State.FREE]
+
+        found: list[Any] = self.call(read)
+        return found
+
+    def close(self) -> None:
+        self.call(self.passive.close)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def until_found(watching: Watching, *processes: Unpatched, connections: int) -> list[Any]:
+    def look() -> list[Any] | None:
+        for process in processes:
+            process.do(f"send {SIZE}")
+        slots = watching.slots()
+        return slots if len(slots) == connections else None
+
+    found: list[Any] = settle(look)
+    return found
+
+
+def congestion_controls(pid: int, slots: list[Any]) -> set[bytes]:
+    pidfd = os.pidfd_open(pid)
+    try:
+        found = set()
+        for slot in slots:
+            with sockets.borrow(pidfd, int(slot["fd"]), int(slot["sock_cookie"])) as sock:
+                found.add(sock.getsockopt(6, 13, 16).split(b"\0")[0])
+        return found
+    finally:
+        os.close(pidfd)
+
+
+class Looks:
+    """Counts looks at processes, which come more often meanwhile."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._count = 0
+        look = Finder.look
+
+        def counted(finder: Finder) -> Any:
+            found = look(finder)
+            self._count += 1
+            return found
+
+        monkeypatch.setattr(Finder, "look", counted)
+        monkeypatch.setattr(watcher, "LOOK_S", 0.05)
+
+    def more(self, watching: Watching, *processes: Unpatched, connections: int) -> None:
+        """While these go on, several looks find these connections and no further ones."""
+        end = self._count + 8
+
+        def over() -> bool:
+            for process in processes:
+                process.do(f"send {SIZE}")
+            assert len(watching.slots()) == connections
+            return self._count >= end
+
+        settle(over)

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is learnt of flows from looks at their records and the kernel's counters."""
+
+import numpy as np
+import pytest
+from seen import MS, Seen, at
+from slots import start
+
+from flowslotd.negotiate.aggregates import Aggregates
+
+SIZE, HEADERS = 1_000_000, 4_000
+
+
+@pytest.fixture
+def seen(topology):
+    return Seen(topology)
+
+
+def test_remaining_is_the_total_minus_what_the_kernel_saw_acknowledged(seen, make_job):
+    job = make_job()
+    flow = job.flow(0, cookie=7)
+    seen.look(0, job, c7=500)  # a handshake of the job's own, before the first iteration
+    start(flow, 1, 1_000_000)
+    flow.posted(800_000)
+    seen.look(10, job, c7=500 + 300_000)
+    assert seen["remaining"] == [700_000]
+    assert seen["active"] == [True]
+    assert seen.observer.take_watches() == [(7, 500 + 1_000_000)]
+    assert seen.observer.take_watches() == []
+
+
+def test_without_a_kernel_counter_the_record_is_believed(seen, make_job):
+    job = make_job()
+    flow = job.flow(0, cookie=7)
+    start(flow, 1, 1000)
+    flow.done(400)
+    seen.look(0, job)
+    assert seen["remaining"] == [600]
+    assert seen.observer.take_watches() == []
+
+
+def test_a_phase_lasts_until_everything_is_acknowledged(seen, make_job):
+    job = make_job()
+    flow = job.flow(0, cookie=7)
+    seen.look(0, job, c7=0)
+    start(flow, 1, 1000)
+    flow.posted(1000)  # all of it is in the socket's buffer, and the job computes again
+    seen.look(1, job, c7=900)
+    assert seen["active"] == [True]
+    seen.look(2, job, c7=1000)
+    assert seen["active"] == [False]
+
+
+def test_a_flow_met_in_mid_iteration_ends_its_phase_when_the_record_says_so(seen, make_job):
+    """The record lags behind the kernel: where the iteration began is only known from above."""
+    job = make_job()
+    flow = job.flow(0, cookie=7)
+    start(flow, 1, 1000)
+    flow.posted(800)
+    flow.done(300)
+    seen.look(0, job, c7=517 + 400)
+    assert seen["remaining"] == [700]
+    flow.done(300)
+    seen.look(1, job, c7=517 + 650)
+    assert seen["remaining"] == [400], "600 are done, the kernel's count tells 50 more"
+    flow.posted(200)
+    flow.done(400)
+    seen.look(2, job, c7=517 + 1000)
+    assert seen["active"] == [False]
+
+
+def test_bytes_that_are_not_reported_do_not_add_up(seen, make_job):
+    """Libraries send headers beside the payload: 10 bytes per iteration here."""
+    job = make_job()
+    flow = job.flow(0, cookie=7)
+    sent = 0
+    seen.look(0, job, c7=0)
+    for i in range(1, 200):
+        start(flow, i, 1000)
+        seen.look(100 * i, job, c7=sent + 100)
+        assert seen["remaining"] == [900], i
+        flow.done(1000)
+        sent += 1010
+        seen.look(100 * i + 50, job, c7=sent)
+        assert seen["remaining"] == [0]
+
+
+def test_an_iteration_may_begin_before_the_last_one_is_acknowledged(seen, make_job):
+    job = make_job()
+    flow = job.flow(0, cookie=7)
+    seen.look(0, job, c7=0)
+    start(flow, 1, 1000)
+    seen.look(1, job, c7=600)
+    flow.done(1000)
+    start(flow, 2, 1000)
+    seen.look(2, job, c7=900)
+    assert seen["remaining"] == [1000 + 100 - 0 - 100]  # the old 100 are not counted twice
+    seen.look(3, job, c7=1500)
+    assert 400 <= seen["remaining"][0] <= 600
+
+
+def test_skipped_iterations_count_as_several(seen, make_job):
+    job = make_job()
+    flow = job.flow(0, cookie=7)
+    for i, ms in ((1, 0), (2, 100), (5, 400)):
+        start(flow, i, 1000)
+        seen.look(ms, job)
+        flow.done(1000)
+    assert seen["period"] == [100 * MS]
+
+
+# --- bytes that libraries send and do not report: a flow is at its end when these have gone too
+
+
+class Run:
+    """A flow whose iterations are looked at when they begin, and when they are over."""
+
+    def __init__(self, seen, job):
+        self.seen, self.job = seen, job
+        self.flow = job.flow(0, cookie=7)
+        self.n = self.acked = 0
+        self._look()
+
+    def _look(self):
+        self.seen.look(10 * self.n, self.job, c7=self.acked)
+
+    def begin(self, size=SIZE):
+        self.n += 1
+        start(self.flow, self.n, size)
+        self._look()
+
+    def send(self, acked, *, done=0):
+        self.acked += acked
+        self.flow.done(done)
+        self._look()
+
+    def iterate(self, headers, *, seen=True):
+        """Returns how many bytes are to be sent from its beginning to its end, as watched."""
+        began = self.acked
+        self.begin()
+        watches = self.seen.observer.take_watches()
+        self.acked += SIZE + headers
+        self.flow.done(SIZE)
+        if seen:
+            self._look()
+        return watches[0][1] - began
+
+
+@pytest.fixture
+def run(seen, make_job):
+    return Run(seen, make_job())
+
+
+def test_what_two_iterations_sent_besides_belongs_to_the_end_of_the_next(run):
+    ends = [run.iterate(HEADERS) for _ in range(5)]
+    assert ends == [SIZE, SIZE, *[SIZE + HEADERS] * 3]
+
+
+def test_the_least_of_two_counts(run):
+    ends = [run.iterate(HEADERS + 100 * n) for n in (0, 3, 1, 2)]
+    assert ends[2:] == [SIZE + HEADERS, SIZE + HEADERS + 100]
+
+
+def test_a_library_that_reports_everything_has_nothing_besides(run):
+    assert [run.iterate(0) for _ in range(4)] == [SIZE] * 4
+
+
+@pytest.mark.parametrize("strange", [SIZE, SIZE // 2 + 1, 2**62])
+def test_what_cannot_be_headers_does_not_count(run, strange):
+    for _ in range(3):
+        run.iterate(HEADERS)
+    run.iterate(strange)
+    assert run.iterate(HEADERS) == SIZE
+
+
+def test_an_iteration_whose_end_was_not_seen_teaches_nothing(run):
+    for _ in range(3):
+        run.iterate(HEADERS)
+    run.iterate(HEADERS, seen=False)
+    run.iterate(HEADERS)
+    assert run.seen["unreported_last"] == [0]
+
+
+def test_other_flows_are_left_alone(run, make_job):
+    other = make_job().flow(0, cookie=8)
+    other.begin(1, SIZE)
+    for _ in range(4):
+        run.iterate(HEADERS)
+    assert np.count_nonzero(run.seen["unreported"]) == 1
+
+
+MANY = SIZE // 8
+BEFORE = MANY - SIZE // 64
+"""How many of so many headers go before the last byte, at least."""
+
+
+def test_headers_are_spread_evenly_over_what_is_sent(run):
+    for _ in range(3):
+        run.iterate(MANY)
+    run.begin()
+    run.send((SIZE + BEFORE) // 2)
+    assert abs(run.seen["remaining"][0] - SIZE // 2) <= 1
+    run.send((SIZE + BEFORE) // 2 - 100)
+    assert 0 < run.seen["remaining"][0] <= 100
+    run.send(MANY - BEFORE)
+    assert run.seen["remaining"] == [0]
+
+
+def test_few_headers_may_all_come_after_the_last_byte(run):
+    for _ in range(3):
+        run.iterate(HEADERS)
+    run.begin()
+    run.send(SIZE - 1)
+    assert run.seen["active"][0]
+    run.send(1)
+    assert not run.seen["active"][0]
+
+
+def test_what_is_done_is_at_its_end_whatever_else_was_sent_before(run):
+    for _ in range(3):
+        run.iterate(MANY)
+    run.begin()
+    run.send(SIZE, done=SIZE - 1)
+    assert run.seen["active"][0]
+    run.send(0, done=1)
+    assert not run.seen["active"][0]
+
+
+def test_an_arbiter_is_asked_for_headers_too(run):
+    aggregates = Aggregates(run.seen.table)
+    for _ in range(3):
+        run.iterate(MANY)
+    run.begin()
+    run.send((SIZE + BEFORE) // 2)
+    aggregates.follow(at(0), run.seen.table.take_new(), [])
+    aggregates.look(at(10 * run.n))
+    (demand,) = aggregates.demands(at(10 * run.n))
+    assert abs(demand.remaining - (SIZE + BEFORE) // 2) <= 2
+    assert demand.next_bytes == SIZE + BEFORE
+    view = run.seen.table.view(0, 1, [False] * 8, [0])
+    assert abs(view.remaining[0] - (SIZE + BEFORE) // 2) <= 2
+
+
+def test_of_a_shorter_iteration_headers_are_a_part(run):
+    for _ in range(3):
+        run.iterate(MANY)
+    run.begin(100)
+    assert run.seen.observer.take_watches()[0][1] - run.acked == 150

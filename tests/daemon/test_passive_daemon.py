@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The real daemon and a job that reports nothing, in two network namespaces."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+
+import pytest
+from passive import Unpatched, node, settle
+
+from flowslotd import sockets
+
+from .test_daemon import PORT, TRAINING, Daemon, Hosts
+
+SIZE = 400_000
+FLOWS = 2
+JOB = "pslite-10.0.0.9-9"
+ON = {"unpatched.pslite": True}
+
+pytestmark = pytest.mark.root
+
+
+@pytest.fixture
+def hosts():
+    with ExitStack() as stack:
+        yield Hosts(stack)
+
+
+class Job(Unpatched):
+    """On h1, sending to h2."""
+
+    def __init__(self, hosts, **environment):
+        receiver = hosts.start(2, sys.executable, TRAINING, "receive", PORT, stdout=subprocess.PIPE)
+        assert receiver.stdout.readline() == "ready\n"
+        enter = ("nsenter", f"--net=/run/netns/{hosts.names[0]}")
+        super().__init__(
+            hosts.stack, FLOWS, "10.78.0.2", PORT, prefix=enter, env=node(**environment)
+        )
+
+    def until(self, check):
+        def train_and_check():
+            self.train(SIZE, 1, 0.08)
+            return check()
+
+        return settle(train_and_check, 40)
+
+    def congestion_controls(self):
+        found = set()
+        pidfd = os.pidfd_open(self.pid)
+        for name in os.listdir(f"/proc/{self.pid}/fd"):
+            try:
+                with sockets.borrow(pidfd, int(name)) as sock:
+                    found.add(sock.getsockopt(6, 13, 16).split(b"\0")[0].decode())
+            except OSError:
+                pass  # no socket
+        os.close(pidfd)
+        return found
+
+
+def seen(daemon, n=FLOWS):
+    """Flows that were found, if all are there."""
+    flows = [flow for flow in daemon.ask("flows")["flows"] if flow["job"] == JOB]
+    return flows if len(flows) == n else None
+
+
+def test_flows_are_enlisted_learnt_and_paced(hosts, tmp_path):
+    daemon = Daemon(hosts, tmp_path, mode="enforce", policy="static", **ON).start()
+    name = daemon.ask("status")["congestion_control"]
+    job = Job(hosts)
+    job.until(lambda: seen(daemon))
+    assert job.congestion_controls() == {name}
+    flows = job.until(
+        lambda: {f["iteration_bytes"] for f in seen(daemon)} == {SIZE} and seen(daemon)
+    )
+    assert {tuple(f["path"]) for f in flows} == {("h1->s1", "s1->h2")}
+    assert {f["owned"] for f in flows} == {True}
+    assert {f["pid"] for f in flows} == {job.pid}
+    assert {f["mode"] for f in flows} == {"capped"}
+    # The kernel's counter, as of the congestion control, and the record are of one mind.
+    settle(lambda: all(f["remaining_bytes"] == 0 for f in seen(daemon)))
+    status = daemon.ask("status")
+    assert status["unpatched"] == {"watching": True, "processes": 1, "connections": FLOWS}
+    assert status["flows"]["paced"] == FLOWS
+    assert status["errors"] == {}
+
+    job.process.kill()
+    settle(lambda: daemon.ask("flows")["flows"] == [])
+    assert daemon.stop() == (0, "")
+
+
+def test_a_restarted_daemon_enlists_again(hosts, tmp_path):
+    daemon = Daemon(hosts, tmp_path, mode="enforce", policy="static", **ON).start()
+    job = Job(hosts)
+    job.until(lambda: seen(daemon))
+    first = job.congestion_controls()
+    assert daemon.stop(signal.SIGKILL)[0] == -signal.SIGKILL
+    job.train(SIZE, 3)  # ordinary TCP
+    daemon.start()
+    job.until(lambda: seen(daemon))
+    assert job.congestion_controls() == {daemon.ask("status")["congestion_control"]} != first
+    assert daemon.stop() == (0, "")
+    job.train(SIZE, 3)
+
+
+@pytest.mark.parametrize("backend", ["socket", "auto"])
+def test_other_ways_of_pacing_reach_its_sockets_too(hosts, tmp_path, backend):
+    pacing = {"pacing.backend": backend}
+    daemon = Daemon(hosts, tmp_path, mode="enforce", policy="static", **ON, **pacing).start()
+    job = Job(hosts)
+    job.until(lambda: seen(daemon))
+    job.until(lambda: all(f["acked_total_bytes"] for f in seen(daemon)))
+    assert {f["note"] for f in seen(daemon)} == {""}
+    assert daemon.stop() == (0, "")
+
+
+def test_observing_sees_it_and_leaves_its_sockets_alone(hosts, tmp_path):
+    daemon = Daemon(hosts, tmp_path, **ON).start()
+    job = Job(hosts)
+    before = job.congestion_controls()
+    job.until(lambda: seen(daemon))
+    job.until(lambda: {f["iteration_bytes"] for f in seen(daemon)} == {SIZE})
+    assert job.congestion_controls() == before
+    assert daemon.stop() == (0, "")
+
+
+def test_a_reload_switches_it_on_and_off(hosts, tmp_path):
+    daemon = Daemon(hosts, tmp_path).start()
+    job = Job(hosts)
+    job.train(SIZE, 20)  # seconds
+    assert daemon.ask("flows")["flows"] == []
+    assert daemon.ask("status")["unpatched"]["watching"] is False
+    daemon.configure(**ON)
+    assert daemon.cli("reload").returncode == 0
+    job.until(lambda: seen(daemon))
+    daemon.configure(**{"unpatched.pslite": False})
+    assert daemon.cli("reload").returncode == 0
+    settle(lambda: daemon.ask("flows")["flows"] == [])
+    daemon.configure(**{"unpatched.pslite": "yes"})
+    refused = daemon.cli("reload")
+    assert refused.returncode != 0
+    assert "unpatched.pslite" in refused.stderr
+    assert daemon.stop()[0] == 0
+
+
+def test_who_registers_takes_over_from_the_shadow_record(hosts, tmp_path):
+    daemon = Daemon(hosts, tmp_path, mode="enforce", policy="static", **ON).start()
+    job = Job(hosts)
+    job.until(lambda: seen(daemon))
+    job.do(f"register {daemon.runtime_dir}/register.sock")
+
+    def taken_over():
+        flows = daemon.ask("flows")["flows"]
+        return flows if {flow["job"] for flow in flows} == {"patched"} else None
+
+    settle(taken_over)
+    end = time.monotonic() + 2.5  # it stays so when processes are looked at again
+    while time.monotonic() < end:
+        job.train(SIZE, 1)
+        flows = daemon.ask("flows")["flows"]
+        assert [(f["job"], f["rank"], f["note"]) for f in flows] == [("patched", 3, "")] * FLOWS
+    assert daemon.ask("status")["unpatched"]["processes"] == 0
+    assert daemon.stop() == (0, "")
+
+
+def test_of_another_host_on_this_kernel_nothing_is_touched(hosts, tmp_path):
+    """All daemons of a lab see the same processes."""
+    daemon = Daemon(hosts, tmp_path, mode="enforce", policy="static", **ON)
+    daemon.configure(host="h3")
+    daemon.start()
+    job = Job(hosts)
+    before = job.congestion_controls()
+    job.train(SIZE, 30)
+    assert daemon.ask("flows")["flows"] == []
+    assert job.congestion_controls() == before
+    assert daemon.stop()[0] == 0

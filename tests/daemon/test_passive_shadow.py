@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shadow records, without threads: of this process, for connections of its own."""
+
+import errno
+import gc
+import logging
+import os
+import resource
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+
+import pytest
+
+from flowslot.model.units import SECOND
+from flowslot_shm.layout import Role
+from flowslot_shm.writer import Record, cookie_of
+from flowslotd import sockets
+from flowslotd.observe.passive import shadow
+from flowslotd.observe.passive.shadow import Found, ShadowRecord
+from flowslotd.observe.passive.watcher import ShadowRecords
+
+
+@pytest.fixture
+def connection(stack: ExitStack) -> socket.socket:
+    listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+    connected = stack.enter_context(socket.create_connection(listener.getsockname()))
+    stack.enter_context(listener.accept()[0])
+    return connected
+
+
+@pytest.fixture
+def all_of_them(stack: ExitStack) -> ShadowRecords:
+    all_of_them = ShadowRecords()
+    stack.callback(all_of_them.close)
+    return all_of_them
+
+
+def found(*connections: socket.socket) -> Found:
+    ends = tuple((one.fileno(), cookie_of(one)) for one in connections)
+    return Found(os.getpid(), b"job", Role.PUSH, ends)
+
+
+def kinds(all_of_them: ShadowRecords, now: int = 0, name: str = "") -> list[str]:
+    return [event.kind for event in all_of_them.look(now, name)]
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@contextmanager
+def descriptors(more: int) -> Iterator[None]:
+    """The lowest free one and those up to `more` above it can be opened meanwhile."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.open(os.devnull, os.O_RDONLY)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + more, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def shadow_record() -> None:
+    one = ShadowRecord(-1, found(), lambda *_: None)
+    one.close()
+    one.reader.close()
+
+
+def own_record() -> None:
+    Record(4).close()
+
+
+@pytest.mark.parametrize("make", [shadow_record, own_record])
+def test_fail_open_whatever_descriptor_is_not_to_be_had_the_others_are_closed(
+    make: Callable[[], None],
+) -> None:
+    gc.collect()  # what earlier tests have left must not go between two counts
+    before = open_files()
+    for more in range(64):
+        with suppress(OSError), descriptors(more):
+            make()
+            break
+        assert open_files() == before
+    assert more >= 2  # the memfd, its mapping
+    assert open_files() == before
+
+
+def test_fail_open_without_descriptors_a_process_is_spoken_for_later(
+    connection: socket.socket, all_of_them: ShadowRecords, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        for more in (0, 0, 1):
+            with descriptors(more):
+                all_of_them.update([found(connection)], 0)
+                assert kinds(all_of_them) == []
+    assert len(caplog.records) == len({record.message for record in caplog.records}) >= 1
+    all_of_them.update([found(connection)], 0)
+    assert "joined" in kinds(all_of_them)
+
+
+def test_a_connection_that_was_shut_down_and_is_kept_is_dropped_once(
+    connection: socket.socket, all_of_them: ShadowRecords, caplog: pytest.LogCaptureFixture
+) -> None:
+    all_of_them.update([found(connection)], 0)
+    assert "joined" in kinds(all_of_them)
+    connection.shutdown(socket.SHUT_WR)
+    assert kinds(all_of_them, 10 * SECOND)[-1] == "left"
+    gc.collect()  # what earlier tests have left must not go between two counts
+    before = open_files()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            all_of_them.update([found(connection)], 11 * SECOND)
+            assert kinds(all_of_them, 12 * SECOND) == []
+    assert open_files() == before
+    assert caplog.records == []  # nothing is wrong
+
+
+def test_a_connection_that_was_closed_meanwhile_is_no_news(
+    connection: socket.socket, all_of_them: ShadowRecords, caplog: pytest.LogCaptureFixture
+) -> None:
+    gone = found(connection)
+    connection.close()
+    with caplog.at_level(logging.WARNING):
+        all_of_them.update([gone], 0)
+        assert kinds(all_of_them) == []
+    assert caplog.records == []
+
+
+def test_fail_open_a_file_that_takes_a_connections_number_is_not_kept_open(
+    connection: socket.socket, all_of_them: ShadowRecords, caplog: pytest.LogCaptureFixture
+) -> None:
+    all_of_them.update([found(connection)], 0)
+    assert "joined" in kinds(all_of_them)
+    end, other = os.pipe()
+    os.dup2(other, connection.fileno(), inheritable=False)
+    os.close(other)
+    with caplog.at_level(logging.WARNING):
+        assert kinds(all_of_them, 10 * SECOND)[-1] == "left"
+    assert caplog.records == []
+    connection.close()
+    os.set_blocking(end, False)
+    assert os.read(end, 1) == b""  # nobody has the other end
+    os.close(end)
+
+
+def test_a_refused_congestion_control_is_tried_again_ever_more_seldom(
+    connection: socket.socket,
+    all_of_them: ShadowRecords,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    attempts: list[str] = []
+    enlist = sockets.enlist
+
+    def counted(sock: socket.socket, name: str) -> None:
+        attempts.append(name)
+        enlist(sock, name)
+
+    monkeypatch.setattr(sockets, "enlist", counted)
+    all_of_them.update([found(connection)], 0)
+    with caplog.at_level(logging.WARNING):
+        for second in range(300):
+            all_of_them.look(second * SECOND, "nonexistent")
+    # After 0, 1, 3, 7, 15, 31, 63, 127, 191 and 255 s.
+    assert attempts == ["nonexistent"] * 10
+    (record,) = caplog.records
+    assert "sockets cannot select nonexistent: No such file" in record.message
+    for second in range(300, 310):
+        all_of_them.look(second * SECOND, "reno")
+    assert attempts[10:] == ["reno"]  # another one at once, and once that has succeeded no more
+    assert connection.getsockopt(6, 13, 16).startswith(b"reno\0")
+
+
+def test_a_congestion_control_that_comes_later_is_selected_then(
+    connection: socket.socket, all_of_them: ShadowRecords, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def not_there(*_: object) -> None:
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+
+    before = connection.getsockopt(6, 13, 16)
+    all_of_them.update([found(connection)], 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(sockets, "enlist", not_there)
+        all_of_them.look(0, "reno")
+    assert connection.getsockopt(6, 13, 16) == before
+    all_of_them.look(int(shadow.FIRST_AGAIN_NS), "reno")
+    assert connection.getsockopt(6, 13, 16).startswith(b"reno\0")

@@ -13,7 +13,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -60,15 +60,13 @@ def decide_ns(policy: str = "stagger", flows: int = FLOWS, rounds: int = 1000) -
         job=np.arange(flows) % JOBS,
         job_names=[f"job{j}" for j in range(JOBS)],
         remaining=rng.uniform(0, 1e7, flows),
-        cap=np.full(flows, np.inf),
         guaranteed=np.ones(flows, dtype=np.bool_),
     )
     decider = registry.get(policy).host_policy(registry.PolicyOptions())
     samples: list[int] = []
     for k in range(rounds):
-        grants = rng.uniform(0, 1e8, flows)
-        ceilings = np.full(flows, 1e9)
-        timed(lambda k=k, g=grants, c=ceilings: decider.decide(Nanos(k), view, g, c), samples)  # type: ignore[misc]
+        granted = replace(view, grants=rng.uniform(0, 1e8, flows), ceilings=np.full(flows, 1e9))
+        timed(lambda k=k, v=granted: decider.decide(Nanos(k), v), samples)  # type: ignore[misc]
     return samples[rounds // 10 :]
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long decisions take: a host policy's decide(), and an arbiter's step(), for 100 flows; and
-what of the latter the virtual runs take (one look), for few flows, many, and hostile ones.
+what of the latter the fair reference takes (one look), for few flows, many, and hostile ones.
 
 The arbiter's flows belong to 10 jobs on 20 links. Every job's progress differs from step to step,
 and one job of ten goes idle or comes back each time, so that gangs are planned anew and grants
@@ -157,7 +157,7 @@ def look(sends: Sends, rounds: int = 100) -> dict[str, float]:
     following = rng.uniform(*sends.size, sends.flows)
     phase = rng.uniform(0, sends.period_ms, sends.jobs)
     never, none = np.zeros(sends.flows, np.bool_), np.zeros(sends.flows)
-    virtual = FairReference()
+    reference = FairReference()
     samples: list[int] = []
     for k in range(rounds):
         now = k * LOOK_MS
@@ -181,7 +181,7 @@ def look(sends: Sends, rounds: int = 100) -> dict[str, float]:
             goal=none,
         )
         at = Nanos(int(now * MILLISECOND))
-        timed(lambda s=state, at=at: virtual.look(s, at), samples)  # type: ignore[misc]
+        timed(lambda s=state, at=at: reference.look(s, at), samples)  # type: ignore[misc]
     return percentiles(samples[rounds // 2 :])
 
 

@@ -34,7 +34,7 @@ def weighted(paths: Paths, capacity: Floats, limit: Floats, weight: Floats, rate
     (Bertsekas and Gallager, Data Networks, 6.5.2). Returns how many entries of paths were visited.
 
     Each round settles the flows that meet their limit below every share on their path, and all
-    flows of links that are the tightest for everyone who crosses them. Shares only grow from
+    flows of links that are the tightest for all flows that cross them. Shares only grow from
     round to round, so both are final; that takes far fewer rounds than one link at a time.
     """
     last, n, visits = len(capacity) - 1, 0, 0

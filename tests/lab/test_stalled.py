@@ -3,7 +3,6 @@
 
 import contextlib
 import io
-from types import TracebackType
 from typing import Any, Self
 
 import pytest
@@ -33,13 +32,7 @@ class Fake:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        pass
+    def __exit__(self, *_: object) -> None: ...
 
     def run(self, repeat: int, watch: object, label: str) -> Run:
         if self.policy in self.stops and repeat == 2:

@@ -15,15 +15,14 @@ from pathlib import Path
 
 import pytest
 from kerneltable import SLOT_NS, KernelTable
-from leftovers import Host
 
 from flowslot_lab.procs import Process
 from flowslot_lab.runner import LiveRun, expected_bytes
 from flowslot_lab.state import RunState
-from flowslot_scenario.scenario import Scenario, load
+from flowslot_scenario.scenario import load
 from flowslotd.pace.layout import Mode
 
-from .conftest import NOTHING, SCENARIOS, Quiet, traces
+from .conftest import SCENARIOS, Quiet
 
 CONGESTION_CONTROLS = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 ENTRY_SLOTS = 2
@@ -37,17 +36,10 @@ pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
 
 
 @pytest.fixture
-def scenario() -> Scenario:
-    return load(SCENARIOS / "ps-incast.toml")
-
-
-@pytest.fixture
-def live(host: Host, scenario: Scenario, state: RunState) -> Iterator[LiveRun]:
+def live(nothing_left: None, state: RunState) -> Iterator[LiveRun]:
+    scenario = load(SCENARIOS / "ps-incast.toml")
     with LiveRun(scenario, state, "stagger", ITERATIONS, use_switch=True) as live:
         yield live
-    state.clean()
-    assert traces(state.id) == NOTHING
-    assert host.left() == {}
 
 
 @pytest.fixture

@@ -20,13 +20,12 @@ from bench.harm import (
     scenario,
     worker,
 )
-from leftovers import Host
 
 from flowslot_lab.runner import LiveRun, expected_bytes
 from flowslot_lab.state import RunState
 from flowslot_scenario.scenario import Scenario
 
-from .conftest import NOTHING, SCENARIOS, Quiet, traces
+from .conftest import SCENARIOS, Quiet
 from .test_fail_open import controls, wait
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
@@ -37,7 +36,7 @@ SHARE = 1_500_000
 
 
 @pytest.fixture
-def start(host: Host, state: RunState) -> Iterator[Callable[..., LiveRun]]:
+def start(nothing_left: None, state: RunState) -> Iterator[Callable[..., LiveRun]]:
     running: list[LiveRun] = []
 
     def run(*changes: str, policy: str = "stagger") -> LiveRun:
@@ -49,9 +48,6 @@ def start(host: Host, state: RunState) -> Iterator[Callable[..., LiveRun]]:
     yield run
     for live in running:
         live.close()
-    state.clean()
-    assert traces(state.id) == NOTHING
-    assert host.left() == {}
 
 
 def verified(live: LiveRun, job: str) -> None:

@@ -8,16 +8,15 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from leftovers import Host
 
 from flowslot_lab.net import Network, control_ip, data_ip, run
 from flowslot_lab.plane import ControlPlane
 from flowslot_lab.runner import LiveRun
 from flowslot_lab.state import RunState
 from flowslot_scenario.results import Evidence
-from flowslot_scenario.scenario import Scenario, load, parse
+from flowslot_scenario.scenario import Scenario, parse
 
-from .conftest import NOTHING, SCENARIOS, TWO_RACKS, Quiet, traces
+from .conftest import LEAVES_NOTHING, TWO_RACKS, Quiet, traces
 
 pytestmark = pytest.mark.root
 
@@ -96,9 +95,8 @@ def used(net: Network, seconds: float = 2.0) -> dict[str, float]:
     }
 
 
-def test_links_and_uplinks_have_their_rates_and_buffers(
-    host: Host, net: Network, state: RunState
-) -> None:
+@LEAVES_NOTHING
+def test_links_and_uplinks_have_their_rates_and_buffers(net: Network, state: RunState) -> None:
     assert list(net.switches) == ["core", "r1", "r2"]
     for rack in ("r1", "r2"):
         for name in (f"{rack}->core", f"core->{rack}"):
@@ -123,9 +121,6 @@ def test_links_and_uplinks_have_their_rates_and_buffers(
     net.down()
     net.down()
     assert traces(state.id)["namespaces"] == []
-    state.clean()
-    assert traces(state.id) == NOTHING
-    assert host.left() == {}
 
 
 def test_all_hosts_reach_each_other_on_both_networks(net: Network) -> None:
@@ -162,7 +157,8 @@ def test_tcp_within_a_rack_stays_there(net: Network, send) -> None:
     assert max(share["r1->core"], share["core->r1"], share["r2->h3"]) < 0.001
 
 
-def test_a_run_over_racks_is_real(host: Host, state: RunState) -> None:
+@LEAVES_NOTHING
+def test_a_run_over_racks_is_real(state: RunState) -> None:
     scenario = parse(TWO_RACKS, "f", ["links.uplink_mbps=100", "links.uplink_buffer_kb=64"])
     ring = scenario.model_copy(update={"jobs": scenario.jobs[:1]})
     with LiveRun(ring, state, "stagger", 20, use_switch=True) as live:
@@ -174,13 +170,11 @@ def test_a_run_over_racks_is_real(host: Host, state: RunState) -> None:
     # As many bytes on all links: h1 -> h2 -> h3 -> h1. They are read one after the other.
     for uplink in ("r1->core", "core->r1", "r2->core", "core->r2"):
         assert share[uplink] == pytest.approx(share["r1->h1"], rel=0.15)
-    state.clean()
-    assert traces(state.id) == NOTHING
-    assert host.left() == {}
 
 
+@LEAVES_NOTHING
 def test_a_switch_process_per_rack_answers_and_testifies(
-    host: Host, net: Network, scenario: Scenario, state: RunState
+    net: Network, scenario: Scenario, state: RunState
 ) -> None:
     state.begin("x")
     plane = ControlPlane(scenario, net, state, "fair", True, per_rack=True)
@@ -197,28 +191,3 @@ def test_a_switch_process_per_rack_answers_and_testifies(
     finally:
         plane.stop()
     net.down()
-    state.clean()
-    assert traces(state.id) == NOTHING
-    assert host.left() == {}
-
-
-def test_a_run_with_a_switch_process_per_rack_is_real(host: Host, state: RunState) -> None:
-    scenario = load(SCENARIOS / "ring4-two-jobs.toml")
-    with LiveRun(scenario, state, "stagger", 5, use_switch=True, per_rack=True) as live:
-        result = live.run(1, Quiet())
-        assert live.plane is not None
-        granted = {
-            name: live.plane.describe_switch(name)["counters"]["granted"] for name in ("r1", "r2")
-        }
-    assert min(granted.values()) > 0, granted
-    evidence = result.evidence
-    assert evidence.granted > 0
-    assert {"switch-r1", "switch-r2", "daemon-h1", "daemon-h4"} < set(evidence.pids)
-    assert evidence.rate_writes > 0
-    # Each of the four sends 6/4 of a tensor in each iteration, and as much is received.
-    iterations = scenario.warmup + 5
-    assert evidence.bytes_verified == iterations * 2 * 4 * 1_500_000
-    assert evidence.errors == []
-    state.clean()
-    assert traces(state.id) == NOTHING
-    assert host.left() == {}

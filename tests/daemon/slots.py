@@ -12,18 +12,16 @@ from flowslot.protocol.grantbook import Granted
 from flowslotd.flows.flow_table import FlowTable
 from flowslotd.observe.observer import Observer
 from flowslotd.pace.enforcer import Enforcer
-from flowslotd.pace.pacer import FlowCounters, PaceEntry
+from flowslotd.pace.pacer import FlowCounters, PaceEntry, Pacer
 from flowslotd.slotloop import SlotLoop
 
 SLOT = 60 * MILLISECOND
 
 
 @dataclass
-class MemoryPacer:
-    """Keeps entries in a dict, as the kernel would; writes down what it is told."""
+class MemoryPacer(Pacer):
+    """Keeps entries in a dict, as the kernel would; writes down what it hears."""
 
-    name: str = "memory"
-    congestion_control: str = "fs_test"
     lends: bool = True
     entries: dict = field(default_factory=dict)
     writes: list = field(default_factory=list)
@@ -31,18 +29,10 @@ class MemoryPacer:
     attached: list = field(default_factory=list)
     watched: dict = field(default_factory=dict)
     acked: dict = field(default_factory=dict)
+    lenders: dict = field(default_factory=dict)
     deadline: int = 0
     lent: int = 0
     in_force: bool = True
-
-    def open(self):
-        pass
-
-    def close(self):
-        self.entries.clear()
-
-    def leave_by(self, addresses):
-        pass
 
     def attach(self, cookie, pid, fd):
         self.attached.append((cookie, pid, fd))
@@ -62,19 +52,10 @@ class MemoryPacer:
         self.released.append(cookie)
         self.entries.pop(cookie, None)
 
-    def refusal(self, cookie):
-        return ""
-
     def counters(self):
         known = sorted(self.acked)
         acked = [self.acked[cookie] for cookie in known]
         return FlowCounters(np.array(known, np.uint64), np.array(acked, np.int64))
-
-    def event_fd(self):
-        return None
-
-    def events(self):
-        return []
 
     def lend(self, lenders):
         self.lenders = dict(lenders)

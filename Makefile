@@ -2,7 +2,7 @@
 # On a fresh Debian 12 machine, as root:
 #   make demo    sets everything up and runs the main job for real
 #   make test    sets everything up and passes the tests
-.PHONY: help setup install demo test test-guest check lint bpf proto bench lab-clean clean
+.PHONY: help setup install demo test test-guest check lint bpf proto pxd bench lab-clean clean
 PY := .venv/bin
 POLICIES := stagger,static,cubic,reno,bbr
 
@@ -15,10 +15,10 @@ setup:          ## packages by apt, .venv, compiled loops, BPF programs; quick w
 install: setup  ## programs and systemd units into PREFIX (/usr)
 	@scripts/install.sh
 
-demo: setup     ## ps-incast and two-equal for real: tables and figures against cubic, reno, bbr, static
+demo: setup     ## three scenarios for real, in 5 minutes: tables and figures against cubic, reno, bbr, static
 	@mkdir -p results
-	@for s in ps-incast two-equal; do \
-	  $(PY)/flowslot lab run lab/scenarios/$$s.toml --policy $(POLICIES) --repeat 2 --iterations 40 \
+	@for s in ps-incast two-equal ps-plus-ring; do \
+	  $(PY)/flowslot lab run lab/scenarios/$$s.toml --policy $(POLICIES) --repeat 2 --iterations 12 \
 	    --figure results/$$s.png || exit 1; \
 	done
 
@@ -35,13 +35,17 @@ lint: setup
 	@$(PY)/ruff check .
 	@$(PY)/ruff format --check .
 	@$(PY)/mypy
-	@$(PY)/lint-imports
+	@$(PY)/python scripts/rooms.py >build/import_rules.toml
+	@$(PY)/lint-imports build/import_rules.toml
 
 bpf:            ## the BPF programs
 	@$(MAKE) --no-print-directory -C bpf
 
 proto: setup    ## regenerate the protobuf code that is checked in
 	@scripts/gen_proto.sh
+
+pxd:            ## rewrite the structs in .pxd files from the dtypes of the rows, before a set-up
+	@$(PY)/python scripts/gen_pxd.py
 
 bench: setup    ## benchmarks against their recorded bounds, and how fast the simulator is
 	@$(PY)/python -m bench.run; broken=$$?; $(PY)/python -m bench.engine_speed; exit $$broken
@@ -51,5 +55,5 @@ lab-clean:      ## remove what a killed lab run left behind
 
 clean:
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis results build
-	@find core daemon lab rpc shm sim -name '*.so' -delete
+	@find */flowslot*/ -name '*.so' -delete
 	@$(MAKE) --no-print-directory -s -C bpf clean

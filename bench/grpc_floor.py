@@ -6,8 +6,8 @@ to all at the same moment (within 2 ms, as the ranks of a job do after a barrier
 at once: bytes of a demand's and a grant's size that nobody builds, reads or decides on. One round
 is a negotiation in which nobody has to give way; two are one in which somebody does.
 
-By three transports, in turns: `ours` (flowslot_rpc), `grpcio` (the reference implementation), and
-`tcp`, the same bytes over asyncio's plain streams, to see what of it is gRPC.
+By two transports, in turns: `grpc`, and `tcp`, the same bytes over asyncio's plain streams, to see
+what of it is gRPC.
 """
 
 import argparse
@@ -22,17 +22,16 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import grpc
 import numpy as np
 import uvloop
 
 from flowslot_lab.processors import awake
-from flowslot_rpc.client import Channel
-from flowslot_rpc.server import Server, ServerCall
 
 METHOD = "/bench.Floor/Echo"
 PERIOD_S, SPREAD_S = 0.05, 0.002
 BYTES = 1000  # about 25 demands, or 25 grants
-CONNECT_S = 10.0
+OPTIONS = (("grpc.http2.bdp_probe", 0),)
 
 
 class Call(Protocol):
@@ -43,38 +42,9 @@ class Call(Protocol):
     async def read(self) -> object: ...
 
 
-class Ours:
+class Grpc:
     async def serve(self, port: int) -> None:
-        async def echo(call: ServerCall) -> None:
-            while (message := await call.read()) is not None:
-                await call.write(message)
-
-        server = Server({METHOD: echo}, max_message=1 << 20, max_calls=1000)
-        await server.listen(f"127.0.0.1:{port}")
-        await asyncio.Event().wait()
-
-    async def connect(self, port: int, stack: contextlib.AsyncExitStack) -> Call:
-        await _listening(port)
-        channel = Channel(f"127.0.0.1:{port}")
-        await channel.connect(CONNECT_S)
-        stack.callback(channel.close)
-        return channel.stream(METHOD)
-
-
-class Grpcio:
-    def __init__(self) -> None:
-        import os  # noqa: PLC0415
-
-        # Fewer of its threads between socket and event loop: a round trip takes a third less.
-        os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
-        import grpc  # noqa: PLC0415
-
-        self._grpc = grpc
-
-    async def serve(self, port: int) -> None:
-        grpc = self._grpc
-
-        class Echo(grpc.GenericRpcHandler):  # type: ignore[name-defined,misc]
+        class Echo(grpc.GenericRpcHandler):  # type: ignore[misc]
             def service(self, _: Any) -> Any:
                 return grpc.stream_stream_rpc_method_handler(self._echo)
 
@@ -82,14 +52,14 @@ class Grpcio:
                 while isinstance(message := await context.read(), bytes):
                     await context.write(message)
 
-        server = grpc.aio.server()
+        server = grpc.aio.server(options=OPTIONS)
         server.add_generic_rpc_handlers((Echo(),))
         server.add_insecure_port(f"127.0.0.1:{port}")
         await server.start()
         await server.wait_for_termination()
 
     async def connect(self, port: int, stack: contextlib.AsyncExitStack) -> Call:
-        channel = self._grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+        channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=OPTIONS)
         await stack.enter_async_context(channel)
         call: Any = channel.stream_stream(METHOD)(wait_for_ready=True)
         stack.callback(call.cancel)
@@ -124,7 +94,7 @@ class _TcpCall:
         return await self._reader.readexactly(BYTES)
 
 
-TRANSPORTS: dict[str, type[Ours | Grpcio | Tcp]] = {"ours": Ours, "grpcio": Grpcio, "tcp": Tcp}
+TRANSPORTS: dict[str, type[Grpc | Tcp]] = {"grpc": Grpc, "tcp": Tcp}
 
 
 async def _listening(port: int) -> None:
@@ -172,7 +142,7 @@ def free_ports(n: int) -> list[int]:
 
 
 def measure(
-    transport: str = "ours", *, seconds: float = 4.0, daemons: int = 5, servers: int = 1
+    transport: str = "grpc", *, seconds: float = 4.0, daemons: int = 5, servers: int = 1
 ) -> dict[str, float]:
     """Percentiles over all talkers, ms."""
     ports = [str(port) for port in free_ports(servers)]

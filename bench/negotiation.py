@@ -21,12 +21,11 @@ back as a job's phase ends. Patterns:
 - `aligned`: all flows of all hosts of a group become active at the same slot boundary.
 As in the lab, no processor sleeps meanwhile, where the kernel allows that to be asked for: hosts
 with jobs to run do not sleep either, and a virtual processor takes long to wake up.
-Beside it, right after it, what gRPC alone takes among the hosts of one job (`floor_...`, see
-bench.grpc_floor).
+Beside it, right after it, what two bare rounds over plain TCP take among the hosts of one job
+(`floor_...`, see bench.grpc_floor): on few processors, waking that many processes decides.
 """
 
 import argparse
-import asyncio
 import contextlib
 import json
 import subprocess
@@ -66,7 +65,7 @@ SIX = Load(daemons=6)
 
 
 def measure() -> dict[str, Any]:
-    """For bench.run: `phases` on one switch process, flat, and what gRPC alone takes;
+    """For bench.run: `phases` on one switch process, flat, and what TCP alone takes;
     `turns_...`; `two_switches_...`, both patterns; the bandwidth of six daemons."""
     with awake():
         parts = {
@@ -79,8 +78,9 @@ def measure() -> dict[str, Any]:
 
 
 def floor(load: Load) -> dict[str, float]:
-    """What gRPC alone takes when the hosts of one job talk to all switch processes."""
-    measured = grpc_floor.measure(daemons=load.ranks or load.daemons, servers=load.switches)
+    """What TCP alone takes when the hosts of one job talk to all switch processes."""
+    daemons = load.ranks or load.daemons
+    measured = grpc_floor.measure("tcp", daemons=daemons, servers=load.switches)
     return {f"floor_{name}": value for name, value in measured.items()}
 
 
@@ -172,7 +172,7 @@ def _run_clients(topology: Path, load: Load) -> list[dict[str, Any]]:
 
 
 def _describe(port: int) -> pb.DescribeReply:
-    return asyncio.run(describe(f"127.0.0.1:{port}"))
+    return describe(f"127.0.0.1:{port}")
 
 
 def _cpu_s(processes: Iterable[subprocess.Popen[bytes]]) -> list[float]:

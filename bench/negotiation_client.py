@@ -19,17 +19,17 @@ from pathlib import Path
 
 import psutil
 import uvloop
+from flowslot.protocol.grantbook import Granted
+from flowslotd.negotiate.domain import FailoverDomain
+from flowslotd.negotiate.domain_base import DomainStats, OnGrants
+from flowslotd.negotiate.domain_local import LocalDomain
 
 from flowslot.arbiter import LEASE_SLOTS, ArbiterConfig
 from flowslot.model.topology import Topology, parse_topology
 from flowslot.model.units import MILLISECOND, SECOND, Nanos
 from flowslot.policy import registry
 from flowslot.protocol.aggregate import Aggregate, ended
-from flowslot.protocol.grantbook import Granted
 from flowslotd.clock import monotonic, own_moment
-from flowslotd.negotiate.domain import FailoverDomain
-from flowslotd.negotiate.domain_base import DomainStats, OnGrants
-from flowslotd.negotiate.domain_local import LocalDomain
 from flowslotd.negotiate.switch_client import SwitchClient
 
 SLOT_NS = Nanos(60 * MILLISECOND)

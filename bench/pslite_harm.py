@@ -21,7 +21,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flowslot_lab.harm import (
+from flowslot_lab.processors import awake
+from flowslot_lab.runner import LiveRun
+from flowslot_lab.state import RunState, clean_dead
+
+from .harm import (
     ALONE,
     OTHER,
     VICTIM,
@@ -32,10 +36,6 @@ from flowslot_lab.harm import (
     scenario,
     worker,
 )
-from flowslot_lab.processors import awake
-from flowslot_lab.runner import LiveRun
-from flowslot_lab.state import RunState, clean_dead
-
 from .lab_links import SCENARIO
 from .pslite_overhead import Silent
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles the modules that loop over flows (each `.py` with a `.pxd` beside it that types it), and
-what binds C libraries (`*.pyx`).
+"""Compiles the modules that loop over flows: each `.py` with a `.pxd` beside it that types it.
 
-The former are plain Python, and run without being compiled: slower, with the same results.
+They are plain Python, and run without being compiled: slower, with the same results.
 """
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from setuptools import Distribution, Extension
 from setuptools.command.build_ext import build_ext
 
-ROOMS = "core", "shm", "proto", "rpc", "scenario", "daemon", "switchemu", "sim", "lab"
-LIBRARIES = {"http2.pyx": ["nghttp2"]}
+sys.path.append(str(Path(__file__).parent))  # this file is run by its path
+from rooms import packages
+
 # Indices stay checked: what goes through here comes from other processes.
 DIRECTIVES = {"language_level": 3, "annotation_typing": False, "wraparound": False}
 
@@ -28,11 +29,12 @@ class CompileLoops(BuildHookInterface):
         if self.target_name != "wheel":
             return
         root = Path(self.root)
+        found = packages(root)
+        self.build_config.target_config["packages"] = [str(package) for package in found]
         typed = (
-            path.with_suffix(".py") for room in ROOMS for path in (root / room).glob("*/**/*.pxd")
+            path.with_suffix(".py") for package in found for path in (root / package).rglob("*.pxd")
         )
-        bindings = (path for room in ROOMS for path in (root / room).glob("*/*.pyx"))
-        sources = sorted({path for path in (*typed, *bindings) if path.exists()})
+        sources = sorted({path for path in typed if path.exists()})
         built = [self._compile(root, source) for source in sources]
         build_data["pure_python"] = False
         build_data["infer_tag"] = True
@@ -53,7 +55,6 @@ class CompileLoops(BuildHookInterface):
             extension = Extension(
                 name,
                 [str(source.relative_to(root))],
-                libraries=LIBRARIES.get(source.name, []),
                 extra_compile_args=["-O2"],
             )
             extensions = cythonize(

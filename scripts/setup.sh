@@ -14,7 +14,6 @@ packages=(
   clang llvm bpftool            # the BPF programs (CO-RE)
   libbpf1 libbpf-dev libelf1    # their loader
   libatomic1                    # fences for the progress record
-  libnghttp2-dev                # HTTP/2, below gRPC
   libzmq3-dev                   # ps-lite
   iproute2 ethtool procps       # the lab's networks
   systemd                       # systemd-analyze verify
@@ -22,10 +21,10 @@ packages=(
 
 stamp=.venv/.setup-stamp
 sources=$(ls bpf/*.c bpf/*.h | grep -v vmlinux.h) # that one is made from the running kernel
-typed=$(find core shm rpc daemon switchemu sim lab -name '*.pxd' | sort)
-loops=$(ls scripts/hatch_build.py $typed ${typed//.pxd/.py}; find rpc -name '*.pyx')
+typed=$(find */flowslot*/ -name '*.pxd' | sort) # of all rooms: scripts/rooms.py
+loops=$(ls scripts/{hatch_build,rooms}.py $typed ${typed//.pxd/.py})
 pslite=$(ls pslite_patch/*.{sh,py,patch,h,txt} shm/flowslot_shm.h lab/pslite_job/*.cc)
-want=$(cat pyproject.toml scripts/setup.sh $pslite $loops $sources bpf/Makefile /proc/version | sha256sum)
+want=$({ ls -d */flowslot*/; cat pyproject.toml scripts/setup.sh $pslite $loops $sources bpf/Makefile /proc/version; } | sha256sum)
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ] &&
   ls bpf/*.bpf.o build/pslite/{upstream,calm,flowslot,flowslot-calm}/libpslite_job.so >/dev/null 2>&1; then
   exit 0
@@ -40,11 +39,6 @@ missing=()
 for package in "${packages[@]}"; do
   dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
 done
-# Debian 12's first one does not have a limit that the binding sets (of streams that are reset).
-nghttp2=$(dpkg-query -W -f='${Version}' libnghttp2-dev 2>/dev/null || true)
-if [ -n "$nghttp2" ] && dpkg --compare-versions "$nghttp2" lt 1.52.0-1+deb12u1; then
-  missing+=(libnghttp2-dev)
-fi
 if [ ${#missing[@]} -gt 0 ]; then
   echo "setup: apt packages: ${missing[*]}"
   export DEBIAN_FRONTEND=noninteractive

@@ -12,7 +12,7 @@ from flowslot.model.errors import ConfigError, FlowslotError, why_unreadable
 from flowslot.model.settings import PathText, Settings, parse_toml
 from flowslot.model.slot import SlotGrid
 from flowslot.model.topology import Topology, parse_topology
-from flowslot.model.topology_file import Name
+from flowslot.model.topology_file import Name, SwitchSettings
 from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.policy import registry
 from flowslot.policy.registry import PolicySpec
@@ -109,6 +109,16 @@ class Config:
     def runtime_dir(self) -> Path:
         """Where the sockets are."""
         return Path(self.settings.runtime_dir)
+
+    @property
+    def switches(self) -> list[SwitchSettings]:
+        """The switch processes that hold links which flows of this host may cross."""
+        if not self.settings.use_switch:
+            return []
+        links = sorted(self.topology.links_crossed(self.settings.host))
+        held = (self.topology.links[link].switch for link in links)
+        names = dict.fromkeys(switch for switch in held if switch)
+        return [self.topology.switches[name] for name in names]
 
     @property
     def addresses(self) -> set[str]:

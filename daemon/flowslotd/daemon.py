@@ -9,7 +9,7 @@ import asyncio
 import gc
 import logging
 import signal
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import ParamSpec
@@ -17,10 +17,10 @@ from typing import ParamSpec
 from flowslot.model.errors import ConfigError, FlowslotError
 from flowslot.model.slot import SlotClock
 from flowslot.model.units import MILLISECOND, SECOND, Nanos
-from flowslot.protocol.grantbook import Granted
+from flowslot_proto.systemd import Notifier
 from flowslot_shm.layout import Message
 from flowslotd import report
-from flowslotd.clock import monotonic, own_moment, read_slot, thread_cpu
+from flowslotd.clock import monotonic, read_slot, thread_cpu
 from flowslotd.config import Config, changed, load
 from flowslotd.control import Control, Json, claim
 from flowslotd.engine import Engine
@@ -31,20 +31,11 @@ from flowslotd.observe.observer import Ended, Observer
 from flowslotd.observe.ownership import holds_socket
 from flowslotd.observe.passive.service import PassiveSources
 from flowslotd.observe.registration import Record, RegistrationServer
-from flowslotd.systemd import Notifier
+from flowslotd.passes import Passes
 
 _log = logging.getLogger(__name__)
 P = ParamSpec("P")
 
-GATHER_NS = MILLISECOND
-"""Events this close together share a pass: a job's sockets start one right after the other."""
-LAZY_NS = 10 * MILLISECOND
-"""What a flow leaves free can wait so long while its job goes on: top-up uses it meanwhile. With 30
-ms (and fewer empty messages) the daemon took 28 instead of 38 % of a core in one run each, but
-two-equal had three runs of ten with a p99 of 1.27 to 1.60 instead of one of 24."""
-BUSY, LAZY_BUSY = 2, 10
-"""After a pass at events at least so many times the processor time it took before the next one, and
-before one that can wait: many flows end one by one, and must not cost more than a few ends do."""
 MUTE_S = 0.004
 """After events of the kernel, further ones wait so long, to be heard of together."""
 LOG_EVERY_NS = 10 * SECOND
@@ -70,10 +61,9 @@ class Daemon:
         self.engine: Engine
         self._clock = SlotClock(config.grid)
         self._notifier = Notifier()
-        self._touched: dict[int, Source] = {}
-        self._gathering: asyncio.TimerHandle | None = None
-        self._gathering_until, self._is_lazy = Nanos(0), False
-        self._replan_cpu_ns = 0
+        self._passes = Passes(config.grid.slot_ns, _number(config))
+        self._events: asyncio.TimerHandle | None = None
+        self._events_at: Nanos | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._muted: asyncio.TimerHandle | None = None
         self._logged_ns: dict[str, Nanos] = {}
@@ -133,15 +123,11 @@ class Daemon:
     # -- slots and events -------------------------------------------------------------------
 
     def _next_slot(self) -> None:
-        """Set the timer: the end of this slot, or this host's own moment where any will do."""
+        """Set the timer of the next pass over everything."""
         now, tick = read_slot(self._clock)
         self.slot = tick.slot
-        slot_ns = self._clock.grid.slot_ns
-        moment = tick.boundary_ns
-        if self.engine.loop.by_grant:
-            moment = Nanos(moment - slot_ns + own_moment(self._number, slot_ns))
-            if moment <= now:
-                moment = Nanos(moment + slot_ns)
+        at_boundary = self.engine.source.at_boundary
+        moment = self._passes.next_slot(now, tick, at_boundary=at_boundary)
         self._timer = self._at(moment, self._at_slot, moment)
 
     def _at_slot(self, moment: Nanos) -> None:
@@ -153,31 +139,52 @@ class Daemon:
         metrics.lateness.add(now - moment)
         metrics.slots += 1
         metrics.slots_missed += (now - moment) // self._clock.grid.slot_ns
-        self._guard("slot", self.engine.loop.on_slot, now, tick.slot, self._take_touched())
+        self.slot = tick.slot
+        self._guard("slot", self._slot_pass, now)
         self._guard("kernel events", self._on_kernel)
         metrics.decision.add(monotonic() - now)
-        self._guard("peers", self.engine.tell, now)
+        self._guard("peers", self.engine.source.tell, now)
         self._notifier.watchdog()
         self._next_slot()
 
-    @property
-    def _number(self) -> int:
-        """Of this host in the topology."""
-        config = self.config
-        return next(
-            (i for i, h in enumerate(config.topology.hosts) if h == config.settings.host), 0
-        )
+    def _slot_pass(self, now: Nanos) -> None:
+        """Look at all jobs that are due, and at those that something has happened to."""
+        touched = self._passes.take()
+        due = self.observer.due(self.slot, self._records())
+        if not touched and all(self.observer.is_fresh(now, source) for source in due):
+            due = []
+        sources = {source.id: source for source in (*due, *touched)}
+        small = self.engine.source.beat(now)
+        if sources or small or self.engine.loop.has_news:
+            self._pass(now, list(sources.values()), small=small)
+        self.engine.loop.refresh(now)
 
-    def _soon(self, lazy: bool = False) -> None:
-        """Run a pass for what was touched, together with what is touched until then."""
-        within, busy = (LAZY_NS, LAZY_BUSY) if lazy else (GATHER_NS, BUSY)
-        due = Nanos(monotonic() + max(within, busy * self._replan_cpu_ns))
-        if self._gathering is not None:
-            if self._gathering_until <= due:
-                return
-            self._gathering.cancel()
-        self._gathering_until, self._is_lazy = due, lazy
-        self._gathering = self._at(due, self._at_events)
+    def _pass(self, now: Nanos, sources: Collection[Source], *, small: bool = False) -> None:
+        loop, source = self.engine.loop, self.engine.source
+        loop.on_slot(now, self.slot, sources, small=small)
+        if source.waiting:
+            loop.on_slot(now, self.slot, self._records())
+
+    def _at_events(self) -> None:
+        self._events = self._events_at = None
+        now, cpu = monotonic(), thread_cpu()
+        touched: Collection[Source] = self._passes.take()
+        if touched and self.engine.source.joint:
+            touched = self._records()
+        self._guard("events", self._pass, now, touched)
+        self._guard("kernel events", self._on_kernel)  # what had ended before it was watched
+        self._passes.took(thread_cpu() - cpu)
+        self.metrics.replan.add(monotonic() - now)
+
+    def _rearm(self) -> None:
+        """Passes at events: look when the next one is due."""
+        due = self._passes.next_wakeup
+        if due == self._events_at:
+            return
+        if self._events is not None:
+            self._events.cancel()
+        self._events_at = due
+        self._events = None if due is None else self._at(due, self._at_events)
 
     def _at(
         self, when_ns: Nanos, work: Callable[P, None], *args: P.args, **kwargs: P.kwargs
@@ -186,20 +193,8 @@ class Daemon:
         delay_ms = max(-(-(when_ns - monotonic()) // MILLISECOND), 1)
         return self._loop.call_later(delay_ms / 1e3, partial(work, *args, **kwargs))
 
-    def _take_touched(self) -> Collection[Source]:
-        """Those that something has happened to: their pass is now."""
-        if self._gathering is not None:
-            self._gathering.cancel()
-            self._gathering = None
-        touched, self._touched = self._touched, {}
-        return touched.values()
-
-    def _at_events(self) -> None:
-        now, cpu = monotonic(), thread_cpu()
-        self._guard("events", self.engine.loop.on_events, now, self._take_touched())
-        self._guard("kernel events", self._on_kernel)  # what had ended before it was watched
-        self._replan_cpu_ns = thread_cpu() - cpu
-        self.metrics.replan.add(monotonic() - now)
+    def _records(self) -> Collection[Source]:
+        return self.passive.sources().values()
 
     def _guard(self, kind: str, work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         """A bug ends neither the daemon nor a job: let the flows go, and go on."""
@@ -214,13 +209,15 @@ class Daemon:
             except Exception as again:  # the entries lapse by themselves
                 self.bug("release", again)
 
-    def _on_grants(self, now: Nanos, grants: Sequence[Granted]) -> None:
-        self._guard("grants", self.engine.loop.on_grants, now, grants)
+    def _on_rates(self, now: Nanos) -> None:
+        """What the rate source says has changed."""
+        self._guard("rates", self._paced, now)
         self._guard("kernel events", self._on_kernel)
 
-    def _on_planned(self, now: Nanos) -> None:
-        self._guard("plan", self.engine.loop.on_planned, now)
-        self._guard("peers", self.engine.tell, now)
+    def _paced(self, now: Nanos) -> None:
+        self.engine.loop.pace(now)
+        if self.engine.source.waiting:
+            self._pass(now, self._records())
 
     def _on_readable(self, fd: int) -> None:
         """Flows of a job end within milliseconds: hear of the first at once, then of many."""
@@ -248,42 +245,41 @@ class Daemon:
         if drained:
             ended = self.observer.drained(drained)
             if ended == Ended.FLOWS:
-                self.engine.loop.on_drained()
                 self._soon(lazy=True)
             else:
                 # Also those that ended before, and were not looked at for that.
                 rows = self.table.rows
                 self._touch(rows["cookie"][rows["drained"]].tolist(), lazy=ended != Ended.JOB)
 
+    def _soon(self, *, lazy: bool = False) -> None:
+        self._passes.soon(monotonic(), lazy=lazy)
+        self._rearm()
+
     def _touch(self, cookies: Iterable[int], lazy: bool = False) -> None:
         """Something happened to these flows: look at their jobs' records soon."""
         infos, records = self.table.infos, self.passive.sources()
         rows = {row for cookie in cookies if (row := self.table.find(cookie)) is not None}
-        touched = {infos[row].source for row in rows} & records.keys()
-        if touched:
-            self._touched.update((source, records[source]) for source in touched)
-            self._soon(lazy)
+        for source in {infos[row].source for row in rows} & records.keys():
+            self._passes.touch(monotonic(), records[source], lazy=lazy)
+        self._rearm()
 
     def _registered(self, record: Record) -> None:
         self.passive.give_way(record.pid)
         self._joined(record)
 
     def _joined(self, record: Source) -> None:
-        self._touched[record.id] = record
-        self._soon()
+        self._passes.touch(monotonic(), record)
+        self._rearm()
 
     def _rang(self, record: Source, slot: int, message: Message) -> None:
         # END: the last bytes are in the socket. The phase goes on until they are acknowledged.
-        lazy = message != Message.BEGIN
-        if record.id in self._touched and (lazy or not self._is_lazy):
-            return  # as its other flows just before: the pass that this calls for is due
-        self._touched[record.id] = record
-        self._soon(lazy)
+        self._passes.rang(monotonic(), record, lazy=message != Message.BEGIN)
+        self._rearm()
 
     def _left(self, record: Source) -> None:
-        self._touched.pop(record.id, None)
         self.observer.forget(record.id)
-        self._soon()
+        self._passes.forget(monotonic(), record.id)
+        self._rearm()
 
     # -- engines ----------------------------------------------------------------------------
 
@@ -293,21 +289,19 @@ class Daemon:
             return Engine(
                 config,
                 observer=self.observer,
-                records=lambda: self.passive.sources().values(),
-                on_grants=self._on_grants,
-                on_planned=self._on_planned,
+                on_rates=self._on_rates,
                 on_bug=self.bug,
                 pacer=old.pacer if old else None,
             )
         except ValueError as error:
             raise _unusable(config, error) from error
         except ImportError as error:  # of gRPC, which is loaded only where there are switches
-            problem = f"no negotiation with switch processes: {error}; see `flowslot doctor`"
+            problem = f"no negotiation with switch processes: {error}; install grpcio"
             raise FlowslotError(problem) from error
 
     async def _begin(self) -> None:
         engine = self.engine
-        await engine.start()
+        await engine.source.start()
         name, config = engine.congestion_control, engine.config
         self.registration.set_congestion_control(name)
         self.passive.use(config.settings.unpatched.pslite, config.addresses, name)
@@ -396,6 +390,11 @@ class Daemon:
         settings, engine = self.config.settings, self.engine
         name = f" as {engine.congestion_control}" if engine.congestion_control else ""
         return f"{settings.host}: {settings.mode}, {settings.policy}, pacing {engine.backend}{name}"
+
+
+def _number(config: Config) -> int:
+    """Of this host in the topology."""
+    return list(config.topology.hosts).index(config.settings.host)
 
 
 def _unusable(config: Config, error: Exception) -> ConfigError:

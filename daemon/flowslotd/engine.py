@@ -1,48 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a configuration decides: policy, arbiter, pacer. Built as a whole, replaced as a whole."""
+"""What a configuration decides: rate source, pacer, slot loop. Built and replaced as a whole."""
 
-from collections.abc import Callable, Collection
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+from flowslot.arbiter import LEASE_SLOTS, ArbiterConfig
 from flowslot.model.errors import FlowslotError
 from flowslot.model.units import Nanos
 from flowslot.policy import registry
-from flowslot.policy.base import HostPolicy
-from flowslot.policy.mlcc.peers import Peers
-from flowslot.policy.mlcc.planner import Reserving
 from flowslot.policy.registry import PolicyOptions, PolicySpec
+from flowslot.protocol.host import Host
+from flowslot.protocol.loopback import Loopback
+from flowslot.protocol.session import Session
+from flowslotd.clock import monotonic, wall
 from flowslotd.config import Config
-from flowslotd.flows.flow_info import PROTOCOLS, Source
-from flowslotd.negotiate.domain import open_domain
-from flowslotd.negotiate.domain_base import Domain, OnGrants
-from flowslotd.negotiate.load_tables import (
-    FeedbackClient,
-    OnBug,
-    OnPlanned,
-    held_by_switches,
-    open_feedback,
-)
-from flowslotd.negotiate.peers import PeerEndpoint
+from flowslotd.flows.flow_info import PROTOCOLS
+from flowslotd.flows.flow_table import FlowTable
+from flowslotd.negotiate.aggregates import Aggregates
+from flowslotd.negotiate.arbiter import ArbiterRates, Client, OnRates
+from flowslotd.negotiate.load_tables import OnBug, Remote
+from flowslotd.negotiate.planned import PlannedRates
+from flowslotd.negotiate.source import FixedRates, RateSource
 from flowslotd.observe.observer import Observer
+from flowslotd.pace import handover
 from flowslotd.pace.enforcer import Enforcer
 from flowslotd.pace.pacer import Pacer, PacingError
 from flowslotd.pace.select import make_pacer
 from flowslotd.slotloop import SlotLoop
 
-NO_RESERVATIONS = {"granted": 0, "scheduled": 0, "refused": 0, "preempted": 0, "expired": 0}
-
 
 class Engine:
-    """`domain` None: no arbiter is asked; `pacer` None: nothing is changed on this host;
-    `feedback` None: the policy plans nothing; `peers` None: it does not mind other hosts' flows."""
+    """`pacer` None: nothing is changed on this host."""
 
     def __init__(
         self,
         config: Config,
         *,
         observer: Observer,
-        records: Callable[[], Collection[Source]],
-        on_grants: OnGrants,
-        on_planned: OnPlanned,
+        on_rates: OnRates,
         on_bug: OnBug,
         pacer: Pacer | None = None,
     ) -> None:
@@ -50,83 +47,35 @@ class Engine:
 
         Raises FlowslotError when the kernel lacks what the configuration asks for.
         """
-        settings, topology = config.settings, config.topology
+        settings = config.settings
         spec = registry.get(settings.policy)
-        options = PolicyOptions(
-            floor_share=settings.arbiter.floor_share,
-            flows_on_link={
-                topology.link_index[name]: flows
-                for name, flows in settings.static.flows_on_link.items()
-            },
-            slot_ns=config.grid.slot_ns,
-        )
         enforcing = settings.enforces(spec)
         self.config = config
-        self.domain: Domain | None = None
-        if enforcing and spec.needs_arbiter:
-            self.domain = open_domain(config, spec, options, on_grants, self._renew)
-        self.feedback: FeedbackClient | None = None
-        self.peers: PeerEndpoint | None = None
-        self._table = observer.table
-        self._planner: Reserving | None = None
-        policy = spec.host_policy(options)
-        if enforcing and spec.planner is not None:
-            policy = self._planning(spec, options, on_planned, on_bug)
-        self.pacer = None
-        self.enforcer = None
-        if enforcing:  # last: if a domain cannot be built, no pacer stays open
-            self.pacer = pacer or _open(config)
+        self.source = RateSource()
+        self.pacer: Pacer | None = None
+        self.enforcer: Enforcer | None = None
+        if enforcing:
+            self.source = _open_source(
+                config, spec, observer.table, on_rates=on_rates, on_bug=on_bug
+            )
+            # Last: if a source cannot be built, no pacer stays open.
+            self.pacer = pacer or _open_pacer(config)
             self.pacer.leave_by(config.addresses)
             self.enforcer = Enforcer(self.pacer, settings.pacing.hard)
         paced = self.pacer.traits.protocols if self.pacer is not None else ()
         observer.protocols = paced or tuple(PROTOCOLS.values())
+        observer.negotiated = self.source.reports
+        lends = self.pacer is not None and self.pacer.lends and not settings.pacing.hard
+        # Only then may a flow that has nothing to send ask for nothing.
+        self.source.tops_up = lends
         self.loop = SlotLoop(
             config.grid,
             observer,
-            records=records,
-            policy=policy,
-            domain=self.domain,
+            self.source,
             pacer=self.pacer,
             enforcer=self.enforcer,
-            by_grant=spec.needs_arbiter,
-            follows=self.feedback is not None,
+            lends=lends and spec.needs_arbiter,
         )
-
-    def _renew(self, now: Nanos) -> None:
-        """Others' leases go on: what is in the kernel was to end with the first of them."""
-        self.loop.refresh(now)
-
-    def _planning(
-        self, spec: PolicySpec, options: PolicyOptions, on_planned: OnPlanned, on_bug: OnBug
-    ) -> HostPolicy:
-        """The host part of a policy that plans, and who fetches and sends for it."""
-        assert spec.planner is not None
-        config = self.config
-        held = held_by_switches(config.topology, config.settings.use_switch)
-        target = config.settings.arbiter.target
-        policy = Reserving(spec.planner(options), held, config.grid.slot_ns, target)
-        self.feedback = open_feedback(config, policy, on_planned=on_planned, on_bug=on_bug)
-        book, table = Peers(config.grid.slot_ns), self._table
-        policy.dependencies = lambda now: book.dependencies(now, table.transfers({}))
-        self.peers, self._planner = PeerEndpoint(config, book, policy.ask), policy
-        return policy
-
-    def tell(self, now: Nanos) -> None:
-        """Let other hosts know what theirs depends on: in each slot, and when plans change."""
-        if self.peers is not None and self._planner is not None and self.peers.listening:
-            rates, left_s = self._planner.in_force(now)
-            self.peers.tell(self._table.transfers(rates), left_s)
-
-    def reservations(self) -> dict[str, int]:
-        """Of whoever reserves for this daemon; zeros where nobody does."""
-        reserving = self.domain or self.feedback
-        return NO_RESERVATIONS | (reserving.reservations() if reserving else {})
-
-    @property
-    def grpc_connections(self) -> int:
-        """Open connections to switch processes."""
-        reserving = self.domain or self.feedback
-        return reserving.grpc_connections if reserving else 0
 
     @property
     def backend(self) -> str:
@@ -138,33 +87,19 @@ class Engine:
         """What jobs are told to select; "" to leave their sockets alone."""
         return self.pacer.congestion_control if self.pacer else ""
 
-    async def start(self) -> None:
-        """Begin to negotiate."""
-        if self.domain is not None:
-            await self.domain.start()
-        if self.peers is not None:
-            await self.peers.start()
-        if self.feedback is not None:
-            await self.feedback.start()
-
     async def stop(self, keep_pacer: bool = False) -> None:
         """Let all flows go, and leave the arbiter."""
         try:
             self.loop.release()
         finally:  # an arbiter that goes on would give to its successor's flows
             try:
-                if self.peers is not None:
-                    self.peers.close()
-                if self.feedback is not None:
-                    await self.feedback.close()
-                if self.domain is not None:
-                    await self.domain.close()
+                await self.source.close()
             finally:
                 if self.pacer is not None and not keep_pacer:
                     self.pacer.close()
 
 
-def _open(config: Config) -> Pacer:
+def _open_pacer(config: Config) -> Pacer:
     pacing = config.settings.pacing
     try:
         return make_pacer(
@@ -173,6 +108,95 @@ def _open(config: Config) -> Pacer:
             devices=pacing.devices,
             sysctls=pacing.sysctls,
         )
-    except (PacingError, OSError) as error:
-        where = f"pacing.backend {pacing.backend}"
-        raise FlowslotError(f"{where}: {error}; see `flowslot doctor`") from None
+    except PacingError as error:
+        raise FlowslotError(f"cannot pace: {error}; `flowslot doctor` says more") from error
+
+
+def _open_source(
+    config: Config, spec: PolicySpec, table: FlowTable, *, on_rates: OnRates, on_bug: OnBug
+) -> RateSource:
+    """Where the policy's rates come from; nothing is connected yet."""
+    settings, topology = config.settings, config.topology
+    flows_on_link = settings.static.flows_on_link.items()
+    options = PolicyOptions(
+        floor_share=settings.arbiter.floor_share,
+        flows_on_link={topology.link_index[name]: flows for name, flows in flows_on_link},
+        slot_ns=config.grid.slot_ns,
+    )
+    if spec.planner is not None:
+        remotes = _remotes(config)
+        planner = spec.planner(options)
+        return PlannedRates(config, planner, remotes, table, on_rates=on_rates, on_bug=on_bug)
+    if not spec.needs_arbiter:
+        return FixedRates(spec.host_policy(options))
+    clients = _clients(config)
+    return ArbiterRates(
+        Host(_sessions(config, clients), _own(config, spec, options), config.grid.slot_ns),
+        Aggregates(table),
+        spec.host_policy(options),
+        clients,
+        n_links=len(topology.links),
+        on_rates=on_rates,
+        lent=lambda now: handover.in_use(now, table.rows),
+    )
+
+
+def _own(config: Config, spec: PolicySpec, options: PolicyOptions) -> Callable[[Nanos], Loopback]:
+    """Makes the arbiter of this host's own links."""
+    assert spec.allocator is not None, f"{spec.name} asks no arbiter for grants"
+    allocator, settings, topology = spec.allocator, config.settings, config.topology
+    options = replace(options, partial=True)
+
+    def make(now: Nanos) -> Loopback:
+        return Loopback(
+            now,
+            topology.host_links(settings.host),
+            topology.capacity().tolist(),
+            allocator=allocator(options),
+            config=ArbiterConfig(
+                target=settings.arbiter.target,
+                slot_ns=config.grid.slot_ns,
+                # Numbers slots as the wall clock does.
+                slot_origin_ns=Nanos(monotonic() - wall()),
+                horizon=config.grid.horizon,
+            ),
+        )
+
+    return make
+
+
+def _sessions(config: Config, clients: Sequence[Client]) -> list[Session]:
+    slot_ns = config.grid.slot_ns
+    daemon = f"{config.instance[:40]}-{os.getpid()}-{secrets.token_hex(4)}"
+    return [
+        Session(
+            daemon,
+            client.links,
+            client.names,
+            slot_ns=slot_ns,
+            lease_ns=Nanos(LEASE_SLOTS * slot_ns),
+            # Unique among all daemons without asking anyone, and increasing.
+            first_session=secrets.randbits(41) << 20,
+        )
+        for client in clients
+    ]
+
+
+def _clients(config: Config) -> list[Client]:
+    if not config.switches:
+        return []
+    # Only now: a daemon without switch processes never loads gRPC.
+    from flowslotd.negotiate.switch_client import SwitchClient  # noqa: PLC0415
+
+    return [SwitchClient(config.topology, switch) for switch in config.switches]
+
+
+def _remotes(config: Config) -> list[Remote]:
+    if not config.switches:
+        return []
+    from flowslotd.negotiate.feedback_grpc import GrpcRemote  # noqa: PLC0415
+
+    slot_ns = config.grid.slot_ns
+    return [
+        GrpcRemote(config.topology, switch, config.instance, slot_ns) for switch in config.switches
+    ]

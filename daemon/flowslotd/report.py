@@ -16,7 +16,6 @@ from flowslotd.clock import monotonic
 from flowslotd.control import Answer, Json
 from flowslotd.flows.flow_info import FlowInfo
 from flowslotd.flows.rows import Records
-from flowslotd.metrics import Durations
 from flowslotd.pace.pacer import PaceEntry
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ VERSION = version("flowslot")
 def status(daemon: Daemon) -> Json:
     """Mode, policy, arbiter, counters, lateness, errors: the evidence of a run."""
     settings, engine, metrics = daemon.config.settings, daemon.engine, daemon.metrics
-    domain, enforcer, table = engine.domain, engine.enforcer, daemon.table
+    source, enforcer, table = engine.source, engine.enforcer, daemon.table
     records = daemon.registration.records
     return {
         "version": VERSION,
@@ -40,12 +39,10 @@ def status(daemon: Daemon) -> Json:
         "policy": settings.policy,
         "backend": engine.backend,
         "congestion_control": engine.congestion_control,
-        "domain": domain.describe() if domain else {"state": "none"},
-        "feedback": engine.feedback.describe() if engine.feedback else None,
-        "peers": engine.peers.describe() if engine.peers else None,
-        "reservations": engine.reservations(),
-        "grpc_connections": engine.grpc_connections,
-        "clock_offset_us": domain.clock_offset_us() if domain else None,
+        **source.describe(),
+        "reservations": source.reservations(),
+        "grpc_connections": source.grpc_connections,
+        "clock_offset_us": source.clock_offset_us(),
         "slot": {
             "number": daemon.slot,
             "slot_ms": settings.slot_ms,
@@ -55,7 +52,7 @@ def status(daemon: Daemon) -> Json:
         },
         "decision": metrics.decision.summary(),
         "replan": metrics.replan.summary(),
-        "negotiation": domain.negotiation() if domain else Durations().summary(),
+        "negotiation": source.negotiation(),
         "rate_writes": enforcer.rate_writes if enforcer else 0,
         "flows": {
             "total": len(table),
@@ -211,9 +208,7 @@ def _why_unpaced(daemon: Daemon) -> str:
         return "mode is observe"
     if engine.pacer is None:
         return f"policy {settings.policy} and back end {settings.pacing.backend} change nothing"
-    if engine.feedback is not None:
-        return "no plan yet, or its switch process does not answer"
-    return "no grant" if engine.domain else "the policy leaves it alone"
+    return engine.source.why_unpaced()
 
 
 def schedule(daemon: Daemon) -> Json:
@@ -230,8 +225,8 @@ def schedule(daemon: Daemon) -> Json:
 
 async def links(daemon: Daemon) -> Json:
     """The load table: payload bytes/s reserved on each link in the next slots; null: unknown."""
-    domain, topology = daemon.engine.domain, daemon.config.topology
-    load = await domain.load_table(monotonic()) if domain else None
+    topology = daemon.config.topology
+    load = await daemon.engine.source.load_table(monotonic())
     listed = []
     for i, link in enumerate(topology.links):
         known = load is not None and all(math.isfinite(x) for x in load[i])

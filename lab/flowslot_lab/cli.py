@@ -18,14 +18,13 @@ from types import FrameType
 from typing import Annotated, Literal, NoReturn, TextIO
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from flowslot.model.errors import ConfigError
 from flowslot_lab.figure import FORMATS, draw
 from flowslot_lab.net import LabError
 from flowslot_lab.predict import NoPrediction, predict
-from flowslot_lab.runner import PACED_BY, POLICIES, Options, RunFailed, measure
+from flowslot_lab.progress import Bar
+from flowslot_lab.runner import PACED_BY, POLICIES, Options, RunFailed, measure, planned
 from flowslot_lab.state import ROOT, RunState, clean_dead
 from flowslot_scenario import scenario as scenarios
 from flowslot_scenario.output import chosen, show
@@ -98,11 +97,11 @@ def run(
         _check_per_rack(loaded, switch)
     options = Options(_policies(policy), repeat, iterations, switch, per_rack)
     _need_root()
-    with _run_state(keep_logs) as state, _Bar(loaded.name) as bar:
+    with _run_state(keep_logs) as state, Bar(loaded.name, planned(loaded, options)) as bar:
         predictions: dict[str, Prediction] = {}
         if predicted:
             # Before the measurements, which it would disturb; and while the file is as it was read.
-            bar.begin("prediction", 1)
+            bar.begin("prediction", 0)
             predictions = _predict(scenario, change or [], loaded, options, state)
         try:
             result = measure(loaded, options, state, bar)
@@ -253,38 +252,3 @@ def _keep(logs: Path, at: Path) -> None:
         shutil.copytree(logs, at, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.sock"))
     except OSError as error:  # shutil.Error is one
         print(f"flowslot lab: --keep-logs {at}: {error}", file=sys.stderr)
-
-
-class _Bar:
-    """Progress bar on standard error."""
-
-    def __init__(self, title: str) -> None:
-        self._progress = Progress(
-            TextColumn(title),
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=Console(stderr=True),
-            transient=True,
-        )
-        self._task = self._progress.add_task("", total=None)
-
-    def __enter__(self) -> _Bar:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        """Take the bar off the terminal."""
-        self._progress.stop()
-
-    def begin(self, label: str, total: int) -> None:
-        """A run begins."""
-        self._progress.reset(self._task, total=total, description=label)
-
-    def advance(self, done: int) -> None:
-        """So many iterations are done."""
-        self._progress.update(self._task, completed=done)

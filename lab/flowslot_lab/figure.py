@@ -45,7 +45,10 @@ def draw(result: Results, path: Path) -> None:
     figure, axes = plt.subplots(
         rows, 1, figsize=(10, 2.4 * len(shown) + 3.4), height_ratios=[1] * len(shown) + [1.25]
     )
-    window = _ITERATIONS * max(_mean_s(result, policy) for policy in shown)
+    window = min(
+        _ITERATIONS * max(_mean_s(result, policy) for policy in shown),
+        *(_recorded_s(_first_run(result, policy)) for policy in shown),
+    )
     for panel, policy in zip(axes, shown, strict=False):
         _bandwidth(panel, result, policy, link, window)
     for panel in axes[1 : len(shown)]:
@@ -85,7 +88,7 @@ def _mean_s(result: Results, policy: str) -> float:
 
 
 def _bandwidth(panel: Axes, result: Results, policy: str, link: str, window: float) -> None:
-    run = next(run for run in result.runs if run.policy == policy)
+    run = _first_run(result, policy)
     start = _settled_s(run)
     scale = 8 * 1514 / 1448 / 1e6
     for colour, job in zip(_JOB_COLOURS, run.jobs, strict=False):
@@ -106,9 +109,23 @@ def _bandwidth(panel: Axes, result: Results, policy: str, link: str, window: flo
     _plain(panel)
 
 
+def _first_run(result: Results, policy: str) -> Run:
+    return next(run for run in result.runs if run.policy == policy)
+
+
+def _end_s(run: Run) -> float:
+    """When the first job has done its iterations: its trace ends there, and the others' do not."""
+    return min(job.traces[0][-1][0] for job in run.jobs)
+
+
 def _settled_s(run: Run) -> float:
     """A moment in the middle of the run, when the jobs have found their rhythm."""
-    return 0.4 * min(job.traces[0][-1][0] for job in run.jobs)
+    return 0.4 * _end_s(run)
+
+
+def _recorded_s(run: Run) -> float:
+    """How long from then on the traces of all jobs last."""
+    return _end_s(run) - _settled_s(run)
 
 
 def received_rate(job: JobRun, link: str, start_s: float, window_s: float) -> Floats | None:
@@ -141,7 +158,9 @@ def _distribution(panel: Axes, result: Results) -> None:
     panel.set_ylabel("share of iterations")
     panel.set_ylim(0, 1.02)
     panel.legend(loc="lower right", fontsize=8)
-    panel.set_title("iteration times, all jobs and repeats", loc="left", fontsize=10)
+    count = max(summary.iterations for summary in result.summaries())
+    title = f"iteration times of all jobs and repeats, {count} per policy"
+    panel.set_title(title, loc="left", fontsize=10)
     _plain(panel)
 
 

@@ -135,12 +135,12 @@ class JobSet:
                 raise Stalled(f"job {job.name} made no progress for {self._patience_s:.0f} s")
         return all(worker.report is not None for worker in self._expected())
 
-    def iterations_done(self) -> int:
-        """Iterations completed by the slowest worker of each job, summed over jobs."""
-        return sum(
+    def iterations_done(self) -> list[int]:
+        """Iterations completed by the slowest worker of each job."""
+        return [
             min(w.iterations for w in self.workers if w.job is job and w.rank < job.workers)
             for job in self._scenario.jobs
-        )
+        ]
 
     def reports(self, job: Job) -> list[Report]:
         """The reports of a job's processes, by rank."""

@@ -21,7 +21,7 @@ Received packets go to the network's own processors (RPS, by flow): otherwise ea
 its sender happened to run, and packets of one flow overtake each other, which TCP takes for loss.
 A wire never pauses, but the timers that emulate it come late on busy processors, and what an HTB
 could have sent meanwhile is lost beyond its burst. So bursts hold what a link carries in
-`TIMER_SLACK_US` (docs/adr/0013). The NIC's burst plus one super-packet stay below the burst of the
+`TIMER_SLACK_US` (docs/adr/0011). The NIC's burst plus one super-packet stay below the burst of the
 first switch port of its rate, and so on from port to port: a flow that has a path for itself is
 shaped once. Of two equal bursts the second would be used up by the first, and never refilled.
 

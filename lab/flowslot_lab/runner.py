@@ -38,13 +38,13 @@ class RunFailed(Exception):
 
 
 class Watch(Protocol):
-    """Who wants to see how far the runs are."""
+    """Shows how far the runs are."""
 
     def begin(self, label: str, total: int) -> None:
-        """A run of `total` iterations (over all jobs) begins."""
+        """A run of `total` iterations of each job begins."""
 
     def advance(self, done: int) -> None:
-        """So many of them are done."""
+        """The slowest job has done so many of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,24 +141,27 @@ class LiveRun:
         """All processes of the run."""
         return [*(self.plane.processes() if self.plane else []), *self.jobs.processes()]
 
-    def follow(self, watch: Watch) -> Iterator[int]:
-        """From the start line to the last report; yields the iterations done, a few times per
-        second, so that a caller can look at the running system or break it.
+    def follow(self, watch: Watch, label: str = "") -> Iterator[int]:
+        """From the start line to the last report; yields the iterations done, summed over jobs, a
+        few times per second, so that a caller can look at the running system or break it.
+
+        `label`: what the watch calls the run; the policy without one.
         """
-        watch.begin(self.policy, len(self.scenario.jobs) * (self.scenario.warmup + self.iterations))
+        watch.begin(label or self.policy, self.scenario.warmup + self.iterations)
         self.jobs.go()
         done = False
         while not done:
             done = self.jobs.follow()
-            watch.advance(self.jobs.iterations_done())
-            yield self.jobs.iterations_done()
+            by_job = self.jobs.iterations_done()
+            watch.advance(min(by_job))
+            yield sum(by_job)
 
-    def run(self, repeat: int, watch: Watch) -> Run:
+    def run(self, repeat: int, watch: Watch, label: str = "") -> Run:
         """Measure. Raises LabError, RunFailed when the run was not real, or Stalled."""
         before = self.net.counters()
         cpu_before = {process.name: process.cpu_s() for process in self.processes()}
         try:
-            for _ in self.follow(watch):
+            for _ in self.follow(watch, label):
                 pass
         except Stalled as stalled:
             raise Stalled("; ".join([str(stalled), *self._complaints()])) from None
@@ -262,6 +265,15 @@ def expected_bytes(scenario: Scenario, iterations: int) -> int:
     return per_iteration * iterations
 
 
+def planned(scenario: Scenario, options: Options) -> int:
+    """Iterations of each job, in all runs that `measure` makes."""
+    runs = len(options.policies) * options.repeat
+    alone_runs = len(_alone_runs(scenario, options))
+    return runs * (scenario.warmup + options.measured(scenario)) + alone_runs * (
+        ALONE_WARMUP + ALONE_ITERATIONS
+    )
+
+
 def measure(scenario: Scenario, options: Options, state: RunState, watch: Watch) -> Results:
     """All runs of all policies, interleaved, and each distinct job alone.
 
@@ -283,9 +295,10 @@ def measure(scenario: Scenario, options: Options, state: RunState, watch: Watch)
                     per_rack=options.per_rack,
                     stacked=options.stacked,
                 )
+                label = f"{policy}, repeat {repeat} of {options.repeat}"
                 try:
                     with live:
-                        runs.append(live.run(repeat, watch))
+                        runs.append(live.run(repeat, watch, label))
                 except Stalled as error:
                     if kind(policy) not in _SCHEDULED:
                         raise
@@ -303,31 +316,37 @@ def alone(result: Results, options: Options, state: RunState, watch: Watch) -> d
     that was asked for (cubic when none was).
     """
     scenario = result.scenario
-    baselines = [policy for policy in options.policies if policy in BASELINES]
-    if len(scenario.jobs) == 1 and baselines:
-        means = [
-            sum(run.jobs[0].times.mean() for run in result.runs if run.policy == policy)
-            for policy in baselines
-        ]
-        return {scenario.jobs[0].name: float(min(means)) / options.repeat}
-    times: dict[str, float] = {}
-    for job in scenario.jobs:
-        twin = next((name for name in times if _same(scenario, name, job)), None)
-        if twin is not None:
-            times[job.name] = times[twin]
-            continue
+    runs = _alone_runs(scenario, options)
+    means: dict[str, list[float]] = {job.name: [] for job in scenario.jobs}
+    for job, policy in runs:
         single = scenario.model_copy(
             update={"jobs": (job.model_copy(update={"start_s": 0.0}),), "warmup": ALONE_WARMUP}
         )
-        means = []
-        for policy in baselines or ["cubic"]:
-            with LiveRun(
-                single, state, policy, ALONE_ITERATIONS, False, stacked=options.stacked
-            ) as live:
-                means.append(float(live.run(1, watch).jobs[0].times.mean()))
-        times[job.name] = min(means)
-    return times
+        with LiveRun(
+            single, state, policy, ALONE_ITERATIONS, False, stacked=options.stacked
+        ) as live:
+            run = live.run(1, watch, f"{job.name} alone, {policy}")
+        means[job.name].append(float(run.jobs[0].times.mean()))
+    if not runs:
+        [job] = scenario.jobs
+        for policy in _baselines(options):
+            times = [run.jobs[0].times.mean() for run in result.runs if run.policy == policy]
+            means[job.name].append(float(sum(times)) / options.repeat)
+    return {job.name: min(means[_first_like(scenario, job).name]) for job in scenario.jobs}
 
 
-def _same(scenario: Scenario, name: str, job: Job) -> bool:
-    return next(j for j in scenario.jobs if j.name == name).same_as(job)
+def _alone_runs(scenario: Scenario, options: Options) -> list[tuple[Job, str]]:
+    """Each distinct job with each policy that it is measured alone with."""
+    baselines = _baselines(options)
+    if len(scenario.jobs) == 1 and baselines:
+        return []
+    distinct = [job for job in scenario.jobs if _first_like(scenario, job) is job]
+    return [(job, policy) for job in distinct for policy in baselines or ["cubic"]]
+
+
+def _baselines(options: Options) -> list[str]:
+    return [policy for policy in options.policies if policy in BASELINES]
+
+
+def _first_like(scenario: Scenario, job: Job) -> Job:
+    return next(one for one in scenario.jobs if one.same_as(job))

@@ -197,10 +197,6 @@ class Scenario(Settings):
         """Payload bytes of one iteration of a job on each directed link that it uses."""
         return self._on_links((t.src, t.dst, t.sent_bytes) for t in job.transfers())
 
-    def flows_on(self, job: Job) -> dict[str, int]:
-        """Number of a job's flows that can use each directed link."""
-        return self._on_links((t.src, t.dst, t.flows) for t in job.transfers())
-
     def flows_on_link(self) -> dict[str, int]:
         """Number of flows of all jobs that can use each directed link."""
         transfers = (t for job in self.jobs for t in job.transfers())

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-# Types of fluid.py, for the compiler. Row: the fields of FLOW, in the same order; that they are the
-# same is checked when arrays of them are made.
+# Types of fluid.py, for the compiler. `make pxd` writes the structs.
 cimport cython
 from libc.stdint cimport int32_t, uint8_t
 
+# struct Row from flowslot_sim.fluid:FLOW
 cdef packed struct Row:
     uint8_t active
     uint8_t ended
@@ -16,6 +16,7 @@ cdef packed struct Row:
     double rate
     double limit
     uint8_t bound
+# end
 
 cdef double _inf, _near, _eps, _rounding
 cdef int _rounds, _free, _fed, _dry

@@ -1,16 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much a daemon or client may ask of us."""
+"""How much a caller may ask of us. A caller is a certificate's host, or an address; see `caller`.
 
-MAX_MESSAGE_BYTES = 1 << 20
-MAX_CALLS = 4096
-"""At once, and a quarter of them from one address. A daemon has two or three, under MLCC for a
-moment as many as one connection may have (64)."""
-HELLO_TIMEOUT_S = 5.0
-"""A stream that has not said Hello by then is closed."""
+Tests and laboratories run many daemons at one address: without certificates an address has room
+for some twenty.
+"""
+
+from collections import Counter
+from collections.abc import Hashable
+
+MAX_MESSAGE_BYTES = 1 << 19
+"""The largest of an honest daemon, a Hello and the demands of 2048 flows, has 200 kB."""
+MAX_STREAMS = 32
+"""Calls at once on one connection. More than that wait in the caller: a daemon has two or three,
+under MLCC for a moment one for each flow."""
+MAX_CALLS, CALLS_PER_CALLER = 4096, 128
+"""At once."""
+CALLS_PER_S, CALL_BURST = 2000.0, 2000.0
+"""Calls that one caller may begin. A daemon under MLCC begins up to 17 for each flow."""
+MAX_CONNECTIONS = 2048
+HELLO_TIMEOUT_S = 5
+"""A connection that has not ended its handshake, or a stream that has not said Hello by then, is
+closed."""
+UNARY_S = 5.0
+"""A call of one message each way that is not over by then is ended."""
+IDLE_S = 60
+"""A connection without a call is closed after so long."""
+KEEPALIVE_S = 5
+"""So often every caller is asked whether it is there; who has not answered after as long again is
+taken to be gone."""
 MESSAGES_PER_S, MESSAGE_BURST = 2000.0, 2000.0
 """Of one stream. A busy daemon sends some 35 in a slot of 60 ms."""
 ITEMS_PER_S, ITEM_BURST = 200_000.0, 100_000.0
 """Demands, acknowledgements and ends of flows in them: 2048 flows, 5 times a slot."""
+MAX_OWNERS = 4096
+"""Callers remembered; the one that was longest silent is forgotten first."""
 
 
 class TokenBucket:
@@ -30,3 +53,43 @@ class TokenBucket:
             return False
         self._tokens -= tokens
         return True
+
+
+class Rates:
+    """A token bucket for each owner."""
+
+    def __init__(self, rate: float, burst: float) -> None:
+        self._rate, self._burst = rate, burst
+        self._of: dict[Hashable, TokenBucket] = {}
+
+    def take(self, owner: Hashable, now_ns: int) -> bool:
+        """Whether one more of this owner may pass now."""
+        bucket = self._of.pop(owner, None) or TokenBucket(self._rate, self._burst)
+        self._of[owner] = bucket
+        if len(self._of) > MAX_OWNERS:
+            del self._of[next(iter(self._of))]
+        return bucket.take(now_ns)
+
+
+class Quota:
+    """How many of something there may be at once: in all, and of one owner."""
+
+    def __init__(self, most: int, each: int) -> None:
+        self._most, self._each = most, each
+        self._of: Counter[Hashable] = Counter()
+        self._all = 0
+
+    def take(self, owner: Hashable) -> bool:
+        """One more for this owner, unless that would be too many."""
+        if self._of[owner] >= self._each or self._all >= self._most:
+            return False
+        self._of[owner] += 1
+        self._all += 1
+        return True
+
+    def give_back(self, owner: Hashable) -> None:
+        """One less."""
+        self._all -= 1
+        self._of[owner] -= 1
+        if not self._of[owner]:
+            del self._of[owner]

@@ -17,11 +17,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from flowslot.model.errors import ConfigError
 from flowslot.model.topology_file import Endpoint, Name
-from flowslot_rpc.server import Server
-from flowslot_switch import limits
+from flowslot_proto.systemd import Notifier, watchdog_s
 from flowslot_switch.config import Overrides, SwitchConfig, load
-from flowslot_switch.engine import Engine
-from flowslot_switch.notify import notify, watchdog_s
+from flowslot_switch.runner import Runner
+from flowslot_switch.server import Server
 from flowslot_switch.service import SwitchService
 
 GRACE_S = 1.0
@@ -35,43 +34,35 @@ class SwitchProcess:
         self._file = file
         self._overrides = overrides
         self._config = config
+        self._notifier = Notifier()
         self._stop: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> int:
         """Serve until a signal or a failure; returns the exit status. Raises ConfigError."""
         loop = asyncio.get_running_loop()
         service = SwitchService(self._build(self._config))
-        server = Server(
-            service.handlers(),
-            max_message=limits.MAX_MESSAGE_BYTES,
-            max_calls=limits.MAX_CALLS,
-            on_rejected=service.rejected,
-        )
+        server = Server(service.handlers(), on_rejected=service.rejected)
         try:
             await server.listen(self._config.listen)
-        except (OSError, UnicodeError) as error:  # a name that cannot be one is a UnicodeError
-            reason = getattr(error, "strerror", None) or error
-            print(
-                f"flowslot-switch: cannot listen on {self._config.listen}: {reason}",
-                file=sys.stderr,
-            )
+        except OSError as error:
+            log.error("cannot listen on %s: %s", self._config.listen, error.strerror or error)
             return 1
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._finish, 0)
         loop.add_signal_handler(signal.SIGHUP, self._reload, service)
-        watchdog = asyncio.create_task(_feed_watchdog())
+        watchdog = asyncio.create_task(self._feed_watchdog())
         gc.freeze()
         self._ready()
         status = await self._stop
-        notify("STOPPING=1")
+        self._notifier.stopping()
         watchdog.cancel()
         service.close()
         await server.stop(GRACE_S)
         return status
 
-    def _build(self, config: SwitchConfig) -> Engine:
+    def _build(self, config: SwitchConfig) -> Runner:
         try:
-            return Engine(config, self._failed)
+            return Runner(config, self._failed)
         except ValueError as error:
             source = str(self._file or self._overrides.topology)
             raise ConfigError(source, "", f"cannot be used: {error}") from error
@@ -79,8 +70,14 @@ class SwitchProcess:
     def _ready(self) -> None:
         config = self._config
         text = f"{config.name}: {len(config.links)} links, listening on {config.listen}"
-        notify("READY=1", f"STATUS={text}")
+        self._notifier.ready(text)
         log.info(text)
+
+    async def _feed_watchdog(self) -> None:
+        period = watchdog_s()
+        while period is not None:
+            self._notifier.watchdog()
+            await asyncio.sleep(period)
 
     def _finish(self, status: int) -> None:
         if not self._stop.done():
@@ -92,7 +89,7 @@ class SwitchProcess:
 
     def _reload(self, service: SwitchService) -> None:
         """Take a changed configuration over; a bad one changes nothing."""
-        notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        self._notifier.reloading(time.monotonic_ns())
         try:
             self._take_over(load(self._file, self._overrides), service)
             log.info("reloaded")
@@ -109,9 +106,9 @@ class SwitchProcess:
                 problem = f"is {old[field]} and cannot change while running; restart"
                 raise ConfigError(str(self._file or "command line"), field, problem)
         if config != self._config:
-            engine = self._build(config)
+            runner = self._build(config)
             self._config = config
-            service.replace(engine, "the configuration has changed")
+            service.replace(runner, "the configuration has changed")
 
 
 def _fixed(config: SwitchConfig) -> dict[str, object]:
@@ -123,13 +120,6 @@ def _fixed(config: SwitchConfig) -> dict[str, object]:
         "arbiter.slot_ms": arbiter.slot_ms,
         "arbiter.lease_slots": arbiter.lease_slots,
     }
-
-
-async def _feed_watchdog() -> None:
-    period = watchdog_s()
-    while period is not None:
-        notify("WATCHDOG=1")
-        await asyncio.sleep(period)
 
 
 def _checked(kind: Any) -> Callable[[str], str]:

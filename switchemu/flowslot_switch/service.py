@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gRPC service around the engine: the paper's two calls, the stream, and Describe."""
+"""The gRPC service around the runner: the paper's two calls, the stream, and Describe."""
 
 import logging
 import os
@@ -8,41 +8,41 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from google.protobuf.message import Message
 
-from flowslot.model.errors import ProtocolError, ScheduleRefused
+from flowslot.model.errors import LimitExceeded, ProtocolError, ScheduleRefused
 from flowslot.model.units import SECOND, Nanos
 from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto import methods
 from flowslot_proto.checks import MAX_NAME, M, parse
 from flowslot_proto.convert import read_links, read_rates
-from flowslot_rpc.server import Handler, ServerCall, unary
-from flowslot_rpc.status import Rejected, RpcError
-from flowslot_switch.engine import Engine
-from flowslot_switch.stream import STATUS, Closing, LimitExceeded, Stream
+from flowslot_switch.caller import Caller
+from flowslot_switch.runner import Runner
+from flowslot_switch.server import Call, CallEnded, Handler, unary
+from flowslot_switch.stream import STATUS, Closing, Stream
 
 LOG_EVERY_NS = 10 * SECOND
 log = logging.getLogger(__name__)
 
 
 class SwitchService:
-    """Serves one engine, which a reload of the configuration replaces."""
+    """Serves one runner, which a reload of the configuration replaces."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self._started = engine.now()
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+        self._started = runner.now()
         self._streams: set[Stream] = set()
         self._rejected = 0
         self._log_at = Nanos(0)
         self._messages_in = 0
         self._messages_out = 0
 
-    def replace(self, engine: Engine, why: str) -> None:
-        """Go on with another engine: all daemons have to say Hello again."""
-        old, self.engine = self.engine, engine
+    def replace(self, runner: Runner, why: str) -> None:
+        """Go on with another runner: all daemons have to say Hello again."""
+        old, self.runner = self.runner, runner
         old.close(Closing(why))
 
     def close(self) -> None:
         """End all streams."""
-        self.engine.close(Closing("the switch process stops"))
+        self.runner.close(Closing("the switch process stops"))
 
     def handlers(self) -> dict[str, Handler]:
         """What serves each method."""
@@ -54,15 +54,15 @@ class SwitchService:
         }
 
     def rejected(self, peer: str, why: str) -> None:
-        """A call or connection has broken a rule or a limit; whoever has found out, gRPC or we."""
+        """A caller has broken a rule or a limit."""
         self._rejected += 1
-        now = self.engine.now()
+        now = self.runner.now()
         if now >= self._log_at:  # anybody can provoke these
             self._log_at = Nanos(now + LOG_EVERY_NS)
             log.warning("rejected %s: %s", peer, why)
 
     def _unary(self, kind: type[M], answer: Callable[[M], Message]) -> Handler:
-        def handle(call: ServerCall, raw: bytes) -> bytes:
+        def handle(caller: Caller, raw: bytes) -> bytes:
             try:
                 return answer(parse(kind, raw)).SerializeToString()
             except ProtocolError as error:
@@ -74,30 +74,30 @@ class SwitchService:
 
     def fetch_feedback(self, request: pb.FetchFeedbackRequest) -> pb.FetchFeedbackReply:
         """Load of the next slots, link by link in the order asked, and their sum."""
-        engine = self.engine
-        now = engine.now()
-        horizon = engine.config.settings.horizon
-        links = read_links("links", request.links, engine.link_index)
+        runner = self.runner
+        now = runner.now()
+        horizon = runner.config.settings.horizon
+        links = read_links("links", request.links, runner.switch.link_index)
         if request.slots > horizon:
             raise ProtocolError(f"field `slots`: must be at most {horizon}")
-        rows = self._rows(engine, now, links, request.slots or horizon)
+        rows = self._rows(runner, now, links, request.slots or horizon)
         path = np.sum([row.load for row in rows], axis=0).tolist()
-        slot, slot_ns = engine.slot(now), engine.config.slot_ns
+        slot, slot_ns = runner.slot(now), runner.config.slot_ns
         return pb.FetchFeedbackReply(slot=slot, slot_ns=slot_ns, links=rows, path=path)
 
     def update_schedule(self, request: pb.UpdateScheduleRequest) -> pb.UpdateScheduleReply:
         """Reserve a flow's rates on all its links, or refuse and say why."""
-        engine = self.engine
-        now = engine.now()
-        slot = engine.slot(now)
-        links = read_links("links", request.links, engine.link_index)
-        rates = read_rates("rates", request.rates, engine.config.settings.horizon)
+        runner = self.runner
+        now = runner.now()
+        slot = runner.slot(now)
+        links = read_links("links", request.links, runner.switch.link_index)
+        rates = read_rates("rates", request.rates, runner.config.settings.horizon)
         if len(request.scheduler) > MAX_NAME:
             raise ProtocolError(f"field `scheduler`: must have at most {MAX_NAME} characters")
         offset = request.slot - slot if request.HasField("slot") else 0
         reply = pb.UpdateScheduleReply(status=pb.UpdateScheduleReply.STATUS_OK, slot=slot)
         try:
-            engine.arbiter.update_schedule(
+            runner.arbiter.update_schedule(
                 now,
                 (request.scheduler, request.flow),
                 links,
@@ -108,16 +108,16 @@ class SwitchService:
             reply.status = pb.UpdateScheduleReply.STATUS_REFUSED
             reply.reason = refusal.reason
             if refusal.link is not None:
-                reply.link = engine.config.links[refusal.link].name
+                reply.link = runner.config.links[refusal.link].name
         else:
-            engine.changed()
+            runner.changed()
         return reply
 
     # --- the stream
 
-    async def _negotiate(self, call: ServerCall) -> None:
+    async def _negotiate(self, call: Call) -> None:
         """See Stream; whatever ends it becomes a status code with a reason."""
-        stream = Stream(self.engine, call)
+        stream = Stream(self.runner, call)
         self._streams.add(stream)
         try:
             await stream.run()
@@ -132,15 +132,15 @@ class SwitchService:
 
     def describe(self, request: pb.DescribeRequest) -> pb.DescribeReply:
         """What the process is, has done, and holds."""
-        engine, arbiter = self.engine, self.engine.arbiter
-        now = engine.now()
+        runner, arbiter = self.runner, self.runner.arbiter
+        now = runner.now()
         synced = [s for s in self._streams if s.session >= 0]
         return pb.DescribeReply(
-            name=engine.config.name,
+            name=runner.config.name,
             pid=os.getpid(),
             uptime_ns=now - self._started,
-            slot=engine.slot(now),
-            slot_ns=engine.config.slot_ns,
+            slot=runner.slot(now),
+            slot_ns=runner.config.slot_ns,
             lease_ns=arbiter.config.lease_ns,
             recovering=not arbiter.recovered(now),
             counters=pb.Counters(
@@ -152,8 +152,8 @@ class SwitchService:
                 rejected=self._rejected,
                 messages_in=self._messages_in + sum(s.messages_in for s in self._streams),
                 messages_out=self._messages_out + sum(s.messages_out for s in self._streams),
-                steps=engine.steps,
-                step_ns=engine.step_ns,
+                steps=runner.switch.steps,
+                step_ns=runner.step_ns,
             ),
             sessions=[
                 pb.SessionState(
@@ -166,16 +166,16 @@ class SwitchService:
                 for s in synced
             ],
             links=self._rows(
-                engine, now, range(len(engine.config.links)), engine.config.settings.horizon
+                runner, now, range(len(runner.config.links)), runner.config.settings.horizon
             ),
         )
 
     def _rows(
-        self, engine: Engine, now: Nanos, links: Sequence[int], slots: int
+        self, runner: Runner, now: Nanos, links: Sequence[int], slots: int
     ) -> list[pb.LinkLoad]:
-        load = engine.arbiter.load_table(now)
-        target = engine.arbiter.config.target
-        held = engine.config.links
+        load = runner.arbiter.load_table(now)
+        target = runner.arbiter.config.target
+        held = runner.config.links
         return [
             pb.LinkLoad(
                 link=held[i].name,
@@ -187,7 +187,7 @@ class SwitchService:
         ]
 
 
-def _as_status(error: Exception) -> RpcError:
+def _as_status(error: Exception) -> CallEnded:
     """What the call is closed with; only breaking a rule or a limit is the other side's fault."""
     theirs = isinstance(error, ProtocolError | LimitExceeded)
-    return (Rejected if theirs else RpcError)(STATUS[type(error)], str(error))
+    return CallEnded(STATUS[type(error)], str(error), rejected=theirs)

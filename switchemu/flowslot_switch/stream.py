@@ -3,22 +3,16 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
 
-from flowslot.model.errors import ProtocolError
-from flowslot.protocol.messages import Grant, HeartbeatEcho, Refusal
-from flowslot.protocol.outbox import Outbox
+import grpc
+
+from flowslot.model.errors import LimitExceeded, ProtocolError, SessionEnded
 from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto.checks import parse
 from flowslot_proto.convert import read_daemon, read_opening, write_arbiter
-from flowslot_rpc.server import ServerCall
-from flowslot_rpc.status import Status
 from flowslot_switch import limits
-from flowslot_switch.engine import Engine, SessionEnded
-
-
-class LimitExceeded(Exception):
-    """The daemon asks for more than a limit allows."""
+from flowslot_switch.runner import Runner
+from flowslot_switch.server import Call
 
 
 class Closing(Exception):
@@ -26,27 +20,26 @@ class Closing(Exception):
 
 
 STATUS = {
-    ProtocolError: Status.INVALID_ARGUMENT,
-    SessionEnded: Status.FAILED_PRECONDITION,
-    LimitExceeded: Status.RESOURCE_EXHAUSTED,
-    Closing: Status.UNAVAILABLE,
+    ProtocolError: grpc.StatusCode.INVALID_ARGUMENT,
+    SessionEnded: grpc.StatusCode.FAILED_PRECONDITION,
+    LimitExceeded: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Closing: grpc.StatusCode.UNAVAILABLE,
 }
 
 
 class Stream:
     """Reads what a daemon says into the engine, and writes out what is posted for it."""
 
-    def __init__(self, engine: Engine, call: ServerCall) -> None:
+    def __init__(self, runner: Runner, call: Call) -> None:
         self.session = -1
         self.daemon = ""
-        self.peer = call.peer
+        self.peer = call.caller.peer
         self.messages_in = 0
         self.messages_out = 0
-        self._engine = engine
+        self._runner = runner
         self._call = call
         self._messages = limits.TokenBucket(limits.MESSAGES_PER_S, limits.MESSAGE_BURST)
         self._items = limits.TokenBucket(limits.ITEMS_PER_S, limits.ITEM_BURST)
-        self._outbox = Outbox(engine.arbiter.config.max_flows_per_session)
         self._wake = asyncio.Event()
         self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -58,27 +51,16 @@ class Stream:
             for future in done:
                 future.result()
         finally:
-            self._engine.leave(self)
+            self._runner.leave(self)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
     # --- Listener
 
-    def post(
-        self,
-        grants: Sequence[Grant] = (),
-        refusals: Sequence[Refusal] = (),
-        echo: HeartbeatEcho | None = None,
-    ) -> None:
+    def wake(self) -> None:
         """See Listener."""
-        if not self._outbox.post(grants, refusals, echo):
-            self.end(LimitExceeded("too many demands that were refused"))
-
-    def flush(self) -> None:
-        """See Listener."""
-        if self._outbox:
-            self._wake.set()
+        self._wake.set()
 
     def end(self, error: Exception) -> None:
         """See Listener."""
@@ -99,15 +81,14 @@ class Stream:
         if raw is None:
             return
         opening = read_opening(raw)
-        links = self._engine.join(self, opening)
+        self._runner.join(self, opening)
         self.session, self.daemon = opening.hello.session, opening.hello.daemon
-        self._engine.take(self, read_daemon(raw, links))
+        links = range(len(opening.links))
+        self._runner.take(self, read_daemon(raw, links))
         while (raw := await self._next()) is not None:
-            if raw.session != self.session:
-                raise ProtocolError(f"field `session`: is {raw.session}, not {self.session}")
             if raw.HasField("hello"):
                 raise ProtocolError("field `hello`: only the first message of a stream has one")
-            self._engine.take(self, read_daemon(raw, links))
+            self._runner.take(self, read_daemon(raw, links))
 
     async def _next(self) -> pb.DaemonMessage | None:
         message = await self._call.read()
@@ -128,6 +109,7 @@ class Stream:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            message = self._outbox.take(self.session)
-            await self._call.write(write_arbiter(message).SerializeToString())
-            self.messages_out += 1
+            message = self._runner.switch.take(self)
+            if message is not None:
+                await self._call.write(write_arbiter(message).SerializeToString())
+                self.messages_out += 1

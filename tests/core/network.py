@@ -11,13 +11,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from flowslot.protocol.grantbook import GrantBook
 
 from flowslot.arbiter import Arbiter, ArbiterConfig
 from flowslot.model.errors import ScheduleRefused
 from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.policy.base import Floats
 from flowslot.policy.stagger import StaggerAllocator
-from flowslot.protocol.grantbook import GrantBook
 from flowslot.protocol.messages import Ack, Demand, Grant, Hello
 
 CAPACITY = np.array([100e6, 100e6, 60e6])

@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from flowslot.protocol.negotiator import Negotiator, News
+from flowslot.protocol.shards import Shards
 
 from flowslot.arbiter import Arbiter, ArbiterConfig
 from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.policy.base import Floats
 from flowslot.policy.stagger import StaggerAllocator
 from flowslot.protocol.messages import Demand, Done, FromArbiter, FromDaemon, HeartbeatEcho, Hello
-from flowslot.protocol.negotiator import Negotiator, News
 from flowslot.protocol.outbox import Outbox
-from flowslot.protocol.shards import Shards
 
 CAPACITY = np.array([100e6, 100e6, 60e6])
 PATHS = ((0,), (1,), (0, 1), (1, 2), (0, 2))

@@ -2,9 +2,9 @@
 import math
 
 import pytest
+from flowslot.protocol.grantbook import GrantBook, Granted
 
 from flowslot.model.units import Nanos
-from flowslot.protocol.grantbook import GrantBook, Granted
 from flowslot.protocol.messages import Ack, Done, Grant, Held
 
 LEASE = Nanos(120)

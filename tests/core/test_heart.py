@@ -2,9 +2,9 @@
 """When heartbeats are due, and what their echoes tell."""
 
 import pytest
+from flowslot.protocol.heart import Heart
 
 from flowslot.model.units import MILLISECOND, Nanos
-from flowslot.protocol.heart import Heart
 from flowslot.protocol.messages import HeartbeatEcho
 
 

@@ -5,6 +5,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from flowslot.protocol.negotiator import ORPHAN_SLOTS, PATIENCE_LEASES, Negotiator, News, aged
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from talk import CONFIG, Host, Lane, Talk
@@ -20,7 +21,6 @@ from flowslot.protocol.messages import (
     HeartbeatEcho,
     Refusal,
 )
-from flowslot.protocol.negotiator import ORPHAN_SLOTS, PATIENCE_LEASES, Negotiator, News, aged
 
 SLOT, LEASE = Nanos(60 * MILLISECOND), Nanos(240 * MILLISECOND)
 

@@ -4,6 +4,7 @@
 import math
 
 import pytest
+from flowslot.protocol.ownlinks import OwnLinks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,7 +12,6 @@ from flowslot.arbiter import ArbiterConfig
 from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.policy.stagger import StaggerAllocator
 from flowslot.protocol.messages import Demand, Done
-from flowslot.protocol.ownlinks import OwnLinks
 
 GOODPUT = [50e6, 100e6, 80e6]
 LINKS = (2, 1)  # 0 is somebody else's

@@ -4,12 +4,12 @@
 import math
 
 import pytest
-
-from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.protocol.grantbook import Granted
-from flowslot.protocol.messages import Demand, Done, FromArbiter, Grant, HeartbeatEcho, Refusal
 from flowslot.protocol.negotiator import Negotiator, News
 from flowslot.protocol.shards import Shards, combined
+
+from flowslot.model.units import MILLISECOND, Nanos
+from flowslot.protocol.messages import Demand, Done, FromArbiter, Grant, HeartbeatEcho, Refusal
 
 SLOT, LEASE = Nanos(60 * MILLISECOND), Nanos(240 * MILLISECOND)
 

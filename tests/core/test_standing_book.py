@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Standing grants in the daemon's book."""
 
-from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.protocol.grantbook import GrantBook, Granted
+
+from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.protocol.messages import Grant, Held
 
 MS = int(MILLISECOND)

@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 from flowslot.model.units import MILLISECOND
 from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto import methods
-from flowslot_rpc.server import Server, ServerCall, unary
+from flowslot_switch.caller import Caller
+from flowslot_switch.server import Call, Server, unary
 from flowslotd.clock import wall
 
 
@@ -24,20 +25,20 @@ class Liar:
         accepted = pb.UpdateScheduleReply(status=pb.UpdateScheduleReply.STATUS_OK)
         handlers = {
             methods.FETCH_FEEDBACK: unary(self._answer),
-            methods.UPDATE_SCHEDULE: unary(lambda call, request: accepted.SerializeToString()),
+            methods.UPDATE_SCHEDULE: unary(lambda caller, request: accepted.SerializeToString()),
             methods.NEGOTIATE: self._listen,
         }
-        server = Server(handlers, max_message=1 << 20, max_calls=100)
+        server = Server(handlers)
         await server.listen(f"127.0.0.1:{port}")
         try:
             yield
         finally:
             await server.stop(0.0)
 
-    def _answer(self, call: ServerCall, request: bytes) -> bytes:
+    def _answer(self, caller: Caller, request: bytes) -> bytes:
         slot = wall() // self._slot_ns
         reply = pb.FetchFeedbackReply(slot=slot, slot_ns=self._slot_ns, links=self.rows)
         return reply.SerializeToString()
 
-    async def _listen(self, call: ServerCall) -> None:
+    async def _listen(self, call: Call) -> None:
         await asyncio.Event().wait()

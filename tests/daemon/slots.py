@@ -4,11 +4,11 @@
 from dataclasses import dataclass, field
 
 import numpy as np
+from flowslot.protocol.grantbook import Granted
 
 from flowslot.model.slot import SlotGrid
 from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.policy import registry
-from flowslot.protocol.grantbook import Granted
 from flowslotd.flows.flow_table import FlowTable
 from flowslotd.observe.observer import Observer
 from flowslotd.pace.enforcer import Enforcer

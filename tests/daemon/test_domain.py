@@ -10,17 +10,17 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from flowslot.protocol.grantbook import Granted
+from flowslotd.negotiate.domain import Domain, open_domain
 
 from flowslot.arbiter import LEASE_SLOTS
 from flowslot.model.units import Nanos
 from flowslot.policy import registry
 from flowslot.policy.registry import PolicyOptions
-from flowslot.protocol.grantbook import Granted
 from flowslot.protocol.messages import Demand, Done
 from flowslot_proto import flowslot_pb2 as pb
 from flowslotd import config
 from flowslotd.clock import monotonic
-from flowslotd.negotiate.domain import Domain, open_domain
 
 from .lying import Liar
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flowslot.protocol.grantbook import Granted
 from slots import Setup, slot_start, start
 
 from flowslot.model.units import MILLISECOND, Nanos
-from flowslot.protocol.grantbook import Granted
 from flowslotd.flows.rows import FREE
 from flowslotd.pace import handover
 

@@ -161,12 +161,12 @@ def test_errors_at_start_are_one_line_and_a_status(write, text, status, error):
     assert run.stderr.count("\n") == 1
 
 
-def test_without_http2_a_daemon_of_a_network_with_switches_says_what_is_missing(write):
+def test_without_grpc_a_daemon_of_a_network_with_switches_says_what_is_missing(write):
     switch = '[[switches]]\nname = "s1"\naddress = "127.0.0.1:7400"\n'
     links = TOPOLOGY.replace("capacity_gbps", 'switch = "s1"\ncapacity_gbps')
     file = write('host = "h1"\nmode = "enforce"', switch + links)
     program = (
-        "import sys; sys.modules['flowslot_rpc.http2'] = None; from flowslotd.main import main; "
+        "import sys; sys.modules['grpc'] = None; from flowslotd.main import main; "
         f"sys.argv = ['flowslotd', '--config', {str(file)!r}]; main()"
     )
     run = subprocess.run(
@@ -174,4 +174,4 @@ def test_without_http2_a_daemon_of_a_network_with_switches_says_what_is_missing(
     )
     assert run.returncode == 1 and run.stderr.count("\n") == 1
     assert run.stderr.startswith("flowslotd: no negotiation with switch processes: ")
-    assert "flowslot doctor" in run.stderr
+    assert "install grpcio" in run.stderr

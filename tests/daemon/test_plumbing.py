@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from flowslot_proto.systemd import Notifier
 from flowslotd.metrics import Durations
 from flowslotd.observe.ownership import holds_socket
-from flowslotd.systemd import Notifier
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,15 +9,15 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from flowslot.protocol.grantbook import Granted
+from flowslotd.negotiate.domain import Domain, open_domain
 
 from flowslot.model.units import Nanos
 from flowslot.policy import registry
 from flowslot.policy.registry import PolicyOptions
-from flowslot.protocol.grantbook import Granted
 from flowslot.protocol.messages import Demand
 from flowslotd import config
 from flowslotd.clock import monotonic
-from flowslotd.negotiate.domain import Domain, open_domain
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "switchemu"))
 from switchproc import Switch, free_port

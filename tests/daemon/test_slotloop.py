@@ -3,6 +3,7 @@
 
 import numpy as np
 import pytest
+from flowslot.protocol.grantbook import Granted
 from slots import SLOT, Setup, slot_start, start
 
 from flowslot.decision import Pace
@@ -10,7 +11,6 @@ from flowslot.model.schedule import Schedule
 from flowslot.model.slot import SlotGrid
 from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.policy import registry
-from flowslot.protocol.grantbook import Granted
 from flowslotd.flows.flow_table import FlowTable
 from flowslotd.observe.observer import Observer
 from flowslotd.pace.enforcer import GROWTH_PER_MS

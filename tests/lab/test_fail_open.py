@@ -29,7 +29,7 @@ CONGESTION_CONTROLS = Path("/proc/sys/net/ipv4/tcp_available_congestion_control"
 ENTRY_SLOTS = 2
 ORPHAN_SLOTS = 2
 LEASE_SLOTS = 5
-"""What is promised (docs/adr/0024), not what the code says."""
+"""What is promised (docs/adr/0001, 0003), not what the code says."""
 PATIENCE_S = 20.0
 ITERATIONS = 60
 

@@ -8,9 +8,7 @@ import signal
 from collections.abc import Callable, Iterator
 
 import pytest
-from leftovers import Host
-
-from flowslot_lab.harm import (
+from bench.harm import (
     ALONE,
     OTHER,
     VICTIM,
@@ -22,6 +20,8 @@ from flowslot_lab.harm import (
     scenario,
     worker,
 )
+from leftovers import Host
+
 from flowslot_lab.runner import LiveRun, expected_bytes
 from flowslot_lab.state import RunState
 from flowslot_scenario.scenario import Scenario

@@ -102,8 +102,8 @@ def test_what_a_vanished_daemon_held_is_free_after_its_lease(seed: int) -> None:
     host = sorted(chaos.plane.daemons)[0]
     lost = [b for b, bunch in enumerate(chaos.plane.observer.bunches) if bunch.host == host]
     switch = chaos.plane.switches["s0"]
-    assert sorted(switch.daemons_with_grants())[0].startswith(f"{host}-")
+    assert sorted(switch.arbiter.daemons())[0].startswith(f"{host}-")
     chaos.run(2.0 + 2 * 0.06 + 0.005, chaos.never_too_much)
     assert not any(chaos.plane.kernel.in_force(b) for b in lost)
     chaos.run(2.0 + chaos.lease / SECOND + 0.07, chaos.never_too_much)
-    assert not any(name.startswith(f"{host}-") for name in switch.daemons_with_grants())
+    assert not any(name.startswith(f"{host}-") for name in switch.arbiter.daemons())

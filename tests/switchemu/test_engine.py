@@ -9,13 +9,14 @@ from typing import Any, cast
 
 import pytest
 import uvloop
+from flowslot_switch.engine import SPACING_S, Engine
 from switchproc import topology
 
 from flowslot.arbiter import Arbiter
 from flowslot.policy.stagger import StaggerAllocator
 from flowslot.protocol.messages import Demand, FromDaemon, Grant, Hello, Opening
+from flowslot_switch.caller import Caller
 from flowslot_switch.config import Overrides, load
-from flowslot_switch.engine import SPACING_S, Engine
 from flowslot_switch.stream import Closing, Stream
 
 
@@ -143,8 +144,7 @@ def test_an_engine_that_is_closed_decides_nothing_any_more(run: Any) -> None:
 
 def test_a_stream_that_is_on_its_way_out_when_it_is_ended_leaves_no_traceback(run: Any) -> None:
     class Context:
-        def peer(self) -> str:
-            return "daemon"
+        caller = Caller("daemon", (), "daemon")
 
         async def read(self) -> None:
             await asyncio.Event().wait()

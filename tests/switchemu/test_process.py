@@ -131,7 +131,7 @@ def test_an_engine_that_cannot_be_had_leaves_the_last_good_one(
     file.write_text('name = "s1"')
     (tmp_path / "topology.toml").write_text(topology(7400))
     told: list[str] = []
-    monkeypatch.setattr(main, "notify", lambda *lines: told.append(lines[0]))
+    monkeypatch.setattr(main.Notifier, "_send", lambda _, *lines: told.append(lines[0]))
 
     async def reload() -> None:
         good = load(file, Overrides())

@@ -1,113 +1,107 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which calls count as rejected: those that the other side has spoilt, not those that it ended."""
+"""Which calls count as rejected: those that the caller has spoilt, not those that it ended; and
+what stock clients of gRPC are told."""
 
-import asyncio
-import sys
-from collections.abc import Awaitable, Callable
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import ExitStack
 
+import grpc
 import pytest
-from switchproc import topology
+from rawhttp2 import END_HEADERS, END_STREAM, RawClient, message
+from switchproc import Switch, until
 
 from flowslot_proto import methods
-from flowslot_rpc.server import Server
-from flowslot_rpc.status import CANCEL, Status
 from flowslot_switch import limits
-from flowslot_switch.config import Overrides, load
-from flowslot_switch.engine import Engine
-from flowslot_switch.service import SwitchService
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "rpc"))
-from ours import DEADLINE_S
-from rawhttp2 import RawClient, fields, raw_client
-
-CUT_OFF = b"\0\0\0\0\5cut"
+CUT_OFF = message(b"cut", announced=5)
 both_kinds = pytest.mark.parametrize("path", [methods.DESCRIBE, methods.NEGOTIATE])
 
 
-def rejected(folder: Path, work: Callable[[RawClient, Server], Awaitable[None]]) -> int:
-    """How many calls a service counts after `work` with a connection to it."""
-    (folder / "switch.toml").write_text('name = "s1"')
-    (folder / "topology.toml").write_text(topology(7400))
-
-    async def main() -> int:
-        service = SwitchService(Engine(load(folder / "switch.toml", Overrides()), pytest.fail))
-        server = Server(
-            service.handlers(),
-            max_message=limits.MAX_MESSAGE_BYTES,
-            max_calls=10,
-            on_rejected=service.rejected,
-        )
-        await server.listen("127.0.0.1:0")
-        async with asyncio.timeout(DEADLINE_S):
-            async with raw_client(server.port) as raw:
-                await work(raw, server)
-            while server._connections or server._calls:
-                await asyncio.sleep(0.01)
-        await server.stop(0.0)
-        service.close()
-        return service._rejected
-
-    return asyncio.run(main())
+def rejected(switch: Switch) -> int:
+    return switch.describe().counters.rejected
 
 
-@both_kinds
-@pytest.mark.parametrize(
-    ("said", "status"),
-    [
-        (b"\0" + (limits.MAX_MESSAGE_BYTES + 1).to_bytes(4), Status.RESOURCE_EXHAUSTED),
-        (b"\1\0\0\0\1x", Status.UNIMPLEMENTED),  # compressed
-        (CUT_OFF, Status.INTERNAL),
-    ],
-)
-def test_a_message_that_cannot_be_taken_is_counted(
-    tmp_path: Path, path: str, said: bytes, status: Status
+@pytest.fixture
+def raw(unhurried_switch: Switch) -> Iterator[RawClient]:
+    with RawClient(unhurried_switch.port) as client:
+        yield client
+
+
+def test_a_second_message_of_a_unary_call_is_counted(
+    unhurried_switch: Switch, raw: RawClient
 ) -> None:
-    async def work(raw: RawClient, server: Server) -> None:
-        call = raw.session.request(fields(path.encode()))
-        raw.session.send(call, said)
-        raw.session.end(call)
-        assert await raw.status() == status
-
-    assert rejected(tmp_path, work) == 1
+    before = rejected(unhurried_switch)
+    call = raw.begin(methods.DESCRIBE)
+    raw.send(call, 2 * message(b""), end=True)
+    raw.wait(call)
+    assert rejected(unhurried_switch) == before + 1
 
 
-def test_one_message_too_many_is_counted(tmp_path: Path) -> None:
-    async def work(raw: RawClient, server: Server) -> None:
-        call = raw.session.request(fields(methods.DESCRIBE.encode()))
-        raw.session.send(call, 2 * b"\0\0\0\0\0")
-        raw.session.end(call)
-        assert await raw.status() == Status.INVALID_ARGUMENT
-
-    assert rejected(tmp_path, work) == 1
+def test_a_method_that_is_not_there_is_counted(unhurried_switch: Switch) -> None:
+    before = rejected(unhurried_switch)
+    with unhurried_switch.channel() as channel, pytest.raises(grpc.RpcError) as error:
+        channel.unary_unary("/t.T/None")(b"", timeout=20)
+    assert error.value.code() == grpc.StatusCode.UNIMPLEMENTED
+    assert rejected(unhurried_switch) == before + 1
 
 
-def test_what_does_not_reach_a_method_is_counted(tmp_path: Path) -> None:
-    """There is none of that name; and then more calls than one address may have at once."""
+def test_one_caller_has_so_many_calls_at_once_and_the_next_is_counted(
+    unhurried_switch: Switch,
+) -> None:
+    before = rejected(unhurried_switch)
+    with ExitStack() as stack:
+        channel = stack.enter_context(unhurried_switch.channel())
+        for _ in range(limits.CALLS_PER_CALLER // limits.MAX_STREAMS):
+            client = stack.enter_context(RawClient(unhurried_switch.port))
+            for _ in range(limits.MAX_STREAMS):
+                client.begin(methods.NEGOTIATE)
 
-    async def work(raw: RawClient, server: Server) -> None:
-        raw.session.request(fields(b"/t.T/None"))
-        assert await raw.status() == Status.UNIMPLEMENTED
-        for _ in range(4):  # a quarter of 10 is 3
-            raw.session.request(fields(methods.NEGOTIATE.encode()))
-        assert await raw.status() == Status.RESOURCE_EXHAUSTED
+        def refused() -> bool:
+            try:
+                return bool(list(channel.stream_stream(methods.NEGOTIATE)(iter(()), timeout=20)))
+            except grpc.RpcError as error:
+                assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+                return True
 
-    assert rejected(tmp_path, work) == 2
+        until(refused, "all of one caller's calls are taken")
+        other = stack.enter_context(RawClient(unhurried_switch.port, "127.0.0.2"))
+        assert not other.answer(methods.DESCRIBE, message(b"")), "others have theirs"
+    until(lambda: rejected(unhurried_switch) > before, "counted")
 
 
 @both_kinds
 @pytest.mark.parametrize("cancels", [True, False])
-def test_a_call_that_is_cancelled_or_lost_is_not(tmp_path: Path, path: str, cancels: bool) -> None:
-    async def work(raw: RawClient, server: Server) -> None:
-        call = raw.session.request(fields(path.encode()))
-        raw.session.send(call, CUT_OFF)
-        raw.say()
-        while not server._calls:
-            await asyncio.sleep(0.01)
+def test_a_call_that_is_cancelled_or_lost_is_not(
+    unhurried_switch: Switch, path: str, cancels: bool
+) -> None:
+    before = rejected(unhurried_switch)
+    with RawClient(unhurried_switch.port) as raw:
+        call = raw.begin(path)
+        raw.send(call, CUT_OFF)
         if cancels:
-            raw.session.reset(call, CANCEL)
-            raw.say()
-            while server._calls:
-                await asyncio.sleep(0.01)
+            raw.reset(call)
+            raw.answer(methods.DESCRIBE, message(b""))
+    assert rejected(unhurried_switch) == before
 
-    assert rejected(tmp_path, work) == 0
+
+def test_compressed_messages_are_refused(unhurried_switch: Switch) -> None:
+    with unhurried_switch.channel() as channel, pytest.raises(grpc.RpcError) as error:
+        method = channel.unary_unary(methods.DESCRIBE)
+        method(b"\0" * 10_000, timeout=20, compression=grpc.Compression.Gzip)
+    assert error.value.code() == grpc.StatusCode.UNIMPLEMENTED
+
+
+@both_kinds
+def test_a_message_that_is_too_large_is_refused_before_it_is_there(
+    raw: RawClient, path: str
+) -> None:
+    call = raw.begin(path)
+    raw.send(call, message(b"x", announced=limits.MAX_MESSAGE_BYTES + 1))
+    raw.wait(call)
+    assert call in raw.ended
+
+
+def test_a_call_without_a_message_is_no_unary_call(raw: RawClient) -> None:
+    call = raw.begin(methods.DESCRIBE, END_HEADERS | END_STREAM)
+    raw.wait(call)
+    assert call in raw.ended

@@ -13,7 +13,7 @@ from flowslot.model.units import SECOND, Nanos
 from flowslot.policy.base import AllocationState, Bools, Floats, Ints, Rows
 from flowslot.protocol.messages import Demand
 
-ROW = np.dtype(  # times are absolute, ns; rules.pxd has the same columns in the same order
+ROW = np.dtype(  # times are absolute, ns; `make pxd` writes the C struct
     [
         ("session", np.int64),
         ("flow", np.uint64),

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-# Types of rules.py, for the compiler. Row: the columns of flows.ROW, in the same order; that they
-# are the same is checked by `table`. Its arrays are of length PENDING.
+# Types of rules.py, for the compiler. `make pxd` writes the structs.
 cimport cython
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 
+# struct Row from flowslot.arbiter.flow_table:ROW
 cdef packed struct Row:
     int64_t session
     uint64_t flow
@@ -31,6 +31,7 @@ cdef packed struct Row:
     double passed_on
     int64_t pending_seq[4]
     double pending_rate[4]
+# end
 
 cdef Py_ssize_t _pending
 cdef int64_t _never, _together

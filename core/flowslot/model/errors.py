@@ -41,3 +41,11 @@ class ScheduleRefused(FlowslotError):
         self.reason = reason
         self.link = link
         super().__init__(reason)
+
+
+class SessionEnded(FlowslotError):
+    """A session is not honoured; its daemon must begin a new stream."""
+
+
+class LimitExceeded(FlowslotError):
+    """A peer asks for more than a limit allows."""

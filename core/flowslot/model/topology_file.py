@@ -26,6 +26,14 @@ def _ip(text: str) -> str:
         raise ValueError(problem) from None
 
 
+def split_endpoint(text: str) -> tuple[str, int]:
+    """ "host:port" as (host, port); an IPv6 address may stand in brackets."""
+    host, _, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    return host, int(port)
+
+
 def _endpoint(text: str) -> str:
     host, _, port = text.rpartition(":")
     if not (host and re.fullmatch("[0-9]{1,5}", port) and 0 < int(port) < 65536):

@@ -83,6 +83,8 @@ class View:
     load: Floats | None = None  # [L, K] load table, for policies that ask for feedback
     passed: float | None = None  # part of the slot that is over; None: as the policy finds it
     acked: Floats | None = None  # [F] bytes acknowledged so far; NaN: nobody counts them
+    grants: Floats | None = None  # [F] granted rates; NaN: no arbiter has a say
+    ceilings: Floats | None = None  # [F] granted ceilings
 
 
 class HostPolicy(Protocol):

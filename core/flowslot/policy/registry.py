@@ -32,7 +32,7 @@ class PolicyOptions:
 
 def beside_others(options: PolicyOptions) -> PolicyOptions:
     """For a switch process while others hold links of the same jobs. What it tops up takes effect
-    only as far as theirs agree, and is chased all the time: it is left to the kernel (ADR 24)."""
+    only as far as theirs agree, and is chased all the time: it is left to the kernel (ADR 2)."""
     return replace(options, partial=True, top_up=bool(options.top_up))
 
 

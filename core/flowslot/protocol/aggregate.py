@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a daemon negotiates for: all flows of a job on one path, as one reservation.
+"""What a daemon negotiates for: all flows of a job on one path, as one reservation (an aggregate,
+RFC 3175).
 
-What its flows do is for the daemon to find out; here is what an arbiter is told of it, and when.
+The daemon finds out what the flows do. What is reported of them to an arbiter, and when, is decided
+here.
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from flowslot.model.units import MILLISECOND, SECOND, Nanos
-from flowslot.protocol.grantbook import Granted
-from flowslot.protocol.messages import Demand
+from flowslot.protocol.grants import Granted
+from flowslot.protocol.host import Host
+from flowslot.protocol.messages import Demand, Done
 
 NEVER = 2**62
 """A time at which nothing is expected."""
@@ -21,12 +24,12 @@ message is sent anyway."""
 RELEARN_SHARE = 0.10
 """The same for the period and bytes that were announced for an idle aggregate."""
 SAME_PHASE_NS = 10 * MILLISECOND
-"""A phase that began later than the one that was told of by more than this is another one."""
+"""A phase that began later than the one that was reported by more than this is another one."""
 
 
 @dataclass(slots=True)
-class Told:
-    """What the arbiter was last told of an aggregate, and when."""
+class Reported:
+    """What the arbiter last heard of an aggregate, and when."""
 
     at: Nanos
     active: bool
@@ -54,7 +57,7 @@ class Aggregate:
     due: int = NEVER
     """When the first of its flows is expected to begin again."""
     period: int = 0
-    told: Told | None = None
+    reported: Reported | None = None
     rate: float = math.nan
     ceiling: float = math.nan
     share: float = 0.0
@@ -68,12 +71,12 @@ class Aggregate:
     a while: a rate would be reserved for nothing (MLCC, section III: followers give way)."""
 
     def demand(self, now: Nanos) -> Demand:
-        """The aggregate's state as an arbiter wants it; it counts as told."""
-        active, told = self.active, self.told
-        if told is not None and active and self._is_another_phase(told):
+        """The aggregate's state as an arbiter wants it; it counts as reported."""
+        active, reported = self.active, self.reported
+        if reported is not None and active and self._is_another_phase(reported):
             self.inc += 1
         stalled = self.stalled and not self.standing
-        self.told = Told(
+        self.reported = Reported(
             now, active, self.onset, self.remaining, self.period, self.expected, stalled
         )
         return Demand(
@@ -90,47 +93,88 @@ class Aggregate:
         )
 
     def has_news(self, now: Nanos, small: bool) -> bool:
-        """The arbiter cannot work out by itself what has changed since it was told; `small`
+        """The arbiter cannot work out by itself what has changed since it was reported; `small`
         changes may count."""
-        told = self.told
-        if told is None:
+        reported = self.reported
+        if reported is None:
             return True
-        resized = abs(self.expected - told.expected) > RELEARN_SHARE * self.expected
+        resized = abs(self.expected - reported.expected) > RELEARN_SHARE * self.expected
         if self.standing:
             return resized
-        if self.active != told.active:
+        if self.active != reported.active:
             return True
-        if self.stalled != told.stalled:
-            return small or told.stalled  # who can go on does not wait to say so
+        if self.stalled != reported.stalled:
+            return small or reported.stalled  # who can go on does not wait to say so
         if not self.active:
-            return resized or abs(self.period - told.period) > RELEARN_SHARE * self.period
+            return resized or abs(self.period - reported.period) > RELEARN_SHARE * self.period
         rate = self.rate if self.rate > 0 else 0.0
-        error = self._error(now, told, rate)
+        error = self._error(now, reported, rate)
         if self.most > rate:
-            error = max(error, self._error(now, told, self.most))
+            error = max(error, self._error(now, reported, self.most))
         tolerance = SMALL_SHARE if small else RESEND_SHARE
-        return self._is_another_phase(told) or error > tolerance * self.target
+        return self._is_another_phase(reported) or error > tolerance * self.target
 
     def take(self, grant: Granted) -> None:
         """What it may send from now on; NaN: nobody has a say."""
         self.granted = True
         if self.standing and not grant.standing:
-            self.told = None  # nothing was told for a while: tell everything
+            self.reported = None  # nothing was reported for a while: tell everything
         self.rate, self.ceiling, self.share = grant.rate, grant.ceiling, grant.share
         self.standing, self.most = grant.standing, grant.most
 
-    def _is_another_phase(self, told: Told) -> bool:
-        return not told.active or self.onset > told.onset + SAME_PHASE_NS
+    def _is_another_phase(self, reported: Reported) -> bool:
+        return not reported.active or self.onset > reported.onset + SAME_PHASE_NS
 
-    def _error(self, now: Nanos, told: Told, rate: float) -> float:
+    def _error(self, now: Nanos, reported: Reported, rate: float) -> float:
         """By how much an arbiter is wrong about what remains, which has granted `rate`."""
-        spent = rate * (now - told.at) / SECOND
-        return abs(self.remaining - max(told.remaining - spent, 0.0))
+        spent = rate * (now - reported.at) / SECOND
+        return abs(self.remaining - max(reported.remaining - spent, 0.0))
+
+
+def report(
+    now: Nanos,
+    host: Host,
+    aggregates: Mapping[int, Aggregate],
+    gone: Sequence[Done] = (),
+    *,
+    small: bool = False,
+    lent: Callable[[], Collection[int]] = tuple,
+) -> list[Granted]:
+    """Say what the arbiters do not know yet, with or without `small` news.
+
+    Gives back the grants of phases that are over, says which aggregates are `gone`, and reports the
+    others. A flow that waits gets what is given back a round trip earlier than if its arbiter had
+    to take it back. `lent`, asked for when it matters: aggregates whose rate another one uses, so
+    that it is not free yet.
+
+    Returns what was granted at once, all of which the aggregates have taken.
+    """
+    granted: list[Granted] = []
+    over = ended(aggregates.values())
+    if over:
+        used = lent()
+        granted += take(aggregates, host.give_back([a.id for a in over if a.id not in used]))
+    if gone:
+        granted += take(aggregates, host.done(now, gone))
+    news = [aggregate for aggregate in aggregates.values() if aggregate.has_news(now, small)]
+    if news:
+        demands = [aggregate.demand(now) for aggregate in news]
+        granted += take(aggregates, host.demand(now, demands))
+    return granted
+
+
+def take(aggregates: Mapping[int, Aggregate], grants: Sequence[Granted]) -> Sequence[Granted]:
+    """The aggregates may send at these rates from now on. Returns `grants`."""
+    for grant in grants:
+        aggregate = aggregates.get(grant.flow)
+        if aggregate is not None:
+            aggregate.take(grant)
+    return grants
 
 
 def ended(aggregates: Collection[Aggregate]) -> list[Aggregate]:
     """Those with grants to give back: of jobs whose last active flow here has ended since it was
-    told. A standing grant stays."""
+    reported. A standing grant stays."""
     busy = {aggregate.job for aggregate in aggregates if aggregate.active}
-    over = {b.job for b in aggregates if b.told and b.told.active and b.job not in busy}
+    over = {b.job for b in aggregates if b.reported and b.reported.active and b.job not in busy}
     return [b for b in aggregates if b.job in over and b.rate > 0 and not b.standing]

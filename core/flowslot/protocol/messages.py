@@ -41,8 +41,9 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """State of one flow: of what is scheduled as one, a socket or an aggregate of them that a
-    daemon shares its rate out among. `remaining` > 0: it has bytes to send; 0: it is idle but registered.
+    """State of one flow: of what is scheduled as one, a socket or an aggregate of them.
+
+    `remaining` > 0: it has bytes to send; 0: it is idle but registered.
 
     `cap`: most it can use (dependencies); inf = no bound. `wait_ns`: time since it became ready.
     `period_ns`: iteration time of its job, 0 = unknown. `next_in_ns`: when it is expected to

@@ -5,7 +5,6 @@ Each probe tries the real thing where that leaves no trace, and says in one sent
 about what is missing.
 """
 
-import importlib
 import os
 import platform
 import re
@@ -119,19 +118,6 @@ def libbpf() -> Finding:
     return Finding("libbpf", "ok", "libbpf.so.1")
 
 
-def nghttp2() -> Finding:
-    """HTTP/2, below the gRPC to switch processes."""
-    try:
-        importlib.import_module("flowslot_rpc.http2")
-    except ImportError as error:
-        advice = (
-            "Install libnghttp2-14, 1.57 or newer (of Debian 12: 1.52.0-1+deb12u1); without it "
-            "there is no negotiation with switch processes."
-        )
-        return Finding("nghttp2", "missing", str(error), advice)
-    return Finding("nghttp2", "ok", "libnghttp2.so.14")
-
-
 def program() -> Finding:
     """The compiled congestion control."""
     file = built(OBJECT)
@@ -230,7 +216,6 @@ PROBES: tuple[Callable[[], Finding], ...] = (
     capabilities,
     memlock,
     libbpf,
-    nghttp2,
     program,
     build_tools,
     struct_ops,

@@ -118,6 +118,8 @@ class FlowTable:
             cap=np.full(len(rows), math.inf),
             guaranteed=np.asarray(guaranteed, dtype=np.bool_)[path],
             acked=np.where(rows["kernel"], rows["counter"].astype(np.float64), np.nan),
+            grants=rows["rate"],
+            ceilings=rows["ceiling"],
         )
 
     def transfers(self, rates: Mapping[int, float]) -> list[LocalFlow]:

@@ -6,20 +6,23 @@ not at all, so an arbiter has nothing to tell apart in them. It grants the aggre
 its flows sends at which part of it changes with every acknowledgement, and nobody else need know.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, count
 
 import numpy as np
 
 from flowslot.model.units import MILLISECOND, Nanos
-from flowslot.protocol.aggregate import Aggregate, ended
-from flowslot.protocol.grantbook import Granted
-from flowslot.protocol.messages import Demand, Done
+from flowslot.protocol.aggregate import Aggregate, report, take
+from flowslot.protocol.grants import Granted
+from flowslot.protocol.host import Host
+from flowslot.protocol.messages import Done
 from flowslotd.flows.flow_info import FlowInfo
 from flowslotd.flows.flow_table import FlowTable
 from flowslotd.flows.rows import Rows, as_structs
 from flowslotd.negotiate import shares
 
+Lent = Callable[[Nanos], Rows]
+"""Rows of flows whose rate another one uses."""
 _Key = tuple[str, tuple[int, ...]]
 """Job and path."""
 NOBODY = Aggregate(0, "", (), 0)
@@ -33,7 +36,7 @@ class Aggregates:
         """`tops_up`: a flow may send, if there is room, although it is granted nothing. Only then
         may one that has nothing to send ask for nothing: its next bytes are seen by being sent."""
         self._table = table
-        self._tops_up = tops_up
+        self.tops_up = tops_up
         self._at: dict[_Key, int] = {}
         self._members = [NOBODY]
         """By the number that is in the column `aggregate`; 0 stays free."""
@@ -73,46 +76,35 @@ class Aggregates:
                 continue
             aggregate.active, aggregate.due, aggregate.period = bool(active), due, period
             aggregate.remaining, aggregate.target, aggregate.expected = sizes
-            aggregate.stalled = bool(active and stalled and self._tops_up)
+            aggregate.stalled = bool(active and stalled and self.tops_up)
             if active:
                 aggregate.onset = onset
 
-    def waiting(self) -> bool:
-        """The arbiter waits for news of an aggregate that it knows nothing of (any more)."""
-        return any(aggregate.told is None for aggregate in self._by_id.values())
-
-    def ended(self, lent: Callable[[], Rows]) -> list[int]:
-        """Aggregates with grants, of jobs whose last active flow here has ended since it was told.
+    def report(self, now: Nanos, host: Host, *, small: bool, lent: Lent) -> None:
+        """Look at the flows, and say what the arbiters do not know yet (see core's `report`).
 
         `lent`, rows, asked for when it matters: flows whose rate another one uses. Their aggregates
         are not free yet.
         """
-        over = ended(self._by_id.values())
-        if not over:
-            return []
-        used = {self._members[at] for at in self._table.rows["aggregate"][lent()].tolist()}
-        return [aggregate.id for aggregate in over if aggregate not in used]
-
-    def demands(self, now: Nanos, small: bool = False) -> list[Demand]:
-        """What the arbiter does not know yet, with or without `small` news; it counts as told."""
-        told = [aggregate for aggregate in self._by_id.values() if aggregate.has_news(now, small)]
-        return [aggregate.demand(now) for aggregate in told]
-
-    def take_gone(self) -> list[Done]:
-        """Aggregates that have lost their last flow since the last call."""
+        self.look(now)
         gone, self._gone = self._gone, []
-        return gone
+
+        def used() -> set[int]:
+            at: list[int] = self._table.rows["aggregate"][lent(now)].tolist()
+            return {self._members[i].id for i in at}
+
+        granted = report(now, host, self._by_id, gone, small=small, lent=used)
+        self._dirty |= bool(granted)
+
+    def waiting(self) -> bool:
+        """The arbiter waits for news of an aggregate that it knows nothing of (any more)."""
+        return any(aggregate.reported is None for aggregate in self._by_id.values())
 
     # -- what the arbiter gives
 
-    def grant(self, grants: Iterable[Granted]) -> None:
+    def grant(self, grants: Sequence[Granted]) -> None:
         """What aggregates may send; NaN: nobody has a say. `share_out` passes it on to flows."""
-        for grant in grants:
-            aggregate = self._by_id.get(grant.flow)
-            if aggregate is None:
-                continue
-            self._dirty = True
-            aggregate.take(grant)
+        self._dirty |= bool(take(self._by_id, grants))
 
     def share_out(self, now: Nanos) -> set[int]:
         """Give each flow its part; returns, by cookie, whose changes or was granted anew."""
@@ -123,9 +115,9 @@ class Aggregates:
         rate = np.array([b.rate for b in members])
         at_work = np.array([b.active and not b.standing for b in members], np.int64)
         weight, parts, before = np.empty(n), np.empty(n), rows["rate"].copy()
-        loops = as_structs(rows)
-        shares.weigh(now, loops, at_work, weight)
-        shares.split(loops, rate, weight, parts)
+        structs = as_structs(rows)
+        shares.weigh(now, structs, at_work, weight)
+        shares.split(structs, rate, weight, parts)
         changed = ~((parts == before) | (np.isnan(parts) & np.isnan(before)))
         rows["rate"] = parts
         if self._dirty:

@@ -3,6 +3,7 @@
 
 from collections.abc import Sequence
 
+import grpc
 import numpy as np
 from google.protobuf.message import Message
 
@@ -16,8 +17,7 @@ from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto import methods
 from flowslot_proto.checks import M, parse
 from flowslot_proto.convert import read_feedback
-from flowslot_rpc.client import Channel
-from flowslot_rpc.status import RpcError, Status
+from flowslotd.negotiate.channel import Channel, RpcFailed
 from flowslotd.negotiate.load_tables import NoAnswer
 
 
@@ -68,7 +68,7 @@ class GrpcRemote:
 
     async def close(self) -> None:
         """See Remote."""
-        self._channel.close()
+        await self._channel.close()
         self.connected = False
 
     async def _call(self, path: str, request: Message, kind: type[M], timeout_s: float) -> M:
@@ -77,8 +77,8 @@ class GrpcRemote:
             return parse(kind, raw)
         except ProtocolError as error:
             raise NoAnswer(f"answered something else: {error}") from None
-        except RpcError as error:
+        except RpcFailed as error:
             # Late is not gone, as long as there is a connection.
-            late = error.status == Status.DEADLINE_EXCEEDED and self._channel.connected
+            late = error.code is grpc.StatusCode.DEADLINE_EXCEEDED and self._channel.connected
             self.connected = self.connected and late
             raise NoAnswer(str(error)) from None

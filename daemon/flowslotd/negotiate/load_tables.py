@@ -10,18 +10,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from flowslot.model.topology import Topology
 from flowslot.model.units import SECOND, Nanos
-from flowslot.policy.mlcc import Update
+from flowslot.policy.mlcc import Dependency, Update
 from flowslot.policy.mlcc.planner import Feedback, Reserving
 from flowslotd.clock import monotonic
-from flowslotd.config import Config
 from flowslotd.metrics import Durations
-from flowslotd.negotiate.domain import switches_of
 
 ROUND_PART = 0.8
 """Of a slot: a round that takes longer gives up what it has not sent yet."""
@@ -89,6 +86,7 @@ class FeedbackClient:
         remotes: Sequence[Remote],
         slot_ns: Nanos,
         *,
+        dependencies: Callable[[Nanos], Mapping[int, Dependency]],
         on_planned: OnPlanned,
         on_bug: OnBug,
     ) -> None:
@@ -96,6 +94,7 @@ class FeedbackClient:
         self._policy = policy
         self._remotes = remotes
         self._slot_s = slot_ns / SECOND
+        self._dependencies = dependencies
         self._on_planned = on_planned
         self._on_bug = on_bug
         self._round_trip = Durations()
@@ -107,7 +106,10 @@ class FeedbackClient:
         self._failed: set[str] = set()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        policy.on_wanted = self._wake.set
+
+    def wake(self) -> None:
+        """A round is wanted."""
+        self._wake.set()
 
     async def start(self) -> None:
         """Begin."""
@@ -183,7 +185,7 @@ class FeedbackClient:
         feedback = [answer for answer in answers if answer is not None]
         fetched = monotonic()
         self._round_trip.add(fetched - began)
-        updates = self._policy.plan(fetched, feedback)
+        updates = self._policy.plan(fetched, feedback, self._dependencies)
         if updates is None:
             self.stats.late += 1
             self._answered(parts)
@@ -287,26 +289,3 @@ class FeedbackClient:
     @staticmethod
     def _now_s() -> float:
         return asyncio.get_running_loop().time()
-
-
-def open_feedback(
-    config: Config, policy: Reserving, *, on_planned: OnPlanned, on_bug: OnBug
-) -> FeedbackClient:
-    """To the switch processes whose links this host's flows may cross; connects when it starts."""
-    remotes: list[Remote] = []
-    if config.settings.use_switch:
-        for name in switches_of(config):
-            # Only now: a daemon without switch processes never loads gRPC.
-            from flowslotd.negotiate.feedback_grpc import GrpcRemote  # noqa: PLC0415
-
-            switch = config.topology.switches[name]
-            slot_ns = config.grid.slot_ns
-            remotes.append(GrpcRemote(config.topology, switch, config.instance, slot_ns))
-    return FeedbackClient(
-        policy, remotes, config.grid.slot_ns, on_planned=on_planned, on_bug=on_bug
-    )
-
-
-def held_by_switches(topology: Topology, use_switch: bool) -> list[bool]:
-    """By link: whether a switch process is to be asked about it."""
-    return [use_switch and link.switch is not None for link in topology.links]

@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable, Iterable
 
 from flowslot.model.errors import ProtocolError
+from flowslot.model.topology_file import split_endpoint
 from flowslot.model.units import SECOND
 from flowslot.policy.mlcc.peers import LocalFlow, Peers, letters
 from flowslot_proto.peers import read_peer, write_peer
-from flowslot_rpc.address import split
 from flowslotd.clock import monotonic
 from flowslotd.config import Config
 
@@ -41,7 +41,9 @@ class PeerEndpoint(asyncio.DatagramProtocol):
         self.last_error = ""
         self._host = config.settings.host
         self._endpoints = {
-            host.name: split(host.daemon) for host in config.topology.hosts.values() if host.daemon
+            host.name: split_endpoint(host.daemon)
+            for host in config.topology.hosts.values()
+            if host.daemon
         }
         self._peers = peers
         self._on_news = on_news

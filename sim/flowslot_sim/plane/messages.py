@@ -16,9 +16,10 @@ from flowslot.model.slot import DEFAULT_SLOT
 from flowslot.model.units import Nanos
 from flowslot.policy.base import Allocator
 from flowslot.policy.registry import PolicyOptions, beside_others
-from flowslot.protocol.grantbook import Granted
-from flowslot.protocol.negotiator import Negotiator
-from flowslot.protocol.ownlinks import OwnLinks
+from flowslot.protocol.grants import Granted
+from flowslot.protocol.host import Host
+from flowslot.protocol.loopback import Loopback
+from flowslot.protocol.session import Session
 from flowslot_sim.events import Event
 from flowslot_sim.observed import Observer
 from flowslot_sim.plane.daemon import DaemonNode
@@ -162,7 +163,8 @@ class Messages:
     def counts(self) -> list[int]:
         """Granted, refused, pre-empted and expired, of all arbiters (of daemons: in this life)."""
         switches = [switch.counts() for switch in self.switches.values()]
-        own = [[d.raised, 0, d.lowered, 0] for d in self.daemons.values()]
+        counts = [daemon.host.own_counts for daemon in self.daemons.values()]
+        own = [[c.granted, c.refused, c.preempted, 0] for c in counts]
         return [sum(each) for each in zip(*switches, *own, strict=True)]
 
     def messages(self) -> int:
@@ -179,35 +181,35 @@ class Messages:
     def _daemon(self, host: str) -> DaemonNode:
         self._names += 1
         crossed = {link for b in self._mine[host] for link in self.observer.bunches[b].links}
-        pairs = []
-        for switch in self.switches.values():
-            if crossed.isdisjoint(switch.links):
-                continue
+        switches = [s for s in self.switches.values() if not crossed.isdisjoint(s.links)]
+        sessions = []
+        for switch in switches:
             self._session += 1 << 20
-            negotiator = Negotiator(
-                f"{host}-{self._names}",
-                switch.links,
-                slot_ns=self._plant.slot_ns,
-                lease_ns=self._config.lease_ns,
-                first_session=self._session,
+            sessions.append(
+                Session(
+                    f"{host}-{self._names}",
+                    switch.links,
+                    switch.names,
+                    slot_ns=self._plant.slot_ns,
+                    lease_ns=self._config.lease_ns,
+                    first_session=self._session,
+                )
             )
-            pairs.append((negotiator, switch))
         return DaemonNode(
             events=self._sim.events,
             clock=self._clock(),
             observer=self.observer,
             mine=self._mine[host],
             kernel=self.kernel,
-            switches=pairs,
-            make_own=lambda now: self._own(host, now),
+            host=Host(sessions, lambda now: self._own(host, now), self._plant.slot_ns),
+            switches=switches,
             open_stream=self._stream,
             random=self._random,
-            slot_ns=self._plant.slot_ns,
         )
 
-    def _own(self, host: str, now: Nanos) -> OwnLinks:
+    def _own(self, host: str, now: Nanos) -> Loopback:
         world = self._sim.world
-        return OwnLinks(
+        return Loopback(
             now,
             world.egress(host),
             world.capacity,

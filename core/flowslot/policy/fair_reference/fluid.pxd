@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-# Types of fluid.py, for the compiler. Job and Group: the fields of JOB and GROUP, in the same
-# order; that they are the same is checked when arrays of them are made.
+# Types of fluid.py, for the compiler. `make pxd` writes the structs.
 cimport cython
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
+# struct Job from flowslot.policy.fair_reference.fluid:JOB
 cdef packed struct Job:
     uint8_t runs
     int64_t lead
@@ -13,13 +13,16 @@ cdef packed struct Job:
     double compute
     uint8_t active
     double ended_at
+# end
 
+# struct Group from flowslot.policy.fair_reference.fluid:GROUP
 cdef packed struct Group:
     int64_t job
     double bytes
     double weight
     double left
     double speed
+# end
 
 cdef double _inf, _second, _rounding, _pause, _pause_ns, _least_ns, _smoothing
 cdef int _most_work

@@ -67,13 +67,10 @@ class Reserving:
     ) -> None:
         """`held`: by link, whether a switch process holds it. Of the others, the planner may give
         `target` of their goodput to this host's flows, whatever other hosts do."""
-        self.on_wanted: Callable[[], None] = lambda: None
-        """Called by `decide` when a round is due."""
-        self.dependencies: Callable[[Nanos], Mapping[int, Dependency]] = lambda now: {}
-        """Asked for when there is something to plan."""
         self.stalls: list[Stall] = []
         """What the detector has found since somebody emptied this."""
         self.wanted = False
+        """A round is due."""
         self._planner = planner
         self._held: Bools = np.array(held, dtype=np.bool_)
         self._slot_ns = slot_ns
@@ -92,10 +89,8 @@ class Reserving:
         self._pace: Pace | None = None
         self._planned: Pace | None = None
 
-    def decide(
-        self, now: Nanos, view: View, grants: Floats, ceilings: Floats
-    ) -> Sequence[Decision]:
-        """See HostPolicy: what is in force at present. Calls `on_wanted` when that may change."""
+    def rates(self, now: Nanos, view: View) -> Pace | None:
+        """What is in force at present; None: no flow is paced. A round may be `wanted` by then."""
         begins = self._view is None or view.slot != self._view.slot
         self._view = view
         if begins:
@@ -104,27 +99,23 @@ class Reserving:
         flows = dict(zip(view.flow.tolist(), view.remaining.tolist(), strict=True))
         if begins or (self._planner.replans and _differ(self._flows, flows)):
             self.wanted = True
-            self.on_wanted()
         self._flows = flows
         return self._in_force(now, view)
 
     def ask(self) -> None:
         """What this host's flows depend on has changed: a round is due if the planner minds."""
-        if self._planner.replans and self._view is not None:
-            self.wanted = True
-            self.on_wanted()
+        self.wanted |= self._planner.replans and self._view is not None
 
     def in_force(self, now: Nanos) -> tuple[Mapping[int, float], float]:
         """Rate of each flow, payload bytes/s, and for how many seconds more: till the slot ends."""
         if self._view is None:
             return {}, 0.0
         left_s = max(self._began + self._slot_ns - now, 0) / SECOND
-        rates: dict[int, float] = {}
-        for pace in self._in_force(now, self._view):
-            assert isinstance(pace, Pace), "planners pace"
-            at = pace.schedule.at(self._view.slot).tolist()
-            rates.update(zip(pace.flows.tolist(), at, strict=True))
-        return rates, left_s
+        pace = self._in_force(now, self._view)
+        if pace is None:
+            return {}, left_s
+        at = pace.schedule.at(self._view.slot).tolist()
+        return dict(zip(pace.flows.tolist(), at, strict=True)), left_s
 
     def links(self) -> tuple[int, ...]:
         """What the next round needs to know: links on the paths of this host's flows that a switch
@@ -142,8 +133,15 @@ class Reserving:
         which has been planned (or left): counts where its answer was of use."""
         self._heard[[link for link in links if self._known[link]]] = now
 
-    def plan(self, now: Nanos, feedback: Sequence[Feedback]) -> tuple[Update, ...] | None:
+    def plan(
+        self,
+        now: Nanos,
+        feedback: Sequence[Feedback],
+        dependencies: Callable[[Nanos], Mapping[int, Dependency]] = lambda now: {},
+    ) -> tuple[Update, ...] | None:
         """Updates to be sent, in this order; `settle` has to follow. None: nothing is decided.
+
+        `dependencies`, of this host's flows, are asked for when there is something to plan.
 
         Flows of links without feedback are left out, and so let go, once their switch process has
         been silent for PATIENCE_SLOTS. Before that, what was decided last goes on for all.
@@ -163,7 +161,7 @@ class Reserving:
         for observed in self._observed:
             self._planner.observe(observed)
         self._observed = []
-        self._planner.dependencies = self.dependencies(now)
+        self._planner.dependencies = dependencies(now)
         nothing = np.full(len(view.flow), np.nan)
         self._planned = _only(self._planner.decide(now, view, nothing, nothing))
         self._pace = _lower(self._pace, self._planned, view.slot)
@@ -193,10 +191,10 @@ class Reserving:
             # Planned against only when load tables come again; who waits long needs the last few.
             self._observed = [*self._observed[-3:], Observed(slot, sent)]
 
-    def _in_force(self, now: Nanos, view: View) -> Sequence[Decision]:
+    def _in_force(self, now: Nanos, view: View) -> Pace | None:
         pace = self._pace
         if pace is None:
-            return []
+            return None
         heard = view.flow[_on(view, ~self._held | self._is_fresh(now))]
         keep = np.isin(pace.flows, heard)
         rates = pace.schedule.rates[keep]
@@ -204,7 +202,7 @@ class Reserving:
         # Who may top up how far was worked out for the first slot only.
         ahead = view.slot > schedule.base_slot
         tops = schedule.at(view.slot) if ahead else pace.ceilings[keep]
-        return [Pace(pace.flows[keep], schedule, tops, pace.guaranteed[keep])]
+        return Pace(pace.flows[keep], schedule, tops, pace.guaranteed[keep])
 
     def _is_fresh(self, now: Nanos) -> Bools:
         """By link, of those that are held."""

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-# Types of gang_rates.py, for the compiler. Flow and Job: the fields of FLOW and JOB, in the same order;
-# that they are the same is checked when arrays of them are made.
+# Types of gang_rates.py, for the compiler. `make pxd` writes the structs.
 cimport cython
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
 from flowslot.policy.filling cimport crosses, link_sum, max_min
 
+# struct Flow from flowslot.policy.stagger.gang_rates:FLOW
 cdef packed struct Flow:
     int64_t job
     double remaining
@@ -22,7 +22,9 @@ cdef packed struct Flow:
     double volume
     double rate
     double short
+# end
 
+# struct Job from flowslot.policy.stagger.gang_rates:JOB
 cdef packed struct Job:
     uint8_t present
     uint8_t fresh
@@ -31,6 +33,7 @@ cdef packed struct Job:
     double wait
     double period
     double due
+# end
 
 cdef double _keep_ratio, _keep_slack, _soon, _late, _overdue, _worthwhile, _full, _rounding, _inf
 cdef int64_t _out, _active, _idle, _kept, _coming

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The grants of a session, and the lease under which they hold."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from flowslot.model.units import Nanos
+from flowslot.protocol.messages import Ack, Done, Grant, Held, Hello
+
+_MAX_PENDING = 64  # heartbeats remembered while their echo is awaited
+_MAX_DROPPED = 4096  # flows remembered after their end, against grants still on their way
+
+
+class Granted(NamedTuple):
+    """What a flow may send: payload bytes/s; `standing` and `share` as in Grant.
+
+    `most`: where several arbiters grant it, what the one that grants most believes that the flow
+    sends at; 0 = they all know.
+    """
+
+    flow: int
+    rate: float
+    ceiling: float
+    standing: bool = False
+    share: float = 0.0
+    most: float = 0.0
+
+
+def nothing_said(flow: int) -> Granted:
+    """No arbiter has a say about this flow (yet)."""
+    return Granted(flow, math.nan, math.nan)
+
+
+@dataclass(slots=True)
+class Counts:
+    """What negotiation has brought, as the daemon saw it."""
+
+    granted: int = 0
+    """Raises."""
+    refused: int = 0
+    preempted: int = 0
+    """Lowers."""
+    expired: int = 0
+    """Leases that were lost."""
+    error: str = ""
+    """Why flows were refused last, in words."""
+
+    def take(self, raised: int, lowered: int, refused: Sequence[str]) -> None:
+        """Take what a message has brought into account."""
+        self.granted += raised
+        self.preempted += lowered
+        self.refused += len(refused)
+        if refused:
+            self.error = refused[-1]
+
+
+@dataclass(slots=True)
+class _Entry:
+    inc: int
+    seq: int
+    rate: float
+    ceiling: float
+    standing: bool = False
+    share: float = 0.0
+    given_back: bool = False
+
+
+class Grants:
+    """Grants of one daemon from one arbiter. Once the lease has ended, all are void, and nothing is
+    accepted until the next `connect`."""
+
+    def __init__(self, daemon: str, lease_ns: Nanos) -> None:
+        self.session: int | None = None
+        """Of the present stream. None: `connect` is needed."""
+        self.lease_end: Nanos | None = None
+        """Until when the grants may be enforced. None: no lease, and no grants."""
+        self._daemon = daemon
+        self._lease_ns = lease_ns
+        self._entries: dict[int, _Entry] = {}
+        self._dropped: dict[int, int] = {}
+        self._hello_at = Nanos(0)
+        self._sent: dict[int, Nanos] = {}
+
+    def connect(self, now: Nanos, session: int) -> Hello:
+        """A new stream begins. Grants still under lease are kept, and listed in its Hello."""
+        self.expired(now)
+        self.session = session
+        self._dropped.clear()
+        self._sent.clear()
+        self._hello_at = now
+        if self.lease_end is None:
+            # Nothing is held: a grant made in this session is what the lease is for.
+            self.lease_end = Nanos(now + self._lease_ns)
+        for entry in self._entries.values():
+            # Hello says what is held, and all numbers before it are void.
+            entry.seq, entry.standing, entry.given_back = 0, False, False
+        held = tuple(Held(flow, e.inc, e.rate) for flow, e in self._entries.items())
+        return Hello(self._daemon, session, held)
+
+    def receive(
+        self, now: Nanos, session: int, grants: Iterable[Grant]
+    ) -> tuple[list[int], list[int], list[Ack]]:
+        """Take grants in. Returns flows lowered, flows otherwise changed, and acknowledgements.
+
+        Grants of another session, of a flow that was dropped, and repeated ones change nothing.
+        """
+        lowered: list[int] = []
+        raised: list[int] = []
+        acks: list[Ack] = []
+        if self.expired(now) or session != self.session or self.lease_end is None:
+            return lowered, raised, acks
+        # A grant proves that Hello arrived, which counts as the first heartbeat.
+        self.lease_end = Nanos(max(self.lease_end, self._hello_at + self._lease_ns))
+        for grant in grants:
+            entry = self._entries.get(grant.flow)
+            if entry is None:
+                if grant.inc <= self._dropped.get(grant.flow, -1):
+                    continue
+                entry = self._entries[grant.flow] = _Entry(grant.inc, 0, 0.0, 0.0)
+            if grant.seq <= entry.seq:
+                continue
+            before = (entry.rate, entry.ceiling, entry.standing)
+            self._replace(entry, grant)
+            if entry.rate < before[0]:
+                lowered.append(grant.flow)
+            elif before != (entry.rate, entry.ceiling, entry.standing):
+                raised.append(grant.flow)
+            if grant.must_ack:
+                acks.append(Ack(grant.flow, grant.inc, grant.seq))
+        return lowered, raised, acks
+
+    @staticmethod
+    def _replace(entry: _Entry, grant: Grant) -> None:
+        entry.inc, entry.seq = max(entry.inc, grant.inc), grant.seq
+        entry.rate = grant.rate if 0.0 <= grant.rate < math.inf else 0.0
+        entry.ceiling, entry.standing = grant.ceiling, grant.standing
+        entry.share = grant.share if 0.0 <= grant.share < math.inf else 0.0
+        entry.given_back = False
+
+    def sent_heartbeat(self, now: Nanos, n: int) -> None:
+        """Heartbeat `n` is being sent; numbers are never used twice in the daemon's life."""
+        self._sent[n] = now
+        if len(self._sent) > _MAX_PENDING:
+            del self._sent[next(iter(self._sent))]
+
+    def echoed(self, now: Nanos, n: int) -> None:
+        """The echo of heartbeat `n` came: the lease runs from when it was sent (rule 9)."""
+        if self.expired(now) or n not in self._sent or self.lease_end is None:
+            return
+        sent = self._sent[n]
+        self._sent = {m: at for m, at in self._sent.items() if at > sent}
+        self.lease_end = Nanos(max(self.lease_end, sent + self._lease_ns))
+
+    def cut(self, end: Nanos) -> None:
+        """The stream has ended: unless another one renews it, the lease ends at `end` already."""
+        if self.lease_end is not None:
+            self.lease_end = min(self.lease_end, end)
+
+    def expired(self, now: Nanos) -> bool:
+        """No grant may be enforced: the lease has ended, or there never was a stream.
+
+        True until the next `connect`; all grants are forgotten at once.
+        """
+        if self.lease_end is not None and now >= self.lease_end:
+            self.session = self.lease_end = None
+            for forgotten in (self._entries, self._dropped, self._sent):
+                forgotten.clear()
+        return self.lease_end is None
+
+    def of(self, flow: int) -> Granted:
+        """What a flow may send; nothing when it has no grant."""
+        e = self._entries.get(flow)
+        if e is None:
+            return Granted(flow, 0.0, 0.0)
+        return Granted(flow, e.rate, e.ceiling, e.standing, e.share)
+
+    def give_back(self, flow: int) -> bool:
+        """Stop using a flow's grant. False: it has none that the arbiter knows by its number."""
+        entry = self._entries.get(flow)
+        if entry is None or not entry.seq or entry.rate <= 0.0:
+            return False
+        entry.rate, entry.given_back = 0.0, True
+        return True
+
+    def given_back(self, flow: int) -> int:
+        """Number of the grant that was given back, if no other has come since; else 0."""
+        entry = self._entries.get(flow)
+        return entry.seq if entry is not None and entry.given_back else 0
+
+    def __contains__(self, flow: int) -> bool:
+        return flow in self._entries
+
+    def drop(self, flow: int, inc: int) -> Done:
+        """The flow has ended, in incarnation `inc`: forget its grant, and return what to send.
+
+        A later flow of the same identifier must start with a higher incarnation.
+        """
+        entry = self._entries.pop(flow, None)
+        inc = max(inc, entry.inc) if entry else inc
+        self._dropped.pop(flow, None)
+        self._dropped[flow] = inc
+        if len(self._dropped) > _MAX_DROPPED:
+            del self._dropped[next(iter(self._dropped))]
+        return Done(flow, inc)

@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rates by grants of arbiters: core's Host, its streams to switch processes, and its timer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from flowslot.decision import Pace
+from flowslot.model.units import MILLISECOND, Nanos
+from flowslot.policy.base import Floats, HostPolicy, View
+from flowslot.protocol.host import Changes, Host
+from flowslot.protocol.messages import FromArbiter, FromDaemon, Opening
+from flowslotd.clock import monotonic, wall
+from flowslotd.flows.flow_info import FlowInfo
+from flowslotd.metrics import Durations, Summary
+from flowslotd.negotiate.aggregates import Aggregates, Lent
+from flowslotd.negotiate.source import NO_RESERVATIONS, RateSource, only
+
+OnRates = Callable[[Nanos], None]
+
+
+class Client(Protocol):
+    """Opens streams to a switch process, one after the other, see switch_client."""
+
+    switch: str
+    address: str
+    links: tuple[int, ...]
+    names: tuple[str, ...]
+    connected: bool
+    line: Line
+
+    def dial(self) -> None:
+        """Open a stream."""
+        ...
+
+    def wake(self) -> None:
+        """There may be something to write."""
+        ...
+
+    def lose(self) -> None:
+        """The lease has ended: end the stream."""
+        ...
+
+    async def close(self) -> None:
+        """End it for good."""
+        ...
+
+    def describe(self) -> dict[str, object]:
+        """For `flowslot status`."""
+        ...
+
+    async def load_table(self) -> tuple[tuple[int, ...], Floats] | None:
+        """Reserved rates of its links, float64[links, K]; None when there is no answer."""
+        ...
+
+
+_log = logging.getLogger(__name__)
+
+
+class ArbiterRates(RateSource):
+    """What `host` is granted. Its `sessions[k]` speaks through `clients[k]`."""
+
+    reports = True
+
+    def __init__(
+        self,
+        host: Host,
+        aggregates: Aggregates,
+        policy: HostPolicy,
+        clients: Sequence[Client],
+        *,
+        n_links: int,
+        on_rates: OnRates,
+        lent: Lent,
+    ) -> None:
+        """`on_rates`: arbiters have changed their minds; what `due` and `rates` say has to be in
+        force when it returns. `lent`: rows of flows whose rate another one uses."""
+        self.host = host
+        self._aggregates = aggregates
+        self._policy = policy
+        self._clients = clients
+        self._n_links = n_links
+        self._on_rates = on_rates
+        self._lent = lent
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_at: Nanos | None = None
+        self._messages_in = self._messages_out = 0
+        self._error = ""
+        self._negotiation, self._round_trip = Durations(), Durations()
+        self._closing = False
+        for k, client in enumerate(clients):
+            client.line = Line(self, k)
+
+    # --- what the slot loop asks
+
+    def beat(self, now: Nanos) -> bool:
+        """See RateSource."""
+        return self.host.beat(now)
+
+    def follow(self, now: Nanos, new: Sequence[FlowInfo], gone: Sequence[FlowInfo]) -> None:
+        """See RateSource."""
+        self._aggregates.follow(now, new, gone)
+
+    def negotiate(self, now: Nanos, slot: int, *, moved: bool, small: bool) -> None:
+        """See RateSource."""
+        self._aggregates.report(now, self.host, small=small, lent=self._lent)
+        self._speak(now)
+
+    @property
+    def tops_up(self) -> bool:
+        """See RateSource."""
+        return self._aggregates.tops_up
+
+    @tops_up.setter
+    def tops_up(self, value: bool) -> None:
+        self._aggregates.tops_up = value
+
+    @property
+    def waiting(self) -> bool:
+        """See RateSource."""
+        return self._aggregates.waiting()
+
+    def due(self, now: Nanos) -> set[int] | None:
+        """See RateSource."""
+        return self._aggregates.share_out(now)
+
+    def rates(self, now: Nanos, view: View) -> Pace | None:
+        """See RateSource."""
+        assert view.grants is not None and view.ceilings is not None
+        return only(self._policy.decide(now, view, view.grants, view.ceilings))
+
+    def covers(self, links: tuple[int, ...]) -> bool:
+        """See RateSource."""
+        return self.host.covers(links)
+
+    def deadline(self, now: Nanos) -> Nanos:
+        """See RateSource."""
+        return self.host.deadline(now)
+
+    # --- streams and time
+
+    async def start(self) -> None:
+        """See RateSource."""
+        self.host.start(monotonic())
+        self._wake()
+
+    async def close(self) -> None:
+        """See RateSource."""
+        self._closing = True
+        if self._alarm is not None:
+            self._alarm.cancel()
+        for client in self._clients:
+            await client.close()
+
+    def take(self, now: Nanos, k: int, changes: Changes) -> None:
+        """First into force, then acknowledged."""
+        if self._closing:
+            return
+        self._note(k, changes)
+        self._aggregates.grant(changes.grants)
+        if changes.grants or changes.lost:
+            self._on_rates(now)
+        self.host.enforced(k, changes)
+        self._speak(now)
+
+    def _note(self, k: int, changes: Changes) -> None:
+        news = changes.news
+        if news is not None:
+            self._messages_in += 1
+            if news.refused:
+                self._error = news.refused[-1]
+            if news.round_trip_ns is not None:
+                self._round_trip.add(news.round_trip_ns)
+            if news.waited_ns is not None:
+                self._negotiation.add(news.waited_ns)
+            if news.began:
+                _log.info("negotiating with switch process %s", self._clients[k].switch)
+        for lost in changes.lost if self.host.live else ():
+            name = self._clients[lost].switch
+            _log.warning("no switch process %s: its links are on their own", name)
+        if changes.lost and not self.host.live and self.host.flows():
+            _log.warning("no switch process: sharing out this host's own NICs")
+
+    def sent(self) -> None:
+        """A message was written."""
+        self._messages_out += 1
+
+    def failed(self, k: int, error: str) -> None:
+        """A stream has ended, or could not be opened."""
+        client = self._clients[k]
+        if error != self._error:
+            _log.warning("switch process %s at %s: %s", client.switch, client.address, error)
+        self._error = error
+
+    def _speak(self, now: Nanos) -> None:
+        """Something may have been said to the sessions: send it, and look again in time."""
+        for session, client in zip(self.host.sessions, self._clients, strict=True):
+            if session.has_news:
+                client.wake()
+        self.rearm(now)
+
+    def rearm(self, now: Nanos) -> None:
+        """Look again when the host says so."""
+        at = self.host.next_wakeup(now)
+        if at == self._alarm_at or self._closing:
+            return
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm, self._alarm_at = None, at
+        if at is not None:
+            # Timers of the loop may be early by almost a millisecond.
+            delay = max(at - now, 0) + MILLISECOND
+            self._alarm = asyncio.get_running_loop().call_later(delay / 1e9, self._wake)
+
+    def _wake(self) -> None:
+        """The time has come: a stream is to be opened, a heartbeat is overdue, a lease has ended,
+        or the own arbiter decides."""
+        self._alarm = self._alarm_at = None
+        now = monotonic()
+        try:
+            self.take(now, 0, self.host.wake(now))
+            for session, client in zip(self.host.sessions, self._clients, strict=True):
+                if session.lost:
+                    client.lose()
+                elif session.dial(now):
+                    client.dial()
+                else:
+                    client.wake()
+        finally:
+            self.rearm(now)
+
+    # --- for `flowslot status` and `links`
+
+    @property
+    def grpc_connections(self) -> int:  # type: ignore[override]
+        """Open connections to switch processes."""
+        return sum(client.connected for client in self._clients)
+
+    def describe(self) -> dict[str, dict[str, object] | None]:
+        """See RateSource. State: `switch`, `fallback` while no switch process is there, or `local`
+        where there is none to ask.
+
+        `switch`: those that are live, or all, by name; `switches`: each of several.
+        """
+        if not self._clients:
+            error = self.host.own_counts.error
+            local: dict[str, object] = {"state": "local", "switch": None, "error": error}
+            return {**super().describe(), "domain": local}
+        state = {
+            "messages_in": self._messages_in,
+            "messages_out": self._messages_out,
+            "round_trip": self._round_trip.summary(),
+            "error": self._error,
+            "state": "switch" if self.host.own is None else "fallback",
+        }
+        streams: list[dict[str, object]] = [
+            {**client.describe(), "session": session.session, "live": session.live}
+            for client, session in zip(self._clients, self.host.sessions, strict=True)
+        ]
+        if len(streams) == 1:
+            return {**super().describe(), "domain": {**streams[0], **state}}
+        live = [stream for stream in streams if stream["live"]] or streams
+        names = ", ".join(str(stream["switch"]) for stream in live)
+        return {
+            **super().describe(),
+            "domain": {"switch": names, "switches": streams, **state},
+        }
+
+    def why_unpaced(self) -> str:
+        """See RateSource."""
+        return "no grant"
+
+    def reservations(self) -> dict[str, int]:
+        """See RateSource."""
+        both = (self.host.counts, self.host.own_counts)
+        names = ("granted", "refused", "preempted", "expired")
+        return NO_RESERVATIONS | {name: sum(getattr(c, name) for c in both) for name in names}
+
+    def negotiation(self) -> Summary:
+        """See RateSource."""
+        return self._negotiation.summary()
+
+    def clock_offset_us(self) -> float | None:
+        """See RateSource. Of several, the one that is furthest off."""
+        offsets = [session.offset_us for session in self.host.sessions]
+        return max((x for x in offsets if x is not None), key=abs, default=None)
+
+    async def load_table(self, now: Nanos) -> Floats | None:
+        """See RateSource."""
+        own = self.host.own
+        if own is not None:
+            load = own.load_table(now)
+            tables = [(own.links, load)]
+        else:
+            answers = await asyncio.gather(*(client.load_table() for client in self._clients))
+            tables = [answer for answer in answers if answer is not None]
+        if not tables:
+            return None
+        horizon = min(load.shape[1] for _, load in tables)
+        whole = np.full((self._n_links, horizon), np.nan)
+        for links, load in tables:
+            whole[list(links)] = load[:, :horizon]
+        return whole
+
+
+class Line:
+    """The session that speaks through a stream."""
+
+    def __init__(self, owner: ArbiterRates, k: int) -> None:
+        self._owner, self._k = owner, k
+
+    def greet(self, now: Nanos) -> Opening:
+        """A stream is open: what its first message starts with."""
+        opening, changes = self._owner.host.connect(now, self._k)
+        self._owner.take(now, self._k, changes)
+        return opening
+
+    def take_message(self, now: Nanos) -> FromDaemon | None:
+        """What is to be written now."""
+        message = self._owner.host.take_message(now, self._k, wall())
+        if message is not None:
+            self._owner.sent()
+        self._owner.rearm(now)
+        return message
+
+    def received(self, now: Nanos, message: FromArbiter) -> None:
+        """A message has come."""
+        self._owner.take(now, self._k, self._owner.host.received(now, self._k, message))
+
+    def closed(self, now: Nanos, error: str) -> None:
+        """The stream has ended, or could not be opened."""
+        if error:
+            self._owner.failed(self._k, error)
+        jitter = random.uniform(0.75, 1.25)
+        self._owner.take(now, self._k, self._owner.host.closed(now, self._k, jitter))

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who calls: the host of a certificate, or, without TLS, an address."""
+
+import ipaddress
+from dataclasses import dataclass
+from typing import Any, Self
+from urllib.parse import unquote
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The other end of a connection.
+
+    `names`: the DNS names of its certificate; none: there is no TLS. `owner`: whom limits count
+    for, and to whom daemons' names belong: the first of those names, else the address. Of IPv6
+    the network of 64 bits counts: whoever has one address has them all.
+    """
+
+    peer: str
+    names: tuple[str, ...]
+    owner: str
+
+    @classmethod
+    def of(cls, context: Any) -> Self:
+        """The caller of a gRPC call."""
+        peer = unquote(context.peer())
+        names = tuple(name.decode() for name in context.auth_context().get("peer_dns", ()))
+        return cls(peer, names, names[0] if names else owner_of(address_of(peer)))
+
+    def __str__(self) -> str:
+        return f"{self.peer} ({self.names[0]})" if self.names else self.peer
+
+
+def address_of(peer: str) -> str:
+    """The address in what gRPC calls a peer ("ipv4:192.0.2.1:7400", "ipv6:[2001:db8::1]:7400")."""
+    return peer.partition(":")[2].rpartition(":")[0].strip("[]")
+
+
+def owner_of(address: str) -> str:
+    """Whom an address belongs to, as far as limits go."""
+    try:
+        ip = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:  # of a connection that has none
+        return address
+    if isinstance(ip, ipaddress.IPv6Address):
+        if ip.ipv4_mapped is None:
+            return str(ipaddress.ip_network((ip, 64), strict=False))
+        ip = ip.ipv4_mapped
+    return str(ip)

@@ -9,10 +9,11 @@ from flowslot.protocol.grantbook import Granted
 from flowslot.model.slot import SlotGrid
 from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.policy import registry
+from flowslotd.flows.counters import FlowCounters
 from flowslotd.flows.flow_table import FlowTable
 from flowslotd.observe.observer import Observer
 from flowslotd.pace.enforcer import Enforcer
-from flowslotd.pace.pacer import FlowCounters, PaceEntry, Pacer
+from flowslotd.pace.pacer import PaceEntry, Pacer
 from flowslotd.slotloop import SlotLoop
 
 SLOT = 60 * MILLISECOND

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import slots as plain
+from flowslot.protocol.grantbook import Granted
 from seen import at
 
 from flowslot.model.topology import Topology
 from flowslot.model.units import Nanos
-from flowslot.protocol.grantbook import Granted
 from flowslot.protocol.messages import Demand
 from flowslot_shm.layout import HEADER, Quiet
 from flowslotd.observe.observer import RARE_SLOTS

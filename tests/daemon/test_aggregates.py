@@ -5,13 +5,13 @@ import math
 
 import numpy as np
 import pytest
+from flowslot.protocol.grantbook import Granted
 from hypothesis import given
 from hypothesis import strategies as st
 from seen import MS, Seen, at
 from slots import start
 
 from flowslot.protocol.aggregate import NEVER
-from flowslot.protocol.grantbook import Granted
 from flowslotd.flows.rows import FREE, as_structs
 from flowslotd.negotiate import shares
 from flowslotd.negotiate.aggregates import Aggregates

@@ -2,11 +2,11 @@
 """The configuration file, and what a reload of it may change."""
 
 import pytest
+from flowslotd.negotiate.domain import switches_of
 
 from flowslot.model.errors import ConfigError
 from flowslotd import config
 from flowslotd.diagnose.preflight import changes
-from flowslotd.negotiate.domain import switches_of
 
 from .conftest import TOPOLOGY
 

@@ -3,10 +3,10 @@
 
 import numpy as np
 import pytest
+from flowslot.protocol.grantbook import Granted
 from seen import Seen
 from slots import Setup, slot_start, start
 
-from flowslot.protocol.grantbook import Granted
 from flowslot_shm.layout import SLOT, Role
 from flowslotd.flows.rows import FREE
 
@@ -99,7 +99,7 @@ def test_others_may_wait_for_what_goes_to_other_hosts_in_a_known_role_and_rank(s
     assert one.rate == 5e6
 
 
-def test_whoever_gets_a_row_inherits_nothing_from_who_had_it(topology, make_job):
+def test_a_flow_takes_over_nothing_from_the_one_that_had_its_row(topology, make_job):
     """The old flow is let go and given up, the new one is paced at a grant of its own."""
     setup = Setup(topology)
     setup.desk.answer = setup.loop.on_grants

@@ -8,9 +8,9 @@ from slots import start
 
 from flowslot.model.topology import parse_topology
 from flowslot_shm.layout import Quiet, Role, Transport
+from flowslotd.flows.counters import FlowCounters
 from flowslotd.negotiate.aggregates import Aggregates
 from flowslotd.observe.observer import Ended
-from flowslotd.pace.pacer import FlowCounters
 
 from .conftest import ELSEWHERE, TOPOLOGY
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flowslot.protocol.grantbook import Granted
 from seen import at
 from slots import MemoryPacer, Setup, slot_start, start
 from suppressed import MB, SLOT_MS, Room, granted, word
@@ -16,7 +17,6 @@ from flowslot.model.topology import Topology
 from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.policy import registry
 from flowslot.policy.registry import PolicyOptions
-from flowslot.protocol.grantbook import Granted
 from flowslot.protocol.messages import Demand
 from flowslotd.flows.flow_table import FlowTable
 from flowslotd.observe.observer import RARE_SLOTS, Observer

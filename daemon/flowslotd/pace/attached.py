@@ -16,9 +16,10 @@ from typing import TypeVar
 import numpy as np
 
 from flowslotd.clock import monotonic
+from flowslotd.flows.counters import FlowCounters
 from flowslotd.pace import guardian
 from flowslotd.pace.egress import Ways
-from flowslotd.pace.pacer import Entries, FlowCounters, KernelEvent, Pacer, PacingError, Where
+from flowslotd.pace.pacer import Entries, KernelEvent, Pacer, PacingError, Where
 from flowslotd.pace.undo import UndoTable
 from flowslotd.sockets import GONE
 

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flowslotd.flows.counters import FlowCounters
 from flowslotd.flows.rows import as_structs
 from flowslotd.pace import rate_table
 from flowslotd.pace.guard import Guard
@@ -30,7 +31,6 @@ from flowslotd.pace.layout import CTL, EVENT, SLOTS, STAT, EventKind
 from flowslotd.pace.libbpf import F_LINK, Map, Object, RingBuffer, built
 from flowslotd.pace.pacer import (
     Entries,
-    FlowCounters,
     KernelEvent,
     Kind,
     Pacer,

@@ -8,6 +8,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from flowslotd.flows.counters import FlowCounters
+
 UNPACED = 2**64 - 1
 """A pacing rate of the kernel: no limit."""
 
@@ -56,21 +58,6 @@ class KernelEvent:
     """Acknowledged bytes at that moment."""
     at_ns: int = 0
     """CLOCK_MONOTONIC."""
-
-
-@dataclass(frozen=True, slots=True)
-class FlowCounters:
-    """Counters of all live flows: arrays of one length, in the order of the cookies."""
-
-    cookie: NDArray[np.uint64]
-    acked: NDArray[np.int64]
-    """Acknowledged bytes, retransmissions counted once (SYN and FIN count one byte each); of UDP
-    flows, the bytes that were sent."""
-
-    @staticmethod
-    def none() -> "FlowCounters":
-        """Counters of no flow."""
-        return FlowCounters(np.zeros(0, np.uint64), np.zeros(0, np.int64))
 
 
 @dataclass(frozen=True, slots=True)

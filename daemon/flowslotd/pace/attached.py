@@ -19,9 +19,10 @@ from typing import TypeVar
 import numpy as np
 
 from flowslotd.clock import monotonic
+from flowslotd.flows.counters import FlowCounters
 from flowslotd.pace import guardian
 from flowslotd.pace.egress import Egress
-from flowslotd.pace.pacer import Entries, FlowCounters, KernelEvent, PacingError, Where
+from flowslotd.pace.pacer import Entries, KernelEvent, Pacer, PacingError, Where
 from flowslotd.pace.undo import UndoTable
 from flowslotd.sockets import GONE
 
@@ -137,13 +138,10 @@ class AttachedSockets:
             self._sockets[cookie].target = acked_target
 
 
-class AttachedPacer(ABC):
+class AttachedPacer(Pacer, ABC):
     """See `Pacer`. There are no kernel events and no top-up: `closed` and `drained` are noticed
     when counters are read. When the daemon dies, the kernel keeps what was set, and a guardian
     process undoes it (guardian.py)."""
-
-    lends = False
-    congestion_control = ""
 
     def __init__(self) -> None:
         self._sockets = AttachedSockets(self._gone, self._udp_sent)
@@ -244,16 +242,9 @@ class AttachedPacer(ABC):
     def _udp_sent(self) -> Mapping[int, int]:
         """Payload bytes of UDP flows, by cookie."""
 
-    def event_fd(self) -> int | None:
-        """None: counters have to be read."""
-        return None
-
     def events(self) -> list[KernelEvent]:
         """`closed` and `drained`, as noticed by `counters()` and `apply()`; no addresses."""
         return self._sockets.events()
-
-    def lend(self, lenders: Mapping[int, int]) -> None:  # noqa: B027  (for all of them)
-        """See `Pacer`. It has no effect: `lends` is False."""
 
     def watch(self, cookie: int, acked_target: int) -> None:
         """See `Pacer`; noticed by `counters()`."""

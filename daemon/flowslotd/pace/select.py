@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from flowslotd.pace.bpf import BpfPacer
 from flowslotd.pace.edt import EdtPacer
 from flowslotd.pace.htb import HtbPacer
-from flowslotd.pace.null import NullPacer
 from flowslotd.pace.pacer import Pacer, PacingError, Traits
 from flowslotd.pace.sockopt import SocketPacer
 
@@ -42,7 +41,7 @@ def make_pacer(
         "edt": lambda: EdtPacer(devices, sysctls),
         "htb": lambda: HtbPacer(devices),
         "socket": lambda: SocketPacer(sysctls),
-        "none": NullPacer,
+        "none": Pacer,
     }
     if backend not in BACKENDS:
         raise ValueError(f"pacing back end must be one of {', '.join(BACKENDS)}, got {backend!r}")

@@ -21,7 +21,7 @@ from flowslot.arbiter import Arbiter, ArbiterConfig
 from flowslot.model.units import MILLISECOND, Nanos, goodput
 from flowslot.policy import registry
 from flowslot.policy.base import AllocationState, View
-from flowslot.policy.fair_reference import VirtualFair
+from flowslot.policy.fair_reference import FairReference
 from flowslot.protocol.messages import Ack, Demand, Hello
 
 FLOWS, LINKS, JOBS = 100, 20, 10
@@ -150,7 +150,7 @@ LOOK_MS = 4.0
 
 
 def look(sends: Sends, rounds: int = 100) -> dict[str, float]:
-    """Time of one VirtualFair.look(), every LOOK_MS of the jobs' time."""
+    """Time of one FairReference.look(), every LOOK_MS of the jobs' time."""
     rng = np.random.default_rng(1)
     paths = np.array(
         [rng.choice(sends.links, sends.hops, replace=False) for _ in range(sends.flows)], np.int32
@@ -158,8 +158,8 @@ def look(sends: Sends, rounds: int = 100) -> dict[str, float]:
     job = np.sort(rng.integers(0, sends.jobs, sends.flows)).astype(np.int64)
     following = rng.uniform(*sends.size, sends.flows)
     phase = rng.uniform(0, sends.period_ms, sends.jobs)
-    endless, none = np.full(sends.flows, np.inf), np.zeros(sends.flows)
-    virtual = VirtualFair()
+    never, none = np.zeros(sends.flows, np.bool_), np.zeros(sends.flows)
+    virtual = FairReference()
     samples: list[int] = []
     for k in range(rounds):
         now = k * LOOK_MS
@@ -171,8 +171,10 @@ def look(sends: Sends, rounds: int = 100) -> dict[str, float]:
             job=job,
             job_names=[f"job{j}" for j in range(sends.jobs)],
             flow=np.arange(sends.flows, dtype=np.uint64),
+            aggregate=np.arange(sends.flows),
+            aggregates=list(range(sends.flows)),
             remaining=np.where(on, following, 0.0),
-            cap=endless,
+            stalled=never,
             wait_ns=np.where(on, 1e6, 0.0),
             period_ns=none,
             due_ns=none,

@@ -62,7 +62,7 @@ CASES = {
     "clocks 200 ppm apart": Case(replace(ONE, skew_ppm=200.0)),
     "a stream cut every second": Case(ONE, cut_s=1.0),
     "a switch that forgets every 5 s": Case(ONE, forget_s=5.0),
-    "changes at once": Case(replace(ONE, gather_ns=Nanos(0))),
+    "changes at once": Case(replace(ONE, coalesce_ns=Nanos(0))),
     "a switch process per rack": Case(ONE, per_rack=True),
     "a process per rack: with top-up": Case(ONE, PolicyOptions(top_up=True), per_rack=True),
     "no top-up by the arbiter": Case(ONE, PolicyOptions(top_up=False)),

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flowslot.policy.filling import max_min
+from flowslot.policy.fill import max_min
 
 COMPILED = not __file__.endswith(".py")
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, FiniteFloat
 
-from flowslot.arbiter import GATHER_NS, LEASE_SLOTS, ArbiterConfig
+from flowslot.arbiter import COALESCE_NS, LEASE_SLOTS, ArbiterConfig
 from flowslot.model.errors import ConfigError, why_unreadable
 from flowslot.model.settings import PathText, Settings, parse_toml
 from flowslot.model.topology import Link, parse_topology
@@ -71,7 +71,7 @@ class SwitchConfig:
             slot_ns=self.slot_ns,
             slot_origin_ns=slot_origin_ns,
             horizon=self.settings.horizon,
-            gather_ns=GATHER_NS,
+            coalesce_ns=COALESCE_NS,
         )
 
 

@@ -23,7 +23,7 @@ from flowslot.protocol.messages import Ack, Demand, Grant, Hello
 CAPACITY = np.array([100e6, 100e6, 60e6])
 PATHS = ((0,), (1,), (0, 1), (1, 2), (0, 2))
 CONFIG = ArbiterConfig()
-GATHERING = replace(CONFIG, gather_ns=Nanos(4 * MILLISECOND))
+GATHERING = replace(CONFIG, coalesce_ns=Nanos(4 * MILLISECOND))
 MAX_LEFT = 64  # commands kept for repetition
 
 

@@ -3,7 +3,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowslot.policy.fill import link_sum, max_min
+from flowslot.policy import fill
 
 LINKS = 5
 
@@ -25,13 +25,19 @@ def networks(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return paths, capacity, limit
 
 
+def max_min(paths: np.ndarray, capacity: np.ndarray, limit: np.ndarray) -> np.ndarray:
+    rate = np.zeros(len(limit))
+    fill.max_min(paths, capacity, limit, rate)
+    return rate
+
+
 @settings(deadline=None)
 @given(networks())
 def test_max_min(network: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
     """Feasible, and every flow is at its limit or has a full link on which nobody has more."""
     paths, capacity, limit = network
-    rate = max_min(paths, capacity, limit)
-    used = link_sum(paths, rate, LINKS)
+    rate, used = max_min(paths, capacity, limit), np.zeros(LINKS + 1)
+    fill.link_sum(paths, rate, used)
     assert np.all(used[:-1] <= capacity[:-1] * (1 + 1e-9) + 1e-9)
     assert np.all(rate <= limit)
     for f in range(len(rate)):
@@ -44,6 +50,20 @@ def test_max_min(network: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
                 and rate[f] >= rate[(paths == link).any(axis=1)].max() - 1e-6
             ]
             assert bottlenecks, (f, rate, used)
+
+
+@settings(deadline=None)
+@given(networks(), st.data())
+def test_a_flow_of_weight_n_has_what_n_flows_have(
+    network: tuple[np.ndarray, np.ndarray, np.ndarray], data: st.DataObject
+) -> None:
+    paths, capacity, limit = network
+    weight = np.array([data.draw(st.integers(1, 4)) for _ in limit])
+    rate = np.zeros(len(limit))
+    fill.weighted(paths, capacity, limit * weight, weight.astype(float), rate)
+    each = max_min(np.repeat(paths, weight, axis=0), capacity, np.repeat(limit, weight))
+    starts = np.cumsum(weight) - weight
+    np.testing.assert_allclose(rate, np.add.reduceat(each, starts), rtol=1e-6, atol=1e-6)
 
 
 def test_known_case() -> None:

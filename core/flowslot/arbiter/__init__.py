@@ -2,7 +2,7 @@
 """The arbiter of one contention domain: shares its links out among all daemons."""
 
 from flowslot.arbiter.arbiter import Arbiter
-from flowslot.arbiter.config import GATHER_NS, LEASE_SLOTS, ArbiterConfig
+from flowslot.arbiter.config import COALESCE_NS, LEASE_SLOTS, ArbiterConfig
 from flowslot.arbiter.sessions import SessionState
 
-__all__ = ["GATHER_NS", "LEASE_SLOTS", "Arbiter", "ArbiterConfig", "SessionState"]
+__all__ = ["COALESCE_NS", "LEASE_SLOTS", "Arbiter", "ArbiterConfig", "SessionState"]

@@ -6,14 +6,14 @@ never goes back. The rules are those of the negotiation protocol: lower first an
 capacity that no commitment holds (4 to 6), leases (9), recovery from amnesia (10).
 """
 
+import math
 from collections.abc import Hashable, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from flowslot.arbiter.config import ArbiterConfig
-from flowslot.arbiter.flow_table import FlowTable
-from flowslot.arbiter.issuer import Issuer
+from flowslot.arbiter.ledger import Ledger
 from flowslot.arbiter.sessions import Session, Sessions, SessionState
 from flowslot.arbiter.validate import check_hello, clamp_demand, refuse_demand
 from flowslot.model.errors import ScheduleRefused
@@ -46,15 +46,13 @@ class Arbiter:
         """Sessions whose lease ended."""
         self._allocator = allocator
         self._limit: Floats = config.target * goodput
-        self._goodput = np.append(goodput, np.inf)
         self._table = LoadTable(len(goodput), config.horizon, self._limit)
-        self._flows = FlowTable(len(goodput))
-        self._issuer = Issuer(self._flows, goodput, config)
+        self._flows = Ledger(goodput, config)
         self._sessions = Sessions(config)
         self._seq = 0
         self._recovered_at: Nanos | None = None if config.recovery else Nanos(0)
         self._next_change: Nanos | None = None
-        self._gathered_at: Nanos | None = None
+        self._coalesced_at: Nanos | None = None
         """When to make the changes that no flow is waiting for; None: there are none."""
         self._idle = False  # the last step settled everything, and nothing has been said since
 
@@ -78,13 +76,13 @@ class Arbiter:
         for held in hello.held:
             if held.flow in before:
                 before.discard(held.flow)
-                row = flows.rows[replaced or 0, held.flow]
-                flows.move(row, session.id)
+                slot = flows.slots[replaced or 0, held.flow]
+                flows.move(slot, session.id)
             else:
-                row = flows.add(session.id, held.flow, held.inc)
+                slot = flows.add(session.id, held.flow, held.inc)
             # The daemon drops whatever is still on its way in its older streams, so this is all
             # that it can be sending at.
-            flows.restate(now, row, held.inc, min(held.rate, most))
+            flows.restate(now, slot, held.inc, min(held.rate, most))
         session.flows = len(hello.held)
         for flow in sorted(before):
             flows.remove(replaced or 0, flow)
@@ -100,41 +98,38 @@ class Arbiter:
         accepted: dict[int, Demand] = {}
         for demand in demands:
             reason = refuse_demand(demand, self._flows.n_links, self.config)
-            row = None if reason else self._row_for(owner, demand)
-            if isinstance(row, int):
-                earlier = accepted.get(row)
+            slot = None if reason else self._slot_for(owner, demand)
+            if isinstance(slot, int):
+                earlier = accepted.get(slot)
                 if earlier is None or demand.inc >= earlier.inc:
-                    accepted[row] = clamp_demand(demand)
-            elif reason or row:
-                refusals.append(Refusal(demand.flow, demand.inc, reason or row or ""))
+                    accepted[slot] = clamp_demand(demand)
+            elif reason or slot:
+                refusals.append(Refusal(demand.flow, demand.inc, reason or slot or ""))
         if accepted:
             self._flows.report(now, list(accepted), list(accepted.values()))
-            for row, demand in accepted.items():
+            for slot, demand in accepted.items():
                 if demand.gave_back:
-                    self._flows.give_back(row, demand.gave_back)
+                    self._flows.give_back(slot, demand.gave_back)
         self.refused += len(refusals)
         return refusals
 
-    def _row_for(self, owner: Session, demand: Demand) -> int | str | None:
-        """Row of the flow, new if need be; why it is refused; or None: the demand is outdated."""
+    def _slot_for(self, owner: Session, demand: Demand) -> int | str | None:
+        """Slot of the flow, new if need be; why it is refused; or None: the demand is outdated."""
         flows = self._flows
-        row = flows.rows.get((owner.id, demand.flow))
-        if row is None:
+        slot = flows.slots.get((owner.id, demand.flow))
+        if slot is None:
             if demand.inc <= owner.ended.get(demand.flow, -1):
                 return None
             if owner.flows >= self.config.max_flows_per_session:
                 return f"the session already has {owner.flows} flows"
-            row = flows.add(owner.id, demand.flow, demand.inc)
+            slot = flows.add(owner.id, demand.flow, demand.inc)
             owner.flows += 1
-        elif demand.inc < flows.inc[row]:
+        elif demand.inc < flows.rows["inc"][slot]:
             return None
-        known = flows.path(row)
-        if not known:
-            flows.set_path(row, demand.links)
-        elif known != demand.links:
+        if flows.path(slot) not in {(), demand.links}:
             return "a flow's path cannot change; send Done, then a higher incarnation"
-        flows.set_job(row, demand.job)
-        return row
+        flows.place(slot, demand.job, demand.links)
+        return slot
 
     def done(self, now: Nanos, session: int, dones: Sequence[Done]) -> None:
         """Flows have ended: their commitments end with them."""
@@ -143,8 +138,8 @@ class Arbiter:
         if owner is None:
             return
         for done in dones:
-            row = self._flows.rows.get((session, done.flow))
-            if row is not None and done.inc >= self._flows.inc[row]:
+            slot = self._flows.slots.get((session, done.flow))
+            if slot is not None and done.inc >= self._flows.rows["inc"][slot]:
                 self._flows.remove(session, done.flow)
                 owner.flows -= 1
                 owner.end(done.flow, done.inc)
@@ -156,9 +151,9 @@ class Arbiter:
             return
         newest: dict[int, int] = {}
         for ack in acks:
-            row = self._flows.rows.get((session, ack.flow))
-            if row is not None:
-                newest[row] = max(ack.seq, newest.get(row, 0))
+            slot = self._flows.slots.get((session, ack.flow))
+            if slot is not None:
+                newest[slot] = max(ack.seq, newest.get(slot, 0))
         if newest:
             self._flows.acknowledge(now, newest)
 
@@ -211,23 +206,23 @@ class Arbiter:
         mute = self._mute()
         grants: dict[int, list[Grant]] = {}
         # In a burst every demand changes what all flows are to have, by a little.
-        at, gather = self._gathered_at, self.config.gather_ns
-        pressing = gather > 0 and (at is None or now < at)
+        at, coalesce = self._coalesced_at, self.config.coalesce_ns
+        pressing = coalesce > 0 and (at is None or now < at)
         lowered = self._lower(now, mute, limit if pressing else None, grants)
         if self.recovered(now):
             self._raise(mute, lowered, limit, pressing, grants)
         if not pressing:
-            self._gathered_at = None
+            self._coalesced_at = None
         elif at is None and flows.unsettled():
-            self._gathered_at = Nanos(now + gather)
-        self._idle = not grants and self._gathered_at is None and self._settled()
+            self._coalesced_at = Nanos(now + coalesce)
+        self._idle = not grants and self._coalesced_at is None and self._settled()
         return {session: grants[session] for session in sorted(grants)}
 
     def next_wakeup(self, now: Nanos) -> Nanos:
         """When to call `step` next, if nothing is received before."""
         slot = self.config.slot_ns
         times = [now + slot - (now - self.config.slot_origin_ns) % slot]
-        others = (self._next_change, self._gathered_at, self._recovered_at)
+        others = (self._next_change, self._coalesced_at, self._recovered_at)
         for other in (self._sessions.next_expiry(), *others):
             if other is not None and other > now:
                 times.append(other)
@@ -308,39 +303,34 @@ class Arbiter:
         """Set every flow's goal; `limit`: float64[L]."""
         # A goal that fits but for a rounding error would wait for room for ever.
         capacity = np.maximum(limit, 0.0) * (1 - 1e-8)
-        state = self._flows.state(now, capacity, self._goodput)
+        state = self._flows.state(now, capacity)
         target = self._allocator.allocate(state, now)
         self._next_change = self._allocator.next_change(state, now)
-        if self._flows.called_until:
-            until = Nanos(self._flows.called_until + 1)
+        if self._flows.anticipated_until:
+            until = Nanos(self._flows.anticipated_until + 1)
             self._next_change = min(until, self._next_change or until)
         standing = self._allocator.standing()
-        self._flows.standing[: self._flows.n] = False if standing is None else standing
-        target = self._flows.keep_unplaced(target, now - self.config.lease_ns)
-        self._issuer.settle(target, capacity)
+        self._flows.settle(target, standing, capacity, now - self.config.lease_ns)
 
     def _mute(self) -> Bools:
-        """Rows of sessions that cannot be talked to."""
+        """Flows of sessions that cannot be talked to, bool[n]."""
         closed = [session.id for session in self._sessions if session.closed]
         if not closed:
             return np.zeros(self._flows.n, np.bool_)
-        return np.isin(self._flows.session[: self._flows.n], closed)
+        return np.isin(self._flows.rows["session"], closed)
 
     def _lower(
         self, now: Nanos, mute: Bools, limit: Floats | None, grants: dict[int, list[Grant]]
     ) -> Rows:
         """`limit`: float64[L], make room there for those that wait; None: wherever it is due."""
         flows = self._flows
-        if limit is None:
-            short = np.ones(flows.n_links + 1, np.intp)
-        else:
-            short = self._issuer.short(mute, limit)
-        rows = flows.lower(now, mute, short, self._seq + 1)
-        if rows.size:
-            self._seq += len(rows)
-            self.preempted += int((flows.remaining[rows] > 0).sum())
-            self._write(rows, True, grants)
-        return rows
+        short = np.ones(flows.n_links + 1, np.intp) if limit is None else flows.short(mute, limit)
+        slots = flows.lower(now, mute, short, self._seq + 1)
+        if slots.size:
+            self._seq += len(slots)
+            self.preempted += int((flows.rows["remaining"][slots] > 0).sum())
+            self._write(slots, True, grants)
+        return slots
 
     def _raise(
         self,
@@ -350,31 +340,22 @@ class Arbiter:
         pressing: bool,
         grants: dict[int, list[Grant]],
     ) -> None:
-        flows = self._flows
-        gain = self._issuer.inherit(lowered)
-        free = limit - self.commitments()
-        if lowered.size:
-            free -= flows.on_links(gain)
-        raises = self._issuer.raises(mute, free, gain, pressing=pressing)
-        if not raises.rows.size:
-            return
-        self.granted += flows.set_grants(raises.rows, raises.rates, self._seq + 1)
-        self._seq += len(raises.rows)
-        self._write(raises.rows, False, grants)
+        gain = self._flows.borrow(lowered)
+        slots, rates = self._flows.raises(mute, limit, gain, pressing=pressing)
+        if slots.size:
+            self.granted += self._flows.set_grants(slots, rates, self._seq + 1)
+            self._seq += len(slots)
+            self._write(slots, False, grants)
 
-    def _write(self, rows: Rows, must_ack: bool, grants: dict[int, list[Grant]]) -> None:
-        flows = self._flows
-        flows.told_standing[rows] = flows.standing[rows]
-        for session, flow, inc, seq, rate, ceiling, standing, share in zip(
-            flows.session[rows].tolist(),
-            flows.flow[rows].tolist(),
-            flows.inc[rows].tolist(),
-            flows.seq[rows].tolist(),
-            flows.grant[rows].tolist(),
-            self._issuer.ceilings(rows).tolist(),
-            flows.standing[rows].tolist(),
-            self._issuer.shares(rows).tolist(),
+    def _write(self, slots: Rows, must_ack: bool, grants: dict[int, list[Grant]]) -> None:
+        rows = self._flows.rows
+        rows["reported_standing"][slots] = rows["standing"][slots]
+        columns = ("session", "flow", "inc", "seq", "grant", "tightest", "standing")
+        for session, flow, inc, seq, rate, tightest, standing, share in zip(
+            *(rows[column][slots].tolist() for column in columns),
+            self._flows.shares(slots).tolist(),
             strict=True,
         ):
-            grant = Grant(flow, inc, seq, rate, ceiling, must_ack, standing, share)
+            ceiling, part = (tightest, share) if tightest < math.inf else (0.0, 0.0)
+            grant = Grant(flow, inc, seq, rate, ceiling, must_ack, standing, part)
             grants.setdefault(session, []).append(grant)

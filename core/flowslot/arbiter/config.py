@@ -15,7 +15,7 @@ _LEASE = Nanos(LEASE_SLOTS * _SLOT)
 _GUARD = MILLISECOND
 _ACK_TIMEOUT = Nanos(2 * _LEASE)
 _ORIGIN = Nanos(0)
-GATHER_NS = Nanos(4 * MILLISECOND)
+COALESCE_NS = Nanos(4 * MILLISECOND)
 """For switch processes: longer than the ranks of a job take to say that they begin."""
 _AT_ONCE = Nanos(0)
 
@@ -30,7 +30,7 @@ class ArbiterConfig:
     part of the goal (rule 7). `ack_timeout_ns`: a session that does not acknowledge a lower for
     this long loses its lease. `recovery`: False only where no daemon can hold grants of a
     predecessor of this process, that is, for an arbiter inside the daemon.
-    `gather_ns`: changes that no flow is waiting for are made so long after the first of them, all
+    `coalesce_ns`: changes that no flow is waiting for are made so long after the first of them, all
     together; 0: at once.
     `slot_origin_ns`: a time at which a slot begins, on the clock that `now` is taken from.
     """
@@ -44,7 +44,7 @@ class ArbiterConfig:
     min_change_link: float = 0.005
     min_change_rate: float = 0.1
     ack_timeout_ns: Nanos = _ACK_TIMEOUT
-    gather_ns: Nanos = _AT_ONCE
+    coalesce_ns: Nanos = _AT_ONCE
     recovery: bool = True
     max_sessions: int = 1024
     max_flows_per_session: int = 2048

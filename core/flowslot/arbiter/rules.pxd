@@ -3,15 +3,20 @@
 cimport cython
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 
-# struct Row from flowslot.arbiter.flow_table:ROW
+from flowslot.policy.fill cimport link_sum
+
+# struct Row from flowslot.arbiter.ledger:ROW
 cdef packed struct Row:
     int64_t session
     uint64_t flow
     int64_t inc
     int64_t job
+    int64_t aggregate
+    int64_t group
+    double tightest
     double remaining
     double least
-    double cap
+    uint8_t stalled
     int64_t ready_at
     int64_t period_ns
     int64_t due_at
@@ -25,16 +30,16 @@ cdef packed struct Row:
     int64_t oldest_pending
     int64_t held_since
     uint8_t standing
-    uint8_t told_standing
-    uint8_t called
-    uint64_t heir
-    double passed_on
+    uint8_t reported_standing
+    uint8_t anticipated
+    int64_t borrower
+    double lent
     int64_t pending_seq[4]
     double pending_rate[4]
 # end
 
 cdef Py_ssize_t _pending
-cdef int64_t _never, _together
+cdef int64_t _never, _together, _free
 cdef double _least_left, _pressing, _rounding, _inf
 
 # A view of memory that need not be checked again.
@@ -46,7 +51,7 @@ cpdef table(rows)
 )
 cpdef void report(
     int64_t now, Row[::1] rows, const Py_ssize_t[::1] at, const int64_t[:, ::1] said,
-    const double[::1] cap, int64_t[:, ::1] phases,
+    const uint8_t[::1] stalled, int64_t[:, ::1] phases,
 )
 
 @cython.locals(
@@ -83,17 +88,17 @@ cdef inline double commitment(Row[::1] rows, Py_ssize_t i)
 cpdef void commitments(Row[::1] rows, const int32_t[:, ::1] paths, double[::1] sums)
 
 @cython.locals(
-    i=Py_ssize_t, h=Py_ssize_t, link=Py_ssize_t, last=Py_ssize_t, everywhere=double
+    i=Py_ssize_t, link=Py_ssize_t, last=Py_ssize_t, everywhere=double
 )
 cpdef void add_up(const int32_t[:, ::1] paths, const double[::1] rates, double[::1] sums)
 
 @cython.locals(
     i=Py_ssize_t, h=Py_ssize_t, link=Py_ssize_t, n_links=Py_ssize_t, goal=double, small=double,
-    goals=double[::1], sums=double[::1],
+    goals=double[:, ::1], wanted=double[::1], found=double[::1], sums=double[::1],
 )
 cpdef void settle(
-    Row[::1] rows, const int32_t[:, ::1] paths, const double[::1] target,
-    const double[::1] worth, const double[::1] capacity, double change_rate,
+    Row[::1] rows, const int32_t[:, ::1] paths, const double[::1] target, int64_t since,
+    const double[::1] capacity, double change_link, double change_rate,
 )
 
 cdef inline bint presses(Row[::1] rows, Py_ssize_t i)
@@ -121,28 +126,28 @@ cpdef Py_ssize_t lower(
 
 cdef inline bint starved(Row[::1] rows, Py_ssize_t i)
 
-@cython.locals(i=Py_ssize_t, k=Py_ssize_t, turn=Py_ssize_t)
-cdef void find_heirs(
-    Row[::1] rows, const Py_ssize_t[::1] group, double[::1] wish, Py_ssize_t[::1] first,
-    Py_ssize_t[::1] following,
+@cython.locals(g=Py_ssize_t, i=Py_ssize_t, k=Py_ssize_t, turn=Py_ssize_t)
+cdef void find_borrowers(
+    Row[::1] rows, double[::1] wish, Py_ssize_t[::1] first, Py_ssize_t[::1] following
 )
 
 @cython.locals(
-    i=Py_ssize_t, k=Py_ssize_t, heir=Py_ssize_t, rate=double, least=double, wish=double[::1],
-    first=Py_ssize_t[::1], following=Py_ssize_t[::1],
+    i=Py_ssize_t, k=Py_ssize_t, group=Py_ssize_t, to=Py_ssize_t, rate=double, least=double,
+    wish=double[::1], first=Py_ssize_t[::1], following=Py_ssize_t[::1],
 )
-cpdef void inherit(
-    Row[::1] rows, const Py_ssize_t[::1] group, const Py_ssize_t[::1] lowered,
-    const double[::1] worth, double change_rate, double[::1] gain,
+cpdef void borrow(
+    Row[::1] rows, Py_ssize_t n_groups, const Py_ssize_t[::1] lowered, double change_link,
+    double change_rate, double[::1] gain,
 )
 
 @cython.locals(
     i=Py_ssize_t, k=Py_ssize_t, n=Py_ssize_t, sent=Py_ssize_t, last=Py_ssize_t, grant=double,
-    goal=double, meant=cython.bint, link=Py_ssize_t, base=double[::1], room=double[::1],
+    goal=double, least=double, meant=cython.bint, link=Py_ssize_t, base=double[::1],
+    room=double[::1],
 )
 cpdef Py_ssize_t find_raises(
     Row[::1] rows, const int32_t[:, ::1] paths, const uint8_t[::1] mute,
-    const double[::1] gain, const double[::1] worth, double change_rate, const double[::1] free,
+    const double[::1] gain, double change_link, double change_rate, const double[::1] free,
     bint pressing, Py_ssize_t[::1] raised, double[::1] rates,
 )
 

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loops over the arbiter's flows, for whose sake this file is compiled (types: rules.pxd).
+"""Loops over the flows of the arbiter's ledger. Compiled (types: rules.pxd); interpreted, it does
+the same.
 
-What is done is the same when it is not compiled. `rows` is what `table` makes of ROW[F], of which
-flows.py says what the columns mean. `paths` are int32[F, H], padded with L: a row of only L is a
-flow whose path is not known, which counts on every link. Rates are payload bytes/s, times ns.
+`rows` is what `table` makes of ROW[F], see ledger.py. `paths` are int32[F, H], padded with L: a row
+of only L is a flow whose path is not known, which counts on every link. Rates are payload bytes/s,
+times ns. A change of a rate is small below the part `change_link` of the tightest link, and below
+the part `change_rate` of the rate.
 """
 
 import math
@@ -12,12 +14,15 @@ from typing import Any
 import numpy as np
 
 from flowslot.policy.base import Bools, Floats, Ints, Paths, Rows
+from flowslot.policy.fill import link_sum
 
 COMPILED = not __file__.endswith(".py")
 
 PENDING = 4
 """Lowers per flow that may await their acknowledgement at the same time."""
 NEVER = -(2**62)
+FREE = -1
+"""In place of a session: the slot belongs to no flow."""
 LEAST_LEFT = 1 / 16
 """Of what was reported: an estimate never says that an active flow is done."""
 PRESSING = 0.25
@@ -28,7 +33,8 @@ begun yet are waited for this long."""
 ROUNDING = 1e-9
 
 # The same as C variables: rules.pxd declares them.
-_pending, _never, _least_left, _pressing = PENDING, NEVER, LEAST_LEFT, PRESSING
+_pending, _never, _free = PENDING, NEVER, FREE
+_least_left, _pressing = LEAST_LEFT, PRESSING
 _together, _rounding, _inf = TOGETHER_NS, ROUNDING, math.inf
 
 
@@ -42,9 +48,9 @@ def table(rows: Any) -> Any:
 
 
 def report(  # noqa: PLR0917
-    now: int, rows: Any, at: Rows, said: Ints, cap: Floats, phases: Ints
+    now: int, rows: Any, at: Rows, said: Ints, stalled: Bools, phases: Ints
 ) -> None:
-    """Take over what was said of the flows `rows[at]`: `said`, int64[D, 6], and `cap`, float64[D].
+    """Take over what was said of the flows `rows[at]`: `said`, int64[D, 6]; `stalled`, bool[D].
 
     Columns of `said`: incarnation, bytes remaining, ns since it became ready, period, ns until it
     is due, bytes of the next iteration. `phases`, int64[J, 2]: when the present phase of each job
@@ -62,7 +68,7 @@ def report(  # noqa: PLR0917
             rows[i].began_at, rows[i].whole = phases[job, 0] if joins else begun, size
         elif now <= rows[i].began_at + _together:  # more of its sockets have begun
             rows[i].whole = max(rows[i].whole, size)
-        rows[i].inc, rows[i].remaining, rows[i].cap = said[k, 0], size, cap[k]
+        rows[i].inc, rows[i].remaining, rows[i].stalled = said[k, 0], size, stalled[k]
         rows[i].least = max(size * _least_left, 1.0) if size > 0 else 0.0
         rows[i].ready_at, rows[i].due_at = now - said[k, 2], now + said[k, 4]
         rows[i].period_ns, rows[i].next_bytes = said[k, 3], float(said[k, 5])
@@ -83,7 +89,7 @@ def acknowledge(now: int, rows: Any, at: Rows, upto: Ints) -> None:
             if seq > upto[k]:
                 rows[i].pending_seq[still], rows[i].pending_rate[still] = seq, rate
                 still += 1
-        rows[i].oldest_pending, rows[i].passed_on = now, 0.0
+        rows[i].oldest_pending, rows[i].lent = now, 0.0
 
 
 # --- what is known
@@ -101,21 +107,21 @@ def see(  # noqa: PLR0917
     """What an allocator sees, float64[6, F]: `remaining`, `wait_ns`, `period_ns`, `due_ns`,
     `next_bytes` and `idle_ns` of AllocationState. Flows without a path have nothing to send.
 
-    An idle flow is `called` when others have begun that it began together with the last time
-    (`phases`, see `report`): it counts as active, with as many bytes as then. Returns until when
-    some are; 0: none is.
+    An idle flow is `anticipated` when others have begun that it began together with the last time
+    (`phases`, see `report`). It counts as active, with as many bytes as then. Returns until when
+    some flows are anticipated; 0: none is.
     """
     until = 0
     for i in range(len(rows)):
         placed, active, job = paths[i, 0] < n_links, rows[i].remaining > 0, rows[i].job
-        rows[i].called = (
+        rows[i].anticipated = (
             not active
             and rows[i].whole > 0
             and rows[i].began_at == phases[job, 1]
             and now - phases[job, 0] <= _together
         )
         seen[0, i] = rows[i].remaining if placed else 0.0
-        if rows[i].called:
+        if rows[i].anticipated:
             active, seen[0, i] = True, rows[i].whole if placed else 0.0
             until = max(until, phases[job, 0] + _together)
         seen[1, i] = now - rows[i].ready_at if rows[i].remaining > 0 else 0
@@ -142,16 +148,16 @@ def overdue(rows: Any, before: int, late: Rows) -> int:
 def all_settled(rows: Any) -> bool:
     """All flows hold standing grants, know that, and nothing is to change or to be heard."""
     for i in range(len(rows)):
-        settled = rows[i].told_standing and rows[i].grant == rows[i].goal
-        if not settled or rows[i].pending_seq[0] != 0:
+        settled = rows[i].reported_standing and rows[i].grant == rows[i].goal
+        if rows[i].session != _free and (not settled or rows[i].pending_seq[0] != 0):
             return False
     return True
 
 
 def unsettled(rows: Any) -> bool:
-    """Some grants are not (yet) what they are to be, or not told to be standing."""
+    """Some grants are not (yet) what they are to be, or not reported to be standing."""
     for i in range(len(rows)):
-        if rows[i].goal != rows[i].grant or rows[i].told_standing != rows[i].standing:
+        if rows[i].goal != rows[i].grant or rows[i].reported_standing != rows[i].standing:
             return True
     return False
 
@@ -173,14 +179,12 @@ def commitments(rows: Any, paths: Paths, sums: Floats) -> None:
 
 
 def add_up(paths: Paths, rates: Floats, sums: Floats) -> None:
-    """Add `rates`, float64[F], up on each link: `sums`, float64[L + 1], zero before."""
+    """As fill.link_sum, but flows without a path count on every link."""
     last, everywhere = len(sums) - 1, 0.0
+    link_sum(paths, rates, sums)
     for i in range(len(rates)):
         if paths[i, 0] == last:
             everywhere += rates[i]
-        else:
-            for h in range(paths.shape[1]):
-                sums[paths[i, h]] += rates[i]
     for link in range(last):
         sums[link] += everywhere
 
@@ -189,26 +193,32 @@ def add_up(paths: Paths, rates: Floats, sums: Floats) -> None:
 
 
 def settle(  # noqa: PLR0917
-    rows: Any, paths: Paths, target: Floats, worth: Floats, capacity: Floats, change_rate: float
+    rows: Any,
+    paths: Paths,
+    target: Floats,
+    since: int,
+    capacity: Floats,
+    change_link: float,
+    change_rate: float,
 ) -> None:
-    """Turn targets, float64[F], into goals; see Issuer.settle.
-
-    A change is small below `worth`, float64[F], and below the part `change_rate` of the rate.
-    `capacity`: float64[L].
-    """
+    """Turn targets, float64[F], into goals; see Ledger.settle. `capacity`: float64[L]."""
     n_links = len(capacity)
-    goals, sums = np.zeros(len(rows)), np.zeros(n_links + 1)
+    goals, sums = np.zeros((2, len(rows))), np.zeros(n_links + 1)
+    wanted, found = goals[0], goals[1]
     for i in range(len(rows)):
+        wanted[i] = target[i]
+        if paths[i, 0] == n_links and rows[i].held_since > since:
+            wanted[i] = rows[i].grant
         goal = rows[i].goal
-        small = min(worth[i], change_rate * max(goal, target[i]))
-        goals[i] = goal if abs(target[i] - goal) < small and target[i] > 0 else target[i]
-    add_up(paths, goals, sums)
+        small = min(change_link * rows[i].tightest, change_rate * max(goal, wanted[i]))
+        found[i] = goal if abs(wanted[i] - goal) < small and wanted[i] > 0 else wanted[i]
+    add_up(paths, found, sums)
     for i in range(len(rows)):
-        rows[i].goal = goals[i]
+        rows[i].goal = found[i]
         for h in range(paths.shape[1]):
             link = paths[i, h]
             if link < n_links and sums[link] > capacity[link] * (1 + _rounding):
-                rows[i].goal = min(goals[i], target[i])
+                rows[i].goal = min(found[i], wanted[i])
 
 
 def presses(rows: Any, i: int) -> bool:
@@ -276,54 +286,56 @@ def lower(  # noqa: PLR0917
 
 def starved(rows: Any, i: int) -> bool:
     """Flow `i` wants to send, or will at any moment, and has nothing."""
-    return bool(rows[i].grant <= 0 and (rows[i].remaining > 0 or rows[i].called))
+    return bool(rows[i].grant <= 0 and (rows[i].remaining > 0 or rows[i].anticipated))
 
 
-def find_heirs(rows: Any, group: Any, wish: Any, first: Any, following: Any) -> None:
-    """Who waits in each group for more than it may be sending at: `wish`, float64[F], is how much
-    more; `first[g]` is the first in line, -1 for nobody, and `following[i]` who comes after `i`.
+def find_borrowers(rows: Any, wish: Any, first: Any, following: Any) -> None:
+    """Which flows of each group wait for more than they may be sending at: `wish`, float64[F], is
+    how much more; `first[g]` is the first in line, -1 for nobody, and `following[i]` who comes
+    after `i`.
 
     Flows that have nothing come before those that have something already.
     """
+    for g in range(len(first)):
+        first[g] = -1
     for i in range(len(rows)):
-        first[i] = -1
-        wish[i] = rows[i].goal - commitment(rows, i) if group[i] >= 0 else 0.0
+        wish[i] = rows[i].goal - commitment(rows, i) if rows[i].group >= 0 else 0.0
     for turn in range(2):
         for k in range(len(rows)):
             i = len(rows) - 1 - k
             if wish[i] > 0 and starved(rows, i) == (turn == 1):
-                following[i], first[group[i]] = first[group[i]], i
+                following[i], first[rows[i].group] = first[rows[i].group], i
 
 
-def inherit(  # noqa: PLR0917
-    rows: Any, group: Rows, lowered: Rows, worth: Floats, change_rate: float, gain: Floats
+def borrow(  # noqa: PLR0917
+    rows: Any, n_groups: int, lowered: Rows, change_link: float, change_rate: float, gain: Floats
 ) -> None:
-    """Part of what the flows `lowered` have just lost is their heirs': `gain`, float64[F].
+    """Part of what the flows `lowered` have just lost is lent to others: `gain`, float64[F].
 
-    `group` as in Issuer; `worth` and `change_rate` as in `settle`. One message tells the daemon
-    both, so the two together never send more: what the one is still committed to until it is
-    acknowledged, the other is committed to instead.
+    One message tells the daemon both, so the two together never send more: what the lender is
+    still committed to until it is acknowledged, the borrower is committed to instead.
     """
-    first, following = np.zeros(len(rows), np.intp), np.zeros(len(rows), np.intp)
+    first, following = np.zeros(n_groups, np.intp), np.zeros(len(rows), np.intp)
     wish = np.zeros(len(rows))
-    find_heirs(rows, group, wish, first, following)
+    find_borrowers(rows, wish, first, following)
     for k in range(len(lowered)):
         i = lowered[k]
+        group = rows[i].group
         # An older lower that is not acknowledged either says that it may still send more.
-        if group[i] < 0 or rows[i].pending_seq[1] != 0 or first[group[i]] < 0:
+        if group < 0 or rows[i].pending_seq[1] != 0 or first[group] < 0:
             continue
-        # One heir for each, and it is the next in line: many small rates must not mean that every
-        # flow is compared with every other one.
-        heir = first[group[i]]
-        rate = min(rows[i].pending_rate[0] - rows[i].grant, wish[heir])
-        least = max(worth[heir], change_rate * rows[heir].goal)
-        if rate == wish[heir] or rate >= least:
+        # One borrower for each, and it is the next in line: many small rates must not mean that
+        # every flow is compared with every other one.
+        to = first[group]
+        rate = min(rows[i].pending_rate[0] - rows[i].grant, wish[to])
+        least = max(change_link * rows[to].tightest, change_rate * rows[to].goal)
+        if rate == wish[to] or rate >= least:
             rows[i].pending_rate[0] -= rate
-            rows[i].passed_on, rows[i].heir = rate, rows[heir].flow
-            gain[heir] += rate
-            wish[heir] -= rate
-            if wish[heir] <= 0:
-                first[group[i]] = following[heir]
+            rows[i].lent, rows[i].borrower = rate, to
+            gain[to] += rate
+            wish[to] -= rate
+            if wish[to] <= 0:
+                first[group] = following[to]
 
 
 def find_raises(  # noqa: PLR0917
@@ -331,18 +343,17 @@ def find_raises(  # noqa: PLR0917
     paths: Paths,
     mute: Bools,
     gain: Floats,
-    worth: Floats,
+    change_link: float,
     change_rate: float,
     free: Floats,
     pressing: bool,
     raised: Rows,
     rates: Floats,
 ) -> int:
-    """How many flows get a message that raises nothing or something; see Issuer.raises.
+    """How many flows get a message that raises nothing or something; see Ledger.raises.
 
-    `free`, float64[L]: what may be given out. `worth` and `change_rate` as in `settle`.
-    `pressing`: only of those that wait for it, and of heirs. Put into `raised` and `rates`:
-    indices, and what they may have.
+    `free`, float64[L]: what may be given out. `pressing`: only of those that wait for it, and of
+    borrowers. Put into `raised` and `rates`: indices, and what they may have.
     """
     last, n, sent = len(free), 0, 0
     base, room = np.zeros(len(rows)), np.zeros(len(free) + 1)
@@ -354,7 +365,9 @@ def find_raises(  # noqa: PLR0917
         if pressing:
             meant = (goal > grant and gain[i] > 0) or presses(rows, i)
         else:
-            meant = goal > grant or (goal == grant and rows[i].standing != rows[i].told_standing)
+            meant = goal > grant or (
+                goal == grant and rows[i].standing != rows[i].reported_standing
+            )
         if meant and not mute[i] and paths[i, 0] < last:
             # Up to the commitment a raise costs no room: the flow may still be sending that much.
             base[n] = min(commitment(rows, i) + gain[i], goal)
@@ -367,7 +380,8 @@ def find_raises(  # noqa: PLR0917
     for k in range(n):
         i = raised[k]
         grant, goal = rows[i].grant, rows[i].goal
-        if rates[k] >= goal or rates[k] - grant >= max(worth[i], change_rate * goal):
+        least = max(change_link * rows[i].tightest, change_rate * goal)
+        if rates[k] >= goal or rates[k] - grant >= least:
             raised[sent], rates[sent] = i, rates[k]
             sent += 1
     return sent
@@ -385,8 +399,8 @@ def keep_room(  # noqa: PLR0917
     there is too little for those that are bare. Returns how many are left.
 
     Not even what would cost no room: flows that are lowered and raised in turns, faster than
-    they acknowledge it, would be committed to all that they ever had. Heirs are left, as the flow
-    that they inherit from is committed to so much less.
+    they acknowledge it, would be committed to all that they ever had. Borrowers are left, as their
+    lender is committed to so much less.
     """
     n = 0
     for k in range(len(raised)):

@@ -60,7 +60,6 @@ def clamp_demand(demand: Demand) -> Demand:
     """The demand with every number in its range."""
     if (
         0 <= demand.remaining <= MAX_BYTES
-        and demand.cap >= 0
         and 0 <= demand.wait_ns <= MAX_TIME_NS
         and 0 <= demand.period_ns <= MAX_TIME_NS
         and -MAX_TIME_NS <= demand.next_in_ns <= MAX_TIME_NS
@@ -71,7 +70,6 @@ def clamp_demand(demand: Demand) -> Demand:
     return replace(
         demand,
         remaining=_within(demand.remaining, MAX_BYTES),
-        cap=max(demand.cap, 0.0),
         wait_ns=_within(demand.wait_ns, MAX_TIME_NS),
         period_ns=_within(demand.period_ns, MAX_TIME_NS),
         next_in_ns=min(max(demand.next_in_ns, -MAX_TIME_NS), MAX_TIME_NS),

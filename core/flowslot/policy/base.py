@@ -6,7 +6,7 @@ index L; arrays over links that are indexed by a path have L + 1 entries, the la
 bound. Rates are payload bytes/s, float64.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,8 +25,11 @@ Paths = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AllocationState:
-    """What an allocator sees: all flows of a contention domain, packed. Read only.
+    """What an allocator sees: all flows of a contention domain, by slot. Read only.
 
+    A flow keeps its slot; a free slot looks like a flow whose path is not known (only L) and that
+    has nothing to send. Jobs and aggregates (a job's flows on one path) keep their numbers, until
+    all their flows have gone and another one needs a number.
     A flow with `remaining` > 0 is active. An idle one is expected to become active in `due_ns`
     (negative: overdue), and was last active `idle_ns` ago.
     """
@@ -37,8 +40,10 @@ class AllocationState:
     job: Ints  # [F]: index into job_names
     job_names: Sequence[str]
     flow: NDArray[np.uint64]  # [F]: identifier, for ties
+    aggregate: Ints  # [F]: index into aggregates
+    aggregates: Sequence[Hashable]  # their names
     remaining: Floats  # [F] bytes, estimated for now
-    cap: Floats  # [F] most the flow can use; inf = no bound
+    stalled: Bools  # [F] it cannot send now (its data depends on what has not come)
     wait_ns: Floats  # [F] since it became ready (0 when idle)
     period_ns: Floats  # [F] iteration time of its job, 0 = unknown
     due_ns: Floats  # [F]

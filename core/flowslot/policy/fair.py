@@ -12,11 +12,14 @@ from flowslot.policy.fill import max_min
 
 
 class FairAllocator:
-    """Max-min fair rates of the active flows, within their caps; idle flows get nothing."""
+    """Max-min fair rates of the active flows; idle and stalled flows get nothing."""
 
     def allocate(self, state: AllocationState, now: Nanos) -> Floats:
         """See Allocator."""
-        return max_min(state.paths, state.capacity, np.where(state.remaining > 0, state.cap, 0.0))
+        most = np.where((state.remaining > 0) & ~state.stalled, np.inf, 0.0)
+        rates = np.zeros(len(most))
+        max_min(state.paths, state.capacity, most, rates)
+        return rates
 
     def next_change(self, state: AllocationState, now: Nanos) -> Nanos | None:
         """Never: only reports change it."""

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from flowslot.arbiter import GATHER_NS, LEASE_SLOTS, ArbiterConfig
+from flowslot.arbiter import COALESCE_NS, LEASE_SLOTS, ArbiterConfig
 from flowslot.model.slot import DEFAULT_SLOT
 from flowslot.model.units import Nanos
 from flowslot.policy.base import Allocator
@@ -38,7 +38,7 @@ class Plant:
     """What the control plane is like. Times in ns.
 
     `target`: part of the links that is given out. `skew_ppm`: clocks run fast or slow by up to so
-    much, and show times that are up to an hour apart. `gather_ns`: as in ArbiterConfig.
+    much, and show times that are up to an hour apart. `coalesce_ns`: as in ArbiterConfig.
     `kernel_top_up`: flows use what others leave without being told to.
     """
 
@@ -46,7 +46,7 @@ class Plant:
     slot_ns: Nanos = DEFAULT_SLOT
     target: float = 0.96
     skew_ppm: float = 0.0
-    gather_ns: Nanos = GATHER_NS
+    coalesce_ns: Nanos = COALESCE_NS
     lease_slots: int = LEASE_SLOTS
     kernel_top_up: bool = True
 
@@ -82,7 +82,7 @@ class Messages:
             slot_ns=plant.slot_ns,
             lease_ns=Nanos(plant.lease_slots * plant.slot_ns),
             ack_timeout_ns=Nanos(2 * plant.lease_slots * plant.slot_ns),
-            gather_ns=plant.gather_ns,
+            coalesce_ns=plant.coalesce_ns,
         )
         self._config = config
         self.switches = {
@@ -214,7 +214,7 @@ class Messages:
             world.egress(host),
             world.capacity,
             allocator=self._make_own(),
-            config=replace(self._config, gather_ns=Nanos(0)),
+            config=replace(self._config, coalesce_ns=Nanos(0)),
         )
 
     def _stream(self) -> Stream:

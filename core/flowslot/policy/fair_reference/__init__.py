@@ -2,9 +2,9 @@
 """What would be if nobody scheduled anything: a fair run of the same jobs, beside the real one.
 
 Each job computes for as long as it was observed to, then sends as many bytes as it was observed to,
-and starts anew: closed-loop, whatever its real iterations do. Who is behind its virtual self would
-have been better off without us, and is late. All of it is worked out from what an arbiter is told
-anyway.
+and starts anew: closed-loop, whatever its real iterations do. A job that lags behind this reference
+would have been better off without us. (The service of a fluid fair system as a yardstick is that of
+GPS; lag is as in EEVDF.) All of it is worked out from what an arbiter is told anyway.
 
 Flows share the links max-min in two runs. In one, those of a job share as one: with the same rate
 on its busiest link as any other job has there, however many they are. In the other each has a rate
@@ -12,97 +12,57 @@ of its own, as under TCP. What a job has of the latter by opening more flows is 
 protection: this run is SLACK times slower.
 """
 
-import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 
 from flowslot.model.units import Nanos
-from flowslot.policy.base import AllocationState, Bools, Floats, Rows
+from flowslot.policy.base import AllocationState, Bools, Floats
 from flowslot.policy.fair_reference import fluid
-from flowslot.policy.fair_reference.fluid import GROUP, JOB
-from flowslot.policy.fair_reference.groups import Groups
 
 SLACK = 1.06
-"""Nobody is much slower than so many times what flows of equal rights would make of it."""
-
-_UNKNOWN = np.zeros((), JOB)
-_UNKNOWN["ended_at"] = math.nan
+"""No job is much slower than so many times what flows of equal rights would make of it."""
 
 
-class VirtualFair:
+class FairReference:
     """Both runs, see the module. `look` at every allocation."""
 
     def __init__(self) -> None:
-        self._groups = Groups()
-        self._between_jobs, self._between_flows = _Run(1.0), _Run(SLACK)
+        self._between_jobs, self._between_flows = fluid.Run(1.0), fluid.Run(SLACK)
+        self._jobs: list[Hashable] = []
+        self._aggregates: list[Hashable] = []
 
     def look(self, state: AllocationState, now: Nanos) -> Bools:
-        """Go on to `now`; which jobs are late, bool[J]: their virtual selves have ended the
-        iteration that they are in, or are about to begin."""
-        groups, runs = self._groups, (self._between_jobs, self._between_flows)
-        before = groups.follow(state)
-        for run in runs:
-            run.follow(state.job_names, groups, before)
-        volume, flows = groups.sizes(state)
-        need = np.zeros((self._between_jobs.jobs, len(state.goodput)))
-        self._between_flows.weigh(volume, flows)
-        fluid.add_up(self._between_flows.groups, groups.paths, need)
-        most = need[groups.job, :-1].max(axis=1, initial=0.0) if len(volume) else volume
-        self._between_jobs.weigh(volume, volume / np.where(most > 0, most, 1.0))
-        late = [run.look(state, now, need, groups) for run in runs]
-        return np.logical_or(*late)[: len(state.job_names)]
+        """Go on to `now`; returns which jobs lag, bool[J]: the reference has ended the iteration
+        that the job is in, or is about to begin."""
+        of, n = state.aggregate, len(state.aggregates)
+        volume = np.where(state.next_bytes > 0, state.next_bytes, state.remaining)
+        volume = np.where(state.paths[:, 0] < len(state.goodput) - 1, volume, 0.0)
+        flows: Floats = np.bincount(of, volume > 0, n).astype(np.float64)
+        volume = np.bincount(of, volume, n).astype(np.float64)
+        member = np.zeros(n, np.intp)
+        member[of] = np.arange(len(of))
+        job, paths = state.job[member], state.paths[member]
+        need = np.zeros((len(state.job_names), len(state.goodput)))
+        fluid.add_up(job, paths, volume, need)
+        most = need[:, :-1].max(axis=1)[job]
+        new_jobs = _renamed(self._jobs, state.job_names)
+        new = _renamed(self._aggregates, state.aggregates) | (np.bincount(of, minlength=n) == 0)
+        runs = self._between_jobs, self._between_flows
+        for run, weight in zip(runs, (volume / np.where(most > 0, most, 1.0), flows), strict=True):
+            run.follow(new_jobs, new)
+            run.advance(now, job, paths, state.goodput, volume, weight)
+            run.see(now, need, state.job, state.remaining, state.wait_ns, state.idle_ns)
+        lags: Bools = np.logical_or(*(run.job_rows["lead"] > 0 for run in runs))
+        return lags
 
 
-class _Run:
-    """One virtual run. `slack`: its time passes so many times slower."""
-
-    def __init__(self, slack: float) -> None:
-        self._slack = slack
-        self._names: list[str] = []
-        self._jobs = np.zeros(0, JOB)
-        self._rows = np.zeros(0, GROUP)
-        self._now = 0.0
-
-    @property
-    def jobs(self) -> int:
-        """How many are known."""
-        return len(self._names)
-
-    @property
-    def groups(self) -> Any:
-        """For fluid."""
-        return fluid.table(self._rows)
-
-    def weigh(self, volume: Floats, weight: Floats) -> None:
-        """Bytes per iteration and weight of each group, float64[G]."""
-        self._rows["bytes"], self._rows["weight"] = volume, weight
-
-    def look(self, state: AllocationState, now: Nanos, need: Floats, groups: Groups) -> Bools:
-        """See VirtualFair; `need` as in fluid."""
-        then, jobs, rows = now / self._slack, fluid.table(self._jobs), self.groups
-        fluid.run(self._now, then, jobs, rows, groups.paths, state.goodput)
-        self._now = then
-        fluid.see(now, jobs, rows, need, state.job, state.remaining, state.wait_ns, state.idle_ns)
-        late: Bools = self._jobs["lead"] > 0
-        return late
-
-    def follow(self, names: Sequence[str], groups: Groups, before: Rows | None) -> None:
-        """Jobs and groups come and go: an index may have got another one. `before`, intp[G]: where
-        each group was, -1 for new ones; None: where they are."""
-        if before is not None:
-            rows = np.zeros(len(before), GROUP)
-            rows["left"] = 1.0
-            rows[before >= 0] = self._rows[before[before >= 0]]
-            rows["job"] = groups.job
-            self._rows = rows
-        if self._names == names:
-            return
-        more = len(names) - len(self._names)
-        if more > 0:
-            self._names += [""] * more
-            self._jobs = np.concatenate((self._jobs, np.full(more, _UNKNOWN)))
-        for j, name in enumerate(names):
-            if self._names[j] != name:
-                self._names[j], self._jobs[j] = name, _UNKNOWN
+def _renamed(known: list[Hashable], names: Sequence[Hashable]) -> Bools:
+    """Which numbers have got another name since; `known`, the names then, becomes `names`."""
+    new = np.zeros(len(names), np.bool_)
+    if known != names:
+        known += [None] * (len(names) - len(known))
+        for i, name in enumerate(names):
+            if known[i] != name:
+                known[i], new[i] = name, True
+    return new

@@ -3,6 +3,8 @@
 cimport cython
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
+from flowslot.policy.fill cimport weighted
+
 # struct Job from flowslot.policy.fair_reference.fluid:JOB
 cdef packed struct Job:
     uint8_t runs
@@ -15,97 +17,67 @@ cdef packed struct Job:
     double ended_at
 # end
 
-# struct Group from flowslot.policy.fair_reference.fluid:GROUP
-cdef packed struct Group:
-    int64_t job
-    double bytes
-    double weight
-    double left
-    double speed
-# end
-
 cdef double _inf, _second, _rounding, _pause, _pause_ns, _least_ns, _smoothing
 cdef int _most_work
 
-@cython.locals(g=Py_ssize_t, h=Py_ssize_t)
+@cython.locals(i=Py_ssize_t, h=Py_ssize_t)
 cpdef void add_up(
-    const Group[::1] groups, const int32_t[:, ::1] paths, double[:, ::1] need
+    const int64_t[:] job, const int32_t[:, ::1] paths, const double[::1] volume,
+    double[:, ::1] need,
 )
-
-@cython.locals(
-    work=double[:, ::1], sends=double[::1], waits=double[::1], idles=double[::1], i=Py_ssize_t,
-    j=Py_ssize_t,
-)
-cpdef void see(
-    double now, Job[::1] jobs, Group[::1] groups, const double[:, ::1] need,
-    const int64_t[:] job, const double[::1] remaining, const double[::1] wait,
-    const double[::1] idle,
-)
-
-@cython.locals(took=double)
-cdef void begin_anew(Job[::1] jobs, Group[::1] groups, Py_ssize_t j, double at)
-
-@cython.locals(others=Py_ssize_t, k=Py_ssize_t)
-cdef void forgive(Job[::1] jobs, Group[::1] groups, Py_ssize_t j, const double[:, ::1] need)
-
-cdef void restart(Job[::1] jobs, Group[::1] groups, Py_ssize_t j)
 
 @cython.locals(link=Py_ssize_t)
 cdef bint meet(const double[:, ::1] need, Py_ssize_t j, Py_ssize_t k)
 
-@cython.locals(
-    work=double[:, ::1], rows=Py_ssize_t[:, ::1], now=double, left=double, stale=cython.bint,
-    n=Py_ssize_t, j=Py_ssize_t, step=double,
-)
-cpdef void run(
-    double begin, double end, Job[::1] jobs, Group[::1] groups, const int32_t[:, ::1] paths,
-    const double[::1] goodput,
-)
+cdef class Run:
+    cdef double slack, now
+    cdef readonly object job_rows
+    cdef Job[::1] jobs
+    cdef double[::1] left, speed
+    cdef const int64_t[:] job
+    cdef const double[::1] volume
 
-@cython.locals(known=Py_ssize_t[::1], j=Py_ssize_t, g=Py_ssize_t)
-cdef void count(Job[::1] jobs, Group[::1] groups, double now)
+    cdef void keep_jobs(self, rows)
 
-@cython.locals(k=Py_ssize_t, g=Py_ssize_t, j=Py_ssize_t, step=double)
-cdef double until_next(
-    Job[::1] jobs, Group[::1] groups, const Py_ssize_t[::1] sending, double now, double most
-)
+    @cython.locals(
+        work=double[:, ::1], sends=double[::1], waits=double[::1], idles=double[::1],
+        i=Py_ssize_t, j=Py_ssize_t,
+    )
+    cpdef void see(
+        self, double now, const double[:, ::1] need, const int64_t[:] job,
+        const double[::1] remaining, const double[::1] wait, const double[::1] idle,
+    )
 
-@cython.locals(k=Py_ssize_t, g=Py_ssize_t, j=Py_ssize_t, ended=cython.bint)
-cdef bint send(
-    Job[::1] jobs, Group[::1] groups, const Py_ssize_t[::1] sending, double now, double step
-)
+    @cython.locals(took=double)
+    cdef void begin_anew(self, Py_ssize_t j, double at)
 
-cdef void end_iteration(Job[::1] jobs, Py_ssize_t j, double now)
+    @cython.locals(others=Py_ssize_t, k=Py_ssize_t)
+    cdef void forgive(self, Py_ssize_t j, const double[:, ::1] need)
 
-@cython.locals(g=Py_ssize_t)
-cdef void start(Job[::1] jobs, Group[::1] groups, Py_ssize_t j)
+    cdef void restart(self, Py_ssize_t j)
 
-@cython.locals(n=Py_ssize_t, g=Py_ssize_t, j=Py_ssize_t)
-cdef Py_ssize_t find_sending(Job[::1] jobs, Group[::1] groups, Py_ssize_t[::1] sending)
+    @cython.locals(
+        then=double, left=double, stale=cython.bint, n=Py_ssize_t, limit=double[::1],
+        rate=double[::1], sending=Py_ssize_t[::1], j=Py_ssize_t, k=Py_ssize_t, step=double,
+    )
+    cpdef void advance(
+        self, double now, const int64_t[:] job, const int32_t[:, ::1] paths,
+        const double[::1] goodput, const double[::1] volume, const double[::1] weight,
+    )
 
-@cython.locals(
-    left=double[::1], wish=double[::1], n=Py_ssize_t, k=Py_ssize_t, link=Py_ssize_t,
-    level=double, step=double, visits=Py_ssize_t,
-)
-cdef Py_ssize_t find_speeds(
-    Group[::1] groups, const int32_t[:, ::1] paths, const double[::1] goodput,
-    const Py_ssize_t[::1] sending, Py_ssize_t[::1] rising, double[:, ::1] work,
-)
+    @cython.locals(known=Py_ssize_t[::1], i=Py_ssize_t, j=Py_ssize_t)
+    cdef void count(self)
 
-@cython.locals(link=Py_ssize_t, k=Py_ssize_t, h=Py_ssize_t)
-cdef void add_wishes(
-    Group[::1] groups, const int32_t[:, ::1] paths, const Py_ssize_t[::1] rising,
-    double[::1] wish,
-)
+    @cython.locals(n=Py_ssize_t, i=Py_ssize_t, j=Py_ssize_t)
+    cdef Py_ssize_t find_sending(self, Py_ssize_t[::1] sending, double[::1] limit)
 
-@cython.locals(others=Py_ssize_t, k=Py_ssize_t, g=Py_ssize_t)
-cdef Py_ssize_t settle(
-    Group[::1] groups, const int32_t[:, ::1] paths, const double[::1] goodput,
-    Py_ssize_t[::1] rising, const double[::1] left, double level,
-)
+    @cython.locals(k=Py_ssize_t, j=Py_ssize_t, step=double)
+    cdef double until_next(self, const Py_ssize_t[::1] sending, double most)
 
-@cython.locals(last=Py_ssize_t, h=Py_ssize_t, link=Py_ssize_t)
-cdef bint crosses_full(
-    const int32_t[:, ::1] paths, Py_ssize_t g, const double[::1] goodput,
-    const double[::1] left,
-)
+    @cython.locals(k=Py_ssize_t, i=Py_ssize_t, j=Py_ssize_t, ended=cython.bint)
+    cdef bint send(self, const Py_ssize_t[::1] sending, double step)
+
+    cdef void end_iteration(self, Py_ssize_t j)
+
+    @cython.locals(i=Py_ssize_t)
+    cdef void start(self, Py_ssize_t j)

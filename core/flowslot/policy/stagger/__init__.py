@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The default policy: jobs take turns on shared links, shortest bottleneck first, with ageing.
 
-Per allocation: floors, so that everybody makes progress, and nobody less than without us (a job
-that is behind its virtual self, see ../virtual, has its fair share as its floor); then gangs, job
-by job in order of `G / (1 + 4 wait / period)`, where G is the time the job's bottleneck needs for
-what is left; then max-min top-up. What is still unused stands ready for flows that are computing
-now, so that they start at full rate without a negotiation. A job whose present rates are good
-enough keeps them: progress reports are noisy, and every change costs messages and a round trip. For
-the same reason a job that shares no link with another one has the same rates in all its phases:
-each flow gets what its bytes per iteration are of the bottleneck's.
+Per allocation, in this order:
+1. Floors: a part of each active flow's max-min fair rate is always its own. A job that lags behind
+   the fair reference (see ../fair_reference) has its whole fair share as its floor.
+2. Gangs, job by job in order of `G / (1 + 4 wait / period)`. G is the time that the job's
+   bottleneck needs for what is left. All flows of a gang end at the same time.
+3. Top-up: what is left goes to active flows, max-min.
+4. Standing grants: what is still unused goes to flows that are computing now. They can start at
+   full rate without a negotiation.
+
+A job whose present rates are good enough keeps them: progress reports are noisy, and every change
+costs messages and a round trip. For the same reason a job that shares no link with another one has
+the same rates in all its phases: each flow's part of the bottleneck's rate is its part of the bytes
+per iteration there.
 """
 
 import math
@@ -22,9 +27,9 @@ from flowslot.decision import Decision, Pace
 from flowslot.model.schedule import constant
 from flowslot.model.units import SECOND, Nanos
 from flowslot.policy.base import AllocationState, Bools, Floats, Rows, View
-from flowslot.policy.fair_reference import VirtualFair
+from flowslot.policy.fair_reference import FairReference
 from flowslot.policy.stagger import gang_rates
-from flowslot.policy.stagger.gang_rates import ACTIVE, COMING, IDLE, OVERDUE_NS, SOON_NS
+from flowslot.policy.stagger.gang_rates import ACTIVE, COMING, IDLE, NEAR_NS, OVERDUE_NS
 
 AGEING = 4.0
 """Weight of waiting time: after one period of waiting a job counts as five times shorter."""
@@ -36,13 +41,13 @@ SIZE_CLASS = 4.0
 
 class StaggerAllocator:
     """See the module. `floor_share`: part of its max-min fair rate that is always a flow's own,
-    as long as its job is not late.
+    as long as its job does not lag.
 
     `top_up`: what the turns leave is given to active flows as well, and not only to those in the
     kernel that are quick to take it (`bench.protocol` shows what that is good for).
-    `partial`: other arbiters, unheard, decide about other links of the same jobs. Two that put
-    the same two jobs in different order make each wait for the other, all the time; so the order
-    hangs on what they all see alike: size classes of whole iterations, then names.
+    `partial`: other arbiters, unheard, decide about other links of the same jobs. If two of them
+    put the same two jobs in different order, each job waits for the other, all the time. So the
+    order depends on what all of them see alike: size classes of whole iterations, then names.
     """
 
     def __init__(
@@ -51,7 +56,7 @@ class StaggerAllocator:
         if not 0.0 < floor_share <= 1.0:
             raise ValueError("floor_share must be greater than 0 and at most 1")
         self._floor_share = floor_share
-        self._fair = VirtualFair()
+        self._fair = FairReference()
         self._partial = partial
         self._top_up = top_up
         self._settled = False
@@ -63,11 +68,11 @@ class StaggerAllocator:
         shape = len(state.remaining), len(state.job_names), len(state.capacity) - 1
         if self._sharing.shape != shape:
             self._sharing = gang_rates.Sharing(*shape)
-        # Who is later than it would be without us gets what it would have without us.
+        # A job that lags gets what it would have without us.
         floors = np.where(self._fair.look(state, now), 1.0, self._floor_share)
         allocation = _Allocation(state, self._sharing, floors, self._partial)
         self._settled = allocation.settled
-        self._standing = self._sharing.rows["solo"].copy()
+        self._standing = self._sharing.rows["uncontended"].copy()
         if not self._settled:
             allocation.run(self._top_up)
         rates: Floats = self._sharing.rows["rate"].copy()
@@ -109,7 +114,7 @@ class _Allocation:
         _fill_in(sharing.rows, state)
         sharing.begin(state.paths, state.capacity)
         # No job shares a link: who is active or due changes nothing.
-        self.settled = sharing.go_solo()
+        self.settled = sharing.serve_uncontended()
         self._whole: list[float] | None = None
         if partial:
             # Others of a job's arbiters may not have heard yet which of its flows have ended.
@@ -120,19 +125,19 @@ class _Allocation:
         """Let the jobs that share links take turns. `top_up`: and use what that leaves."""
         sharing = self._sharing
         sharing.classify()
-        sharing.gather(ACTIVE)
+        sharing.sum_up(ACTIVE)
         sharing.keep()
         order = self._turns()
         # Floors, so that everybody makes progress; then what is left, gang by gang.
         sharing.lay_floors(self._floors)
         sharing.serve(order)
         if top_up:
-            sharing.top_up(order)
+            sharing.top_up()
         # Standing grants: flows of active jobs that are still to come, then who is due first.
         sharing.find_coming()
-        sharing.gather(COMING)
+        sharing.sum_up(COMING)
         sharing.stand(COMING, order)
-        sharing.gather(IDLE)
+        sharing.sum_up(IDLE)
         sharing.stand(IDLE, self._queue())
 
     def _jobs(self, role: int) -> dict[int, _Job]:
@@ -165,7 +170,7 @@ class _Allocation:
         for j, job in self._jobs(IDLE).items():
             lost = job.due < -max(OVERDUE_NS, job.period / 2)
             # Two jobs due at about the same time must not pass the capacity to and fro.
-            keys[j] = lost, job.due - (SOON_NS if job.holds else 0.0), self._names[j]
+            keys[j] = lost, job.due - (NEAR_NS if job.holds else 0.0), self._names[j]
         return _by_key(keys)
 
 
@@ -176,7 +181,7 @@ def _by_key(keys: dict[int, Any]) -> Rows:
 
 def _fill_in(rows: NDArray[np.void], state: AllocationState) -> None:
     """What the state says, into FLOW[F]."""
-    rows["job"], rows["goal"], rows["cap"] = state.job, state.goal, state.cap
+    rows["job"], rows["goal"], rows["stalled"] = state.job, state.goal, state.stalled
     rows["remaining"], rows["next"] = state.remaining, state.next_bytes
     rows["wait"], rows["period"] = state.wait_ns, state.period_ns
     rows["due"], rows["idle"] = state.due_ns, state.idle_ns

@@ -3,13 +3,13 @@
 cimport cython
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
-from flowslot.policy.filling cimport crosses, link_sum, max_min
+from flowslot.policy.fill cimport crosses, link_sum, max_min
 
 # struct Flow from flowslot.policy.stagger.gang_rates:FLOW
 cdef packed struct Flow:
     int64_t job
     double remaining
-    double cap
+    uint8_t stalled
     double wait
     double period
     double due
@@ -18,10 +18,9 @@ cdef packed struct Flow:
     double goal
     int64_t role
     uint8_t alone
-    uint8_t solo
+    uint8_t uncontended
     double volume
     double rate
-    double short
 # end
 
 # struct Job from flowslot.policy.stagger.gang_rates:JOB
@@ -35,7 +34,8 @@ cdef packed struct Job:
     double due
 # end
 
-cdef double _keep_ratio, _keep_slack, _soon, _late, _overdue, _worthwhile, _full, _rounding, _inf
+cdef double _keep_ratio, _keep_slack, _near, _near_overdue, _overdue, _worthwhile, _full
+cdef double _rounding, _inf
 cdef int64_t _out, _active, _idle, _kept, _coming
 
 @cython.locals(h=Py_ssize_t)
@@ -53,7 +53,7 @@ cdef double bottleneck(
     const double[:, ::1] need, Py_ssize_t job, const double[::1] room, double least
 )
 
-@cython.locals(i=Py_ssize_t, edge=double, first=double)
+@cython.locals(i=Py_ssize_t, edge=double, first=double, starts=double, ends=double)
 cpdef double next_edge(
     const double[:] remaining, const double[:] following, const double[:] due,
     const double[:] idle,
@@ -87,24 +87,24 @@ cdef class Sharing:
     cdef bint fits(self, Py_ssize_t role, Py_ssize_t job)
 
     @cython.locals(
-        i=Py_ssize_t, seconds=double, enough=double, keeps=cython.bint, rate=double, taken=double
+        i=Py_ssize_t, seconds=double, enough=double, keeps=cython.bint, rate=double
     )
     cdef void take(self, Py_ssize_t role, Py_ssize_t job)
 
-    @cython.locals(i=Py_ssize_t, job=Py_ssize_t, any_solo=cython.bint, settled=cython.bint)
-    cpdef bint go_solo(self)
+    @cython.locals(i=Py_ssize_t, job=Py_ssize_t, found=cython.bint, settled=cython.bint)
+    cpdef bint serve_uncontended(self)
 
     @cython.locals(
         i=Py_ssize_t, job=Py_ssize_t, link=Py_ssize_t, closed=cython.bint, following=double,
         volume=double, unknown=cython.bint,
     )
-    cdef void find_solo(self)
+    cdef void find_uncontended(self)
 
     @cython.locals(i=Py_ssize_t, flow=Flow)
     cpdef void classify(self)
 
     @cython.locals(i=Py_ssize_t, k=Py_ssize_t, flow=Flow, job=Job)
-    cpdef void gather(self, Py_ssize_t role)
+    cpdef void sum_up(self, Py_ssize_t role)
 
     @cython.locals(i=Py_ssize_t, flow=Flow, job=Job, idle=cython.bint, near=cython.bint)
     cpdef void keep(self)
@@ -129,8 +129,5 @@ cdef class Sharing:
     @cython.locals(k=Py_ssize_t, job=Py_ssize_t, alone=double, seconds=double)
     cpdef void stand(self, Py_ssize_t role, const Py_ssize_t[::1] order)
 
-    @cython.locals(i=Py_ssize_t, k=Py_ssize_t, short=cython.bint)
-    cpdef void top_up(self, const Py_ssize_t[::1] order)
-
-    @cython.locals(i=Py_ssize_t, link=Py_ssize_t, share=double)
-    cdef void restore(self, Py_ssize_t job)
+    @cython.locals(i=Py_ssize_t)
+    cpdef void top_up(self)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How jobs share links, flow by flow, for whose sake this file is compiled (types: gang_rates.pxd).
-
-What is done is the same when it is not compiled. __init__.py says in which order, and why.
+"""How jobs share links, flow by flow. Compiled (types: gang_rates.pxd); interpreted, it does the
+same. __init__.py says what is done in which order, and why.
 
 F flows, L links, J jobs. `paths` are int32[F, H], padded with L; arrays over links have L + 1
 entries, of which the last one counts for nothing. Rates are bytes/s, times ns where they are not
@@ -14,16 +13,16 @@ from typing import Any
 import numpy as np
 
 from flowslot.policy.base import Floats, Paths, Rows
-from flowslot.policy.filling import crosses, link_sum, max_min
+from flowslot.policy.fill import crosses, link_sum, max_min
 
 COMPILED = not __file__.endswith(".py")
 
 KEEP_RATIO = 1.1
 KEEP_SLACK_S = 0.004
 """Rates are kept while the job ends at most 10 % + 4 ms (a renegotiation) later than it could."""
-SOON_NS = 10_000_000.0
+NEAR_NS = 10_000_000.0
 """An idle flow this close before its start, or after its end, keeps its rate from its siblings."""
-LATE_NS = 20_000_000.0
+NEAR_OVERDUE_NS = 20_000_000.0
 """... unless it is overdue by more than this."""
 OVERDUE_NS = 250_000_000.0
 """An idle job overdue by more (and by more than half a period) stands last in the queue."""
@@ -43,7 +42,7 @@ FLOW = np.dtype(
     [
         ("job", np.int64),
         ("remaining", np.float64),  # these eight as in AllocationState
-        ("cap", np.float64),
+        ("stalled", np.bool_),
         ("wait", np.float64),
         ("period", np.float64),
         ("due", np.float64),
@@ -52,10 +51,9 @@ FLOW = np.dtype(
         ("goal", np.float64),
         ("role", np.int64),
         ("alone", np.bool_),  # no other job needs a link of its path
-        ("solo", np.bool_),  # no other job needs a link of its job
+        ("uncontended", np.bool_),  # no other job needs a link of its job
         ("volume", np.float64),  # bytes: what remains, or what it will send in its next phase
         ("rate", np.float64),  # the result
-        ("short", np.float64),  # what its gang gives it, and its cap does not let it use
     ]
 )
 JOB = np.dtype(  # of the job's flows with one role
@@ -72,7 +70,8 @@ JOB = np.dtype(  # of the job's flows with one role
 
 # The same as C variables: gang_rates.pxd declares them.
 _keep_ratio, _keep_slack, _full, _rounding = KEEP_RATIO, KEEP_SLACK_S, FULL, ROUNDING
-_soon, _late, _overdue, _worthwhile = SOON_NS, LATE_NS, OVERDUE_NS, WORTHWHILE
+_near, _near_overdue, _overdue = NEAR_NS, NEAR_OVERDUE_NS, OVERDUE_NS
+_worthwhile = WORTHWHILE
 _out, _active, _idle, _kept, _coming, _inf = OUT, ACTIVE, IDLE, KEPT, COMING, math.inf
 
 
@@ -112,7 +111,8 @@ def next_edge(remaining: Floats, following: Floats, due: Floats, idle: Floats) -
     first: float = _inf
     for i in range(len(remaining)):
         if remaining[i] <= 0 and following[i] > 0:
-            for edge in (due[i] - _soon, due[i] + _late, due[i] + _overdue, _soon - idle[i]):
+            starts, ends = due[i] - _near, due[i] + _near_overdue
+            for edge in (starts, ends, due[i] + _overdue, _near - idle[i]):
                 if 0 < edge < first:
                     first = edge
     return first
@@ -148,7 +148,7 @@ class Sharing:
         for link in range(len(capacity)):
             self.left[link] = max(capacity[link], 0.0)
         for i in range(len(self.flows)):
-            self.flows[i].rate = self.flows[i].short = 0.0
+            self.flows[i].rate = 0.0
 
     # --- helpers
 
@@ -187,8 +187,7 @@ class Sharing:
 
     def take(self, role: int, job: int) -> None:
         """Rates of a job's flows with one role, as a gang: all end at the same time, as early as
-        they can; or the present goals, if these fit and are good enough. Active flows are capped.
-        """
+        they can; or the present goals, if these fit and are good enough."""
         seconds = bottleneck(self.need[role], job, self.left, 0.0)
         enough = _keep_ratio * seconds + _keep_slack
         keeps = self.jobs[role, job].lasts <= enough and self.fits(role, job)
@@ -196,39 +195,37 @@ class Sharing:
             self.rates[i] = 0.0
             if self.flows[i].job == job and self.flows[i].role == role:
                 rate = self.flows[i].goal if keeps else lasts(self.flows[i].volume, seconds)
-                taken = min(rate, self.flows[i].cap) if role == _active else rate
-                self.rates[i] = self.flows[i].rate = taken
-                self.flows[i].short = rate - taken
+                self.rates[i] = self.flows[i].rate = rate
         self.take_away()
 
     # --- who takes part
 
-    def go_solo(self) -> bool:
+    def serve_uncontended(self) -> bool:
         """Jobs that share no link with another one get their rates; True: no other job is left.
 
         Their flows' role, and that of those whose path is closed, is OUT. Rates depend on the bytes
         per iteration only, not on who is active or how far: what an idle sibling leaves unused for
         the moment is for the top-up in the kernel.
         """
-        self.find_solo()
-        any_solo, settled = False, True
+        self.find_uncontended()
+        found, settled = False, True
         for i in range(len(self.flows)):
             job = self.flows[i].job
             self.rates[i] = self.most[i] = 0.0
             if self.flows[i].volume > 0 and not self.meets[job]:
                 self.rates[i] = lasts(self.flows[i].volume, self.seconds[job])
-                self.flows[i].rate, self.most[i], any_solo = self.rates[i], _inf, True
-        if any_solo:
+                self.flows[i].rate, self.most[i], found = self.rates[i], _inf, True
+        if found:
             self.take_away()
             self.raise_to_fill()
         for i in range(len(self.flows)):
-            self.flows[i].solo = self.flows[i].rate > 0
-            if self.flows[i].solo:
+            self.flows[i].uncontended = self.flows[i].rate > 0
+            if self.flows[i].uncontended:
                 self.flows[i].role = _out
             settled = settled and self.flows[i].role == _out
         return settled
 
-    def find_solo(self) -> None:
+    def find_uncontended(self) -> None:
         """Which jobs meet others (`meets`), and how long an iteration of each takes (`seconds`)."""
         for link in range(len(self.left)):
             self.links[link] = self.capacity[link] <= 0
@@ -259,17 +256,16 @@ class Sharing:
             flow = self.flows[i]
             # What a dependency leaves unused matters only where another job could use it.
             flow.alone = not crosses(self.paths, i, self.links)
-            if flow.alone:
-                flow.cap = _inf
+            flow.stalled = flow.stalled and not flow.alone
             flow.volume = flow.remaining if flow.remaining > 0 else flow.next
             # A flow that cannot send now is as good as idle: it must not hold up its gang.
-            if flow.remaining > 0 and flow.role != _out and flow.cap > 0:
+            if flow.remaining > 0 and flow.role != _out and not flow.stalled:
                 flow.role = _active
             else:
-                flow.role = _idle if flow.volume > 0 and not flow.solo else _out
+                flow.role = _idle if flow.volume > 0 and not flow.uncontended else _out
             self.flows[i] = flow
 
-    def gather(self, role: int) -> None:
+    def sum_up(self, role: int) -> None:
         """Sum up the flows with one role: `need`, `hold` and `jobs`."""
         self.clear(self.need[role])
         self.clear(self.hold[role])
@@ -288,7 +284,7 @@ class Sharing:
                 job.fresh, job.holds = job.fresh or flow.goal <= 0, job.holds or flow.goal > 0
                 job.wait, job.period = max(job.wait, flow.wait), max(job.period, flow.period)
                 job.due = min(job.due, flow.due)
-                if flow.goal < flow.cap:  # more is of no use to the others
+                if not flow.stalled:
                     job.lasts = max(job.lasts, lasts(flow.volume, flow.goal))
                 self.jobs[role, flow.job] = job
 
@@ -304,11 +300,11 @@ class Sharing:
             flow = self.flows[i]
             job = self.jobs[_active, flow.job]
             idle = flow.role == _idle and flow.remaining <= 0
-            near = -_late <= flow.due <= _soon or flow.idle < _soon
+            near = -_near_overdue <= flow.due <= _near or flow.idle < _near
             if idle and near and flow.alone and flow.goal > 0 and job.present and not job.fresh:
                 self.flows[i].role = _kept
                 add(self.paths, i, flow.goal, self.hold[_kept], flow.job)
-                if flow.due <= _soon:
+                if flow.due <= _near:
                     add(self.paths, i, flow.volume, self.need[_kept], flow.job)
 
     def find_coming(self) -> None:
@@ -344,7 +340,7 @@ class Sharing:
         """Set a part of all active flows' max-min fair rates aside: `sums`, as `hold`. `parts`,
         float64[J]: which, by job."""
         for i in range(len(self.flows)):
-            self.most[i] = self.flows[i].cap if self.flows[i].role == _active else 0.0
+            self.most[i] = _inf if self.flows[i].role == _active else 0.0
         max_min(self.paths, self.left, self.most, self.rates)
         self.clear(self.sums)
         for i in range(len(self.flows)):
@@ -385,33 +381,8 @@ class Sharing:
             if self.jobs[role, job].present and seconds <= _worthwhile * alone:
                 self.take(role, job)
 
-    def top_up(self, order: Rows) -> None:
-        """Max-min over the active flows, of what is left.
-
-        Then what capped flows could not use, and nobody else either, stays theirs after all.
-        """
-        short = False
+    def top_up(self) -> None:
+        """Max-min over the active flows, of what is left."""
         for i in range(len(self.flows)):
-            self.most[i] = 0.0
-            if self.flows[i].role == _active:
-                self.most[i] = self.flows[i].cap - self.flows[i].rate
-                short = short or self.flows[i].short > 0
+            self.most[i] = _inf if self.flows[i].role == _active else 0.0
         self.raise_to_fill()
-        for k in range(len(order) if short else 0):
-            self.restore(order[k])
-
-    def restore(self, job: int) -> None:
-        """Give the flows of a job the same part, as much as is left, of what they could not use."""
-        share = 1.0
-        for link in range(len(self.left)):
-            self.use[link] = 0.0
-        for i in range(len(self.flows)):
-            self.rates[i] = self.flows[i].short if self.flows[i].job == job else 0.0
-        link_sum(self.paths, self.rates, self.use)
-        for link in range(len(self.left) - 1):
-            if self.use[link] > 0:
-                share = min(share, self.left[link] / self.use[link])
-        for i in range(len(self.flows)):
-            self.rates[i] *= share
-            self.flows[i].rate += self.rates[i]
-        self.take_away()

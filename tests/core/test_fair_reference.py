@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The virtual fair run against what can be worked out by hand."""
 
-import math
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,7 @@ import pytest
 
 from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.policy.base import AllocationState
-from flowslot.policy.fair_reference import SLACK, VirtualFair
+from flowslot.policy.fair_reference import SLACK, FairReference
 
 MS = MILLISECOND
 
@@ -35,8 +34,10 @@ def state(*flows: dict[str, Any], capacity: tuple[float, ...] = (1e9,)) -> Alloc
         job=np.array([names.index(f["job"]) for f in flows]),
         job_names=names,
         flow=np.arange(n, dtype=np.uint64),
+        aggregate=np.arange(n),
+        aggregates=list(range(n)),
         remaining=left,
-        cap=np.full(n, math.inf),
+        stalled=np.zeros(n, np.bool_),
         wait_ns=np.where(left > 0, column("wait", 0.0, MS), 0.0),
         period_ns=np.zeros(n),
         due_ns=np.zeros(n),
@@ -53,7 +54,7 @@ class Run:
     """Looks at jobs that send or not, at times in ms."""
 
     def __init__(self, *jobs: str, **more: Any) -> None:
-        self.fair, self.jobs, self.more = VirtualFair(), jobs, more
+        self.fair, self.jobs, self.more = FairReference(), jobs, more
 
     def at(self, ms: float, *sending: str) -> list[bool]:
         flows = [
@@ -98,7 +99,7 @@ def test_its_next_virtual_iteration_begins_when_it_has_computed() -> None:
 
 def test_what_more_flows_would_get_a_job_counts_for_a_little_less() -> None:
     """Two flows against one: two thirds of the link, in a run that is slower by SLACK."""
-    fair = VirtualFair()
+    fair = FairReference()
 
     def look(ms: float, left: float) -> list[bool]:
         flows = [{"job": "a", "left": left, "bytes": 50e6}] * 2
@@ -114,7 +115,7 @@ def test_what_more_flows_would_get_a_job_counts_for_a_little_less() -> None:
 
 
 def test_what_a_job_cannot_use_on_one_link_others_may_on_theirs() -> None:
-    fair = VirtualFair()
+    fair = FairReference()
 
     def look(ms: float, left: float) -> list[bool]:
         narrow = {"job": "a", "left": left, "links": (0, 1)}
@@ -133,7 +134,7 @@ def test_what_a_job_cannot_use_on_one_link_others_may_on_theirs() -> None:
 def test_each_flow_of_a_job_goes_at_its_own_pace() -> None:
     """a's two flows are held up one after the other: by b in the first 100 ms, by c in the next.
     The second one has sent everything by then, and the first one needs 150 ms."""
-    fair = VirtualFair()
+    fair = FairReference()
 
     def look(ms: float, **left: float) -> list[bool]:
         flows = [
@@ -156,7 +157,7 @@ def test_each_flow_of_a_job_goes_at_its_own_pace() -> None:
 
 def test_flows_come_and_go_and_the_others_go_on() -> None:
     """What a flow has sent virtually is not forgotten when the rows of the table change."""
-    fair = VirtualFair()
+    fair = FairReference()
     a = {"job": "a", "links": (0,)}
     new = {"job": "a", "links": (1,), "bytes": 1e6}
     b = {"job": "b", "links": (2,)}
@@ -180,7 +181,7 @@ def test_flows_come_and_go_and_the_others_go_on() -> None:
 
 def test_a_job_that_does_not_say_what_comes_is_not_late_for_that() -> None:
     """Its virtual self begins while it is not known how much there is to send, and waits for it."""
-    fair = VirtualFair()
+    fair = FairReference()
     for ms in range(0, 2000, 10):
         left = 100e6 - ms % 200 * 1e6 if ms % 200 < 100 else 0.0
         flow = {"job": "a", "bytes": 0.0, "left": left}
@@ -190,7 +191,7 @@ def test_a_job_that_does_not_say_what_comes_is_not_late_for_that() -> None:
 
 
 def test_flows_whose_path_is_not_known_do_not_count() -> None:
-    fair = VirtualFair()
+    fair = FairReference()
     a = {"job": "a", "links": ()}
     for ms, left in ((0, SENDS), (100, IDLE), (200, SENDS), (5000, SENDS)):
         late = fair.look(state({**a, "left": left}), Nanos(ms * MS)).tolist()
@@ -215,7 +216,7 @@ def test_jobs_that_are_not_known_yet_are_not_late() -> None:
 
 
 def test_an_index_that_gets_another_job_begins_anew() -> None:
-    fair = VirtualFair()
+    fair = FairReference()
     for ms, left in ((0, SENDS), (100, IDLE), (200, SENDS)):
         fair.look(state({"job": "a", "left": left}), Nanos(ms * MS))
     assert fair.look(state({"job": "a", "left": SENDS}), Nanos(350 * MS)).tolist() == [True]

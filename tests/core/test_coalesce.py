@@ -15,7 +15,7 @@ GATHER = Nanos(4 * MILLISECOND)
 
 
 def test_what_a_flow_waits_for_comes_at_once_and_the_rest_in_a_while() -> None:
-    b = Bench(gather_ns=GATHER)
+    b = Bench(coalesce_ns=GATHER)
     b.demand(7, 0)
     b.demand(8, 1)
     first = b.step(f7=80.0, f8=80.0)
@@ -34,7 +34,7 @@ def test_what_a_flow_waits_for_comes_at_once_and_the_rest_in_a_while() -> None:
 
 
 def test_others_give_way_at_once_to_a_flow_that_has_too_little() -> None:
-    b = Bench(gather_ns=GATHER)
+    b = Bench(coalesce_ns=GATHER)
     b.demand(7, 0)
     b.demand(8, 1)
     b.step(f7=100.0, f8=100.0)
@@ -47,7 +47,7 @@ def test_others_give_way_at_once_to_a_flow_that_has_too_little() -> None:
 
 
 def test_who_has_nothing_does_not_take_all_the_room_from_others_that_wait() -> None:
-    b = Bench(gather_ns=GATHER)
+    b = Bench(coalesce_ns=GATHER)
     for flow in (1, 2):
         b.demand(flow, 0)
     b.step(f1=25.0, f2=1.0)
@@ -58,7 +58,7 @@ def test_who_has_nothing_does_not_take_all_the_room_from_others_that_wait() -> N
 
 
 def test_what_ceases_to_stand_is_said_in_a_while() -> None:
-    config = ArbiterConfig(target=1.0, recovery=False, gather_ns=GATHER)
+    config = ArbiterConfig(target=1.0, recovery=False, coalesce_ns=GATHER)
     arbiter, now = Arbiter([1e9], config, StaggerAllocator()), 10**9
     arbiter.hello(Nanos(now), Hello("h1", 1))
 

@@ -1,0 +1,382 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each flow of a contention domain demands, has been granted, and may be sending at."""
+
+from bisect import insort
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flowslot.arbiter import rules
+from flowslot.arbiter.config import ArbiterConfig
+from flowslot.arbiter.rules import FREE, NEVER, PENDING
+from flowslot.model.units import SECOND, Nanos
+from flowslot.policy.base import AllocationState, Bools, Floats, Rows
+from flowslot.policy.fill import link_sum
+from flowslot.protocol.messages import Demand
+
+ROW = np.dtype(  # times are absolute, ns; rules.pxd has the same columns in the same order
+    [
+        ("session", np.int64),  # FREE: the slot belongs to no flow
+        ("flow", np.uint64),
+        ("inc", np.int64),
+        ("job", np.int64),  # number in `jobs`
+        ("aggregate", np.int64),  # number in `aggregates`: of its job, on its path
+        ("group", np.int64),  # number in `groups`: of its session, on its path; -1: no path
+        ("tightest", np.float64),  # least goodput on the path; inf: the path is not known
+        ("remaining", np.float64),
+        ("least", np.float64),  # `remaining` is not estimated to be less
+        ("stalled", np.bool_),  # it cannot send now
+        ("ready_at", np.int64),
+        ("period_ns", np.int64),
+        ("due_at", np.int64),
+        ("next_bytes", np.float64),
+        ("idle_since", np.int64),
+        ("began_at", np.int64),  # when the phase of the job began in which the flow last began
+        ("whole", np.float64),  # bytes that the flow began with
+        ("goal", np.float64),  # what it is to have
+        ("grant", np.float64),  # what it was told last
+        ("seq", np.int64),  # number of that message
+        ("oldest_pending", np.int64),
+        ("held_since", np.int64),
+        ("standing", np.bool_),
+        ("reported_standing", np.bool_),
+        ("anticipated", np.bool_),  # expected to begin now, see rules.see
+        ("borrower", np.int64),  # slot of the flow that has ...
+        ("lent", np.float64),  # ... so much of what this flow's newest lower takes back
+        ("pending_seq", np.int64, (PENDING,)),  # lowers not acknowledged, the oldest first; 0: none
+        ("pending_rate", np.float64, (PENDING,)),  # what they take back
+    ]
+)
+_EMPTY = np.zeros((), ROW)
+_EMPTY["session"], _EMPTY["group"], _EMPTY["idle_since"] = FREE, -1, NEVER
+_EMPTY["tightest"] = np.inf
+
+
+class Ledger:
+    """A flow has the same slot from `add` to `remove`; then the slot may become another flow's.
+
+    Slots 0 .. n-1 are in use, or free with one in use above them. To sums and decisions a free slot
+    is a flow without a path that wants and has nothing, so loops need not ask which are free. A
+    flow without a path (known only from Hello) counts on every link.
+
+    `commitment` is the protocol's rule 5: the larger of the grant and of every rate that a lower
+    not yet acknowledged takes back.
+    """
+
+    def __init__(self, goodput: Floats, config: ArbiterConfig) -> None:
+        """`goodput`: float64[L]."""
+        self.n_links = len(goodput)
+        self._goodput = np.append(goodput, np.inf)
+        self._least_change = config.min_change_link, config.min_change_rate
+        self.slots: dict[tuple[int, int], int] = {}
+        """By session and flow."""
+        self._free: list[int] = []  # below n, ascending
+        self._all_rows: NDArray[np.void] = np.zeros(0, ROW)
+        self._all_paths = np.full((0, 1), self.n_links, np.int32)
+        self.jobs, self.aggregates, self.groups = Numbers(), Numbers(), Numbers()
+        self._crossing = np.zeros((1, self.n_links + 1), np.int64)  # flows by job and link
+        self._phases = np.full((1, 2), NEVER)  # [J, 2], see rules.report
+        self.jobs.take("")  # 0, of flows whose job and path are not known, and of free slots
+        self.aggregates.take(("", ()))
+        self._estimated_at = 0
+        self.anticipated_until = Nanos(0)
+        """Until when some flows are waited for, see `rules.see`."""
+        self._resize(0)
+
+    # --- slots
+
+    def add(self, session: int, flow: int, inc: int) -> int:
+        """A slot for a new flow without path, demand or grant."""
+        slot = self._free.pop(0) if self._free else self.n
+        if slot == self.n:
+            self._resize(self.n + 1)
+        self.slots[session, flow] = slot
+        row = self.rows[slot]
+        row["session"], row["flow"], row["inc"] = session, flow, inc
+        self.jobs.take("")
+        return slot
+
+    def remove(self, session: int, flow: int) -> None:
+        """Free a flow's slot. All that it commits ends."""
+        slot = self.slots.pop((session, flow))
+        # What was lent to it is its lender's again: perhaps nobody has read that it was to borrow.
+        rows = self.rows
+        lenders = np.flatnonzero((rows["lent"] > 0) & (rows["borrower"] == slot))
+        rows["pending_rate"][lenders, 0] += rows["lent"][lenders]
+        rows["lent"][lenders] = 0.0
+        self._leave(slot)
+        rows[slot], self.paths[slot] = _EMPTY, self.n_links
+        insort(self._free, slot)
+        n = self.n
+        while self._free and self._free[-1] == n - 1:
+            n = self._free.pop()
+        self._resize(n)
+
+    def of_session(self, session: int) -> list[int]:
+        """Identifiers of a session's flows."""
+        flows: list[int] = self.rows["flow"][self.rows["session"] == session].tolist()
+        return flows
+
+    def move(self, slot: int, session: int) -> None:
+        """The flow now belongs to another session (of the same daemon)."""
+        row = self.rows[slot]
+        flow = int(row["flow"])
+        self.slots[session, flow] = self.slots.pop((int(row["session"]), flow))
+        row["session"] = session
+        if row["group"] >= 0:
+            self.groups.drop(int(row["group"]))
+            row["group"] = self.groups.take((session, self.path(slot)))
+
+    def restate(self, now: Nanos, slot: int, inc: int, rate: float) -> None:
+        """The flow's daemon says that it enforces exactly this, and awaits nothing."""
+        row = self.rows[slot]
+        row["inc"], row["held_since"] = inc, now
+        row["grant"] = row["goal"] = rate
+        row["reported_standing"], row["lent"] = False, 0.0
+        row["pending_seq"], row["pending_rate"] = 0, 0.0
+
+    def path(self, slot: int) -> tuple[int, ...]:
+        """The flow's links; empty when they are not known."""
+        path: tuple[int, ...] = self.aggregates.names[self.rows["aggregate"][slot]][1]
+        return path
+
+    def place(self, slot: int, job: str, links: tuple[int, ...]) -> None:
+        """Make the flow part of a job, on a path."""
+        if self.aggregates.names[self.rows["aggregate"][slot]] == (job, links):
+            return
+        self._leave(slot)
+        row = self.rows[slot]
+        if len(links) > self._all_paths.shape[1]:
+            wider = np.full((len(self._all_paths), len(links)), self.n_links, np.int32)
+            wider[:, : self._all_paths.shape[1]] = self._all_paths
+            self._all_paths, self.paths = wider, wider[: self.n]
+        self.paths[slot, : len(links)] = links
+        known = job in self.jobs
+        row["job"] = number = self.jobs.take(job)
+        if number == len(self._phases):
+            self._phases = np.append(self._phases, [[0, 0]], axis=0)
+            self._crossing = np.append(self._crossing, np.zeros_like(self._crossing[:1]), axis=0)
+        if not known:
+            self._phases[number] = NEVER
+        self._crossing[number, list(links)] += 1
+        row["aggregate"] = self.aggregates.take((job, links))
+        row["group"] = self.groups.take((int(row["session"]), links))
+        row["tightest"] = self._goodput[self.paths[slot]].min()
+
+    def _leave(self, slot: int) -> None:
+        """The flow is not part of its job any more, nor on its path."""
+        row = self.rows[slot]
+        self.jobs.drop(int(row["job"]))
+        if row["group"] >= 0:
+            self.groups.drop(int(row["group"]))
+            self._crossing[row["job"], list(self.path(slot))] -= 1
+            self.aggregates.drop(int(row["aggregate"]))
+
+    def _resize(self, n: int) -> None:
+        if n > len(self._all_rows):
+            room = max(64, 2 * len(self._all_rows)) - len(self._all_rows)
+            more = np.full((room, self._all_paths.shape[1]), self.n_links, np.int32)
+            self._all_paths = np.concatenate((self._all_paths, more))
+            self._all_rows = np.concatenate((self._all_rows, np.full(room, _EMPTY)))
+        self.n = n
+        self.rows, self.paths = self._all_rows[:n], self._all_paths[:n]
+        self.table = rules.table(self.rows)
+
+    # --- demands
+
+    def progress(self, now: Nanos) -> None:
+        """Advance the estimates: an active flow has sent grant x time elapsed (rule 2)."""
+        elapsed, self._estimated_at = (now - self._estimated_at) / SECOND, now
+        if elapsed > 0:
+            rules.progress(self.table, elapsed)
+
+    def report(self, now: Nanos, slots: list[int], demands: Sequence[Demand]) -> None:
+        """Take over what was reported; the flows are placed already. Each slot at most once."""
+        said = [
+            (d.inc, d.remaining, d.wait_ns, d.period_ns, d.next_in_ns, d.next_bytes)
+            for d in demands
+        ]
+        at, stalled = np.array(slots, np.intp), np.array([d.cap <= 0 for d in demands])
+        rules.report(now, self.table, at, np.array(said, np.int64), stalled, self._phases)
+
+    def state(self, now: Nanos, capacity: Floats) -> AllocationState:
+        """What an allocator sees. Copies where it could be modified.
+
+        `capacity`: what may be given out, float64[L].
+        """
+        rows, seen = self.rows, np.empty((6, self.n))
+        until = rules.see(now, self.table, self.paths, self.n_links, self._phases, seen)
+        self.anticipated_until = Nanos(until)
+        return AllocationState(
+            paths=self.paths,
+            capacity=np.append(capacity, np.inf),
+            goodput=self._goodput,
+            job=rows["job"],
+            job_names=self.jobs.names,
+            flow=rows["flow"],
+            aggregate=rows["aggregate"],
+            aggregates=self.aggregates.names,
+            remaining=seen[0],
+            stalled=rows["stalled"],
+            wait_ns=seen[1],
+            period_ns=seen[2],
+            due_ns=seen[3],
+            next_bytes=seen[4],
+            idle_ns=seen[5],
+            goal=rows["goal"],
+        )
+
+    # --- commitments
+
+    def commitments(self) -> Floats:
+        """What flows may be sending at on each link, float64[L]; unknown paths count on all."""
+        sums = np.zeros(self.n_links + 1)
+        rules.commitments(self.table, self.paths, sums)
+        return sums[:-1]
+
+    def give_back(self, slot: int, seq: int) -> None:
+        """The daemon has stopped using grant `seq` by itself: it commits nothing any more.
+
+        Without effect when another message is on its way: the daemon will obey that one.
+        """
+        row = self.rows[slot]
+        if seq == row["seq"] and not row["pending_seq"][0]:
+            row["grant"] = row["goal"] = 0.0
+
+    def acknowledge(self, now: Nanos, seqs: Mapping[int, int]) -> None:
+        """In each slot, everything up to message `seqs[slot]` has been applied."""
+        slots = np.fromiter(seqs, np.intp, len(seqs))
+        rules.acknowledge(now, self.table, slots, np.fromiter(seqs.values(), np.int64, len(seqs)))
+
+    def overdue(self, before: int) -> set[int]:
+        """Sessions with a lower that was sent earlier than `before` and is not acknowledged."""
+        slots = np.zeros(self.n, np.intp)
+        n = rules.overdue(self.table, before, slots)
+        return set(self.rows["session"][slots[:n]].tolist())
+
+    def unsettled(self) -> bool:
+        """Some grants are not (yet) what they are to be, or not reported to be standing."""
+        return rules.unsettled(self.table)
+
+    def settled(self) -> bool:
+        """All hold standing grants, know that, and nothing is to change or to be heard of."""
+        return rules.all_settled(self.table)
+
+    # --- from target rates to messages: rules 4 to 7
+
+    def settle(self, target: Floats, standing: Bools | None, capacity: Floats, since: int) -> None:
+        """Turn targets, float64[n], into goals (rule 7): small changes are ignored, except to zero.
+
+        Ignored lowers add up, so on a link whose goals exceed `capacity` none is ignored. Flows
+        without a path keep what they hold, if that was said after `since`. `standing`: which
+        targets hold in all phases, bool[n]; None: none.
+        """
+        self.rows["standing"] = False if standing is None else standing
+        link, rate = self._least_change
+        rules.settle(self.table, self.paths, target, since, capacity, link, rate)
+
+    def short(self, mute: Bools, limit: Floats) -> Rows:
+        """Links where others have to give way to flows that wait, intp[L + 1] (rules.find_short);
+        `limit`: float64[L]."""
+        short = np.zeros(self.n_links + 1, np.intp)
+        rules.find_short(self.table, self.paths, mute, limit, short)
+        return short
+
+    def lower(self, now: Nanos, mute: Bools, short: Rows, seq: int) -> Rows:
+        """Take back what is more than the goal, where there is room for one more lower; returns
+        these slots, the first of which gets message number `seq`. `mute`: bool[n], not those;
+        `short`: only on these links, see `rules.find_short`."""
+        slots = np.zeros(self.n, np.intp)
+        return slots[: rules.lower(now, self.table, self.paths, mute, short, seq, slots)]
+
+    def borrow(self, lowered: Rows) -> Floats:
+        """Rates that flows take over from those in `lowered`, float64[n].
+
+        Of the same daemon and on the same path only: one message lowers the one and raises the
+        other, so there is nothing to wait for. A flow borrows from any number of others.
+        """
+        gain, n_groups = np.zeros(self.n), len(self.groups.names)
+        if lowered.size:
+            rules.borrow(self.table, n_groups, lowered, *self._least_change, gain)
+        return gain
+
+    def raises(
+        self, mute: Bools, limit: Floats, gain: Floats, *, pressing: bool
+    ) -> tuple[Rows, Floats]:
+        """Raises that are safe now (rules 4 to 6): the slots, and their new rates.
+
+        What is in `limit` float64[L] and not committed is free. `gain`: what each flow borrows,
+        float64[n], at no cost. Flows that have nothing and want to send come first: what they wish
+        for is kept for them on every link of their paths, and where that does not fit, only
+        borrowers are raised besides (ADR 27). When not all fit, each gets the same part of its wish
+        on its tightest link; a part that is too small to be worth a message waits. What begins or
+        ceases to be standing is said as well, with or without a raise. `pressing`: only what flows
+        wait for.
+        """
+        borrowed = np.zeros(self.n_links + 1)
+        link_sum(self.paths, gain, borrowed)
+        free = limit - self.commitments() - borrowed[:-1]
+        slots, rates = np.zeros(self.n, np.intp), np.zeros(self.n)
+        n = rules.find_raises(
+            self.table,
+            self.paths,
+            mute,
+            gain,
+            *self._least_change,
+            free,
+            pressing,
+            slots,
+            rates,
+        )
+        return slots[:n], rates[:n]
+
+    def set_grants(self, slots: Rows, rates: Floats, seq: int) -> int:
+        """Grant the flows these rates, in messages from number `seq` on; returns how many of them
+        are raised."""
+        return int(rules.set_grants(self.table, slots, rates, seq))
+
+    def shares(self, slots: Rows) -> Floats:
+        """Goodput of each flow's path, divided among all flows of its job on the tightest link; inf
+        when the path is not known."""
+        paths, jobs = self.paths[slots], self.rows["job"][slots]
+        share: Floats = (self._goodput[paths] / self._crossing[jobs[:, None], paths]).min(axis=1)
+        return share
+
+
+class Numbers:
+    """Small numbers for names in use. A name keeps its number after its last use, until another
+    name gets that number: the longest unused one first."""
+
+    def __init__(self) -> None:
+        self.names: list[Any] = []
+        self._uses: list[int] = []
+        self._numbers: dict[Hashable, int] = {}
+        self._unused: dict[int, None] = {}
+
+    def __contains__(self, name: Hashable) -> bool:
+        return name in self._numbers
+
+    def take(self, name: Hashable) -> int:
+        """The name's number, for one more use."""
+        number = self._numbers.get(name)
+        if number is None:
+            if self._unused:
+                number = next(iter(self._unused))
+                del self._numbers[self.names[number]]
+                self.names[number] = name
+            else:
+                number = len(self.names)
+                self.names.append(name)
+                self._uses.append(0)
+            self._numbers[name] = number
+        self._unused.pop(number, None)
+        self._uses[number] += 1
+        return number
+
+    def drop(self, number: int) -> None:
+        """One use of it has ended."""
+        self._uses[number] -= 1
+        if not self._uses[number]:
+            self._unused[number] = None

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ledger of flows: slots that stay, and which raises are made when not all fit."""
+
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from flowslot.arbiter.config import ArbiterConfig
+from flowslot.arbiter.ledger import Ledger
+from flowslot.model.units import Nanos
+
+PATHS = ((0,), (1,), (0, 1), (2, 0, 1))
+GOODPUT = np.array([100.0, 80.0, 60.0])
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_flow_keeps_its_slot_and_sums_are_those_of_the_flows_that_are_there(seed: int) -> None:
+    rng, ledger = random.Random(seed), Ledger(GOODPUT, ArbiterConfig())
+    slots: dict[tuple[int, int], int] = {}
+    placed: dict[tuple[int, int], tuple[str, tuple[int, ...]]] = {}
+    grants: dict[tuple[int, int], float] = {}
+    for _ in range(400):
+        key = rng.randrange(3), rng.randrange(40)
+        if key not in slots:
+            slots[key] = ledger.add(*key, 1)
+        elif rng.random() < 0.4:
+            ledger.remove(*key)
+            for known in (slots, placed, grants):
+                known.pop(key, None)
+        else:
+            path = placed[key][1] if key in placed else rng.choice(PATHS)
+            placed[key] = rng.choice("abc"), path
+            ledger.place(slots[key], *placed[key])
+            grants[key] = rng.uniform(0, 9)
+            ledger.restate(Nanos(1), slots[key], 1, grants[key])
+        assert ledger.slots == slots and len(set(slots.values())) == len(slots)
+        assert ledger.n == max(slots.values(), default=-1) + 1
+        for at, slot in slots.items():
+            assert (ledger.rows["session"][slot], ledger.rows["flow"][slot]) == at
+        sums = np.zeros(3)
+        for at, rate in grants.items():
+            sums[list(placed[at][1])] += rate
+        np.testing.assert_allclose(ledger.commitments(), sums, atol=1e-9)
+        state = ledger.state(Nanos(2), GOODPUT)
+        crossing = Counter((job, link) for job, path in placed.values() for link in path)
+        for at, (job, path) in placed.items():
+            share = min(GOODPUT[link] / crossing[job, link] for link in path)
+            assert ledger.shares(np.array([slots[at]])).tolist() == [share]
+            assert state.job_names[state.job[slots[at]]] == job
+            assert state.aggregates[state.aggregate[slots[at]]] == (job, path)
+    assert len(ledger.jobs.names) == 4 and len(ledger.aggregates.names) <= 1 + 3 * len(PATHS)
+
+
+def test_a_name_keeps_its_number_until_another_one_needs_it() -> None:
+    ledger = Ledger(GOODPUT, ArbiterConfig())
+    for flow, job in enumerate("abcab"):
+        ledger.place(ledger.add(1, flow, 1), job, (0,))
+    numbers = ledger.state(Nanos(0), GOODPUT).job.tolist()
+    assert numbers == [1, 2, 3, 1, 2]
+    ledger.remove(1, 0)
+    ledger.place(ledger.add(1, 7, 1), "d", (0,))
+    assert ledger.state(Nanos(0), GOODPUT).job.tolist() == [4, 2, 3, 1, 2], "a has another flow"
+    ledger.remove(1, 2)
+    ledger.place(ledger.add(1, 2, 1), "c", (0,))
+    assert ledger.rows["job"][2] == 3
+    ledger.remove(1, 2)
+    ledger.place(ledger.add(1, 2, 1), "e", (0,))
+    assert ledger.rows["job"][2] == 3 and ledger.jobs.names == ["", "a", "b", "e", "d"]
+
+
+def table(*rows: tuple[float, float, float]) -> Ledger:
+    """Flows on one link of 100 bytes/s: (remaining, granted, goal)."""
+    ledger = Ledger(np.array([100.0]), ArbiterConfig())
+    for i, row in enumerate(rows):
+        slot = ledger.add(1, i, 1)
+        ledger.place(slot, "job", (0,))
+        for column, value in zip(("remaining", "grant", "goal"), row, strict=True):
+            ledger.rows[column][slot] = value
+    return ledger
+
+
+def raised(ledger: Ledger, free: float) -> dict[int, float]:
+    limit, mute = ledger.commitments() + free, np.zeros(ledger.n, np.bool_)
+    slots, rates = ledger.raises(mute, limit, np.zeros(ledger.n), pressing=False)
+    return dict(zip(slots.tolist(), rates.tolist(), strict=True))
+
+
+def test_who_has_nothing_comes_first() -> None:
+    ledger = table((9, 40.0, 60.0), (9, 0.0, 0.4), (9, 0.0, 0.4))
+    assert raised(ledger, 1.0) == {1: 0.4, 2: 0.4}, "0.2 more are not worth a message to the first"
+    assert raised(ledger, 10.8) == pytest.approx({0: 50.0, 1: 0.4, 2: 0.4})
+    assert raised(ledger, 30.0) == {0: 60.0, 1: 0.4, 2: 0.4}
+
+
+def test_who_is_idle_with_nothing_does_not() -> None:
+    assert raised(table((9, 40.0, 60.0), (0, 0.0, 20.0)), 20.0) == pytest.approx({0: 50.0, 1: 10.0})
+
+
+def test_what_is_raised_always_fits() -> None:
+    rates = raised(table((9, 0.0, 30.0), (9, 0.0, 10.0), (9, 10.0, 50.0)), 20.0)
+    assert rates == pytest.approx({0: 15.0, 1: 5.0})

@@ -40,7 +40,7 @@ class SwitchProcess:
         """Serve until a signal or a failure; returns the exit status. Raises ConfigError."""
         loop = asyncio.get_running_loop()
         service = SwitchService(self._build(self._config))
-        server = Server(service.handlers(), on_rejected=service.rejected)
+        server = Server(service.handlers(), tls=self._config.tls, on_rejected=service.rejected)
         try:
             await server.listen(self._config.listen)
         except OSError as error:
@@ -69,6 +69,9 @@ class SwitchProcess:
     def _ready(self) -> None:
         config = self._config
         text = f"{config.name}: {len(config.links)} links, listening on {config.listen}"
+        text += {"mutual": ", TLS", "insecure": ", insecure: no TLS"}.get(
+            config.tls_settings.mode(), ""
+        )
         notify("READY=1", f"STATUS={text}")
         log.info(text)
 
@@ -98,7 +101,9 @@ class SwitchProcess:
             if new[field] != old[field]:
                 problem = f"is {old[field]} and cannot change while running; restart"
                 raise ConfigError(str(self._file or "command line"), field, problem)
-        if config != self._config:
+        if config == self._config:
+            service.engine.config = config  # other hosts, perhaps
+        else:
             engine = self._build(config)
             self._config = config
             service.replace(engine, "the configuration has changed")
@@ -110,6 +115,7 @@ def _fixed(config: SwitchConfig) -> dict[str, object]:
     return {
         "name": config.name,
         "listen": config.listen,
+        "tls": config.tls_settings,
         "arbiter.slot_ms": arbiter.slot_ms,
         "arbiter.lease_slots": arbiter.lease_slots,
     }

@@ -72,8 +72,7 @@ def open_domain(
             stats=stats,
         )
 
-    switches = switches_of(config) if config.settings.use_switch else []
-    if not switches:
+    if not config.switches:
         return make_local(on_grants)
     # Only now: a daemon without switch processes never loads gRPC.
     from flowslotd.negotiate.switch_client import SwitchClient  # noqa: PLC0415
@@ -83,22 +82,16 @@ def open_domain(
         SwitchClient(
             topology,
             topology.switches[switch],
+            host=config.settings.host,
             daemon=daemon,
+            tls=config.tls,
             slot_ns=config.grid.slot_ns,
             lease_ns=Nanos(LEASE_SLOTS * config.grid.slot_ns),
             stats=stats,
         )
-        for switch in switches
+        for switch in config.switches
     ]
     return FailoverDomain(remotes, make_local, on_grants, stats, on_lease_end)
-
-
-def switches_of(config: Config) -> list[str]:
-    """The switch processes that hold links which flows of this host may cross."""
-    topology = config.topology
-    links = sorted(topology.links_crossed(config.settings.host))
-    held = (topology.links[link].switch for link in links)
-    return list(dict.fromkeys(switch for switch in held if switch))
 
 
 class FailoverDomain:

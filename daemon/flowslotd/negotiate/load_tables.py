@@ -21,7 +21,6 @@ from flowslot.policy.mlcc.planner import Feedback, Reserving
 from flowslotd.clock import monotonic
 from flowslotd.config import Config
 from flowslotd.metrics import Durations
-from flowslotd.negotiate.domain import switches_of
 
 ROUND_PART = 0.8
 """Of a slot: a round that takes longer gives up what it has not sent yet."""
@@ -294,14 +293,11 @@ def open_feedback(
 ) -> FeedbackClient:
     """To the switch processes whose links this host's flows may cross; connects when it starts."""
     remotes: list[Remote] = []
-    if config.settings.use_switch:
-        for name in switches_of(config):
-            # Only now: a daemon without switch processes never loads gRPC.
-            from flowslotd.negotiate.feedback_grpc import GrpcRemote  # noqa: PLC0415
+    for name in config.switches:
+        # Only now: a daemon without switch processes never loads gRPC.
+        from flowslotd.negotiate.feedback_grpc import GrpcRemote  # noqa: PLC0415
 
-            switch = config.topology.switches[name]
-            slot_ns = config.grid.slot_ns
-            remotes.append(GrpcRemote(config.topology, switch, config.instance, slot_ns))
+        remotes.append(GrpcRemote(config, name))
     return FeedbackClient(
         policy, remotes, config.grid.slot_ns, on_planned=on_planned, on_bug=on_bug
     )

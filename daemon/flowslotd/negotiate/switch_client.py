@@ -22,6 +22,7 @@ from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto import methods
 from flowslot_proto.checks import parse
 from flowslot_proto.convert import read_arbiter, read_feedback, write_daemon
+from flowslot_proto.tls import TlsFiles
 from flowslotd.clock import monotonic, wall
 from flowslotd.negotiate.channel import Channel, RpcFailed, Stream
 from flowslotd.negotiate.domain_base import DomainStats, OnGrants
@@ -48,10 +49,12 @@ class SwitchClient:
         topology: Topology,
         switch: SwitchSettings,
         *,
+        host: str,
         daemon: str,
         slot_ns: Nanos,
         lease_ns: Nanos,
         stats: DomainStats,
+        tls: TlsFiles | None = None,
     ) -> None:
         self.switch = switch.name
         self.on_grants: OnGrants = lambda now, grants: None
@@ -60,7 +63,10 @@ class SwitchClient:
         self.grpc_connections = 0
         self._address = switch.address
         self._topology = topology
-        self._held = topology.switch_links(switch.name)
+        self._host = host
+        self._links = topology.switch_links(switch.name)
+        crossed = topology.links_crossed(host)
+        self._held = tuple(link for link in self._links if link in crossed)
         self._names = tuple(topology.links[link].name for link in self._held)
         self._index = {link: i for i, link in enumerate(self._held)}
         self._lease_ns = lease_ns
@@ -80,7 +86,7 @@ class SwitchClient:
         self._alarm_at: Nanos | None = None
         self._task: asyncio.Task[None] | None = None
         self._asking: asyncio.Task[None] | None = None  # kept, or it may be gone before its end
-        self._channel = Channel(switch.address)
+        self._channel = Channel(switch, tls)
         self._pid: int | None = None
 
     # --- what the daemon sees
@@ -119,14 +125,15 @@ class SwitchClient:
         """See Domain; None when the switch does not answer in a way that makes sense."""
         if not self._channel.connected:
             return None
-        request = pb.FetchFeedbackRequest(links=self._names).SerializeToString()
+        names = [self._topology.links[link].name for link in self._links]
+        request = pb.FetchFeedbackRequest(links=names).SerializeToString()
         try:
             raw = await self._channel.unary(methods.FETCH_FEEDBACK, request, CALL_S)
-            said = read_feedback(parse(pb.FetchFeedbackReply, raw), self._names)
+            said = read_feedback(parse(pb.FetchFeedbackReply, raw), names)
         except (RpcFailed, ProtocolError):
             return None
         table = np.full((len(self._topology.links), len(said.load[0])), np.nan)
-        table[list(self._held)] = said.load
+        table[list(self._links)] = said.load
         return table
 
     async def start(self) -> None:
@@ -200,7 +207,7 @@ class SwitchClient:
         self._lost.clear()
         if self.negotiator.live:  # what stood in the last stream does not stand in this one
             self.on_grants(now, [self.grant(flow) for flow in self.negotiator.flows()])
-        return Opening(hello, self._names, self._lease_ns)
+        return Opening(hello, self._names, self._lease_ns, self._host)
 
     async def _fall(self) -> None:
         await self._lost.wait()

@@ -7,6 +7,10 @@ from typing import Any, Self
 from urllib.parse import unquote
 
 
+class Denied(Exception):
+    """The caller claims to be somebody else, or wants what is not its own."""
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
     """The other end of a connection.
@@ -27,8 +31,19 @@ class Caller:
         names = tuple(name.decode() for name in context.auth_context().get("peer_dns", ()))
         return cls(peer, names, names[0] if names else owner_of(address_of(peer)))
 
+    def check(self, field: str, host: str) -> str:
+        """Returns that name of a host. Raises Denied: this caller has no certificate for it."""
+        if self.names and host not in self.names:
+            raise Denied(f'field `{field}`: is "{host}", but the certificate is for {self.host}')
+        return host
+
+    @property
+    def host(self) -> str:
+        """Of its certificate, to be shown."""
+        return " and ".join(f'"{name}"' for name in self.names)
+
     def __str__(self) -> str:
-        return f"{self.peer} ({self.names[0]})" if self.names else self.peer
+        return f"{self.peer} ({self.host})" if self.names else self.peer
 
 
 def address_of(peer: str) -> str:

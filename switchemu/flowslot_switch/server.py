@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 
 from flowslot.model.topology_file import split_endpoint
+from flowslot_proto.tls import Material, TlsFiles
 from flowslot_switch import limits
 from flowslot_switch.caller import Caller
 
@@ -95,12 +96,12 @@ class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
         self,
         handlers: Mapping[str, Handler],
         *,
-        credentials: grpc.ServerCredentials | None = None,
+        tls: TlsFiles | None = None,
         on_rejected: OnRejected = lambda peer, why: None,
     ) -> None:
-        """`credentials` None: plaintext. `on_rejected`: a caller has broken a rule or a limit."""
+        """`tls` None: plaintext. `on_rejected`: a caller has broken a rule or a limit."""
         self._handlers = handlers
-        self._credentials = credentials
+        self._tls = tls
         self._on_rejected = on_rejected
         self._calls = limits.Quota(limits.MAX_CALLS, limits.CALLS_PER_CALLER)
         self._rates = limits.Rates(limits.CALLS_PER_S, limits.CALL_BURST)
@@ -116,10 +117,10 @@ class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
         except UnicodeError as error:  # a name that cannot be one
             raise OSError(str(error)) from None
         server = grpc.aio.server(handlers=(self,), options=OPTIONS)
-        if self._credentials is None:
+        if self._tls is None:
             port = server.add_insecure_port(target)
         else:
-            port = server.add_secure_port(target, self._credentials)
+            port = server.add_secure_port(target, _credentials(self._tls))
         await server.start()
         self._server = server
         return int(port)
@@ -155,6 +156,22 @@ class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
         else:
             return
         raise CallEnded(grpc.StatusCode.RESOURCE_EXHAUSTED, problem, rejected=True)
+
+
+def _credentials(tls: TlsFiles) -> grpc.ServerCredentials:
+    """Asks for the files anew at each handshake."""
+    used = tls.current()
+
+    def of(files: Material) -> grpc.ServerCertificateConfiguration:
+        pair = (files.key, files.certificate)
+        return grpc.ssl_server_certificate_configuration([pair], files.ca)
+
+    def fetch() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal used
+        before, used = used, tls.current()
+        return None if used is before else of(used)
+
+    return grpc.dynamic_ssl_server_credentials(of(used), fetch, True)
 
 
 async def _unknown(call: Call) -> None:

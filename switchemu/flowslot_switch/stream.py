@@ -3,18 +3,53 @@
 
 import asyncio
 import time
+<<<<<<< HEAD
 
 import grpc
 
 from flowslot.model.errors import LimitExceeded, ProtocolError, SessionEnded
+=======
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import grpc
+
+from flowslot.model.errors import ProtocolError
+from flowslot.protocol.messages import Grant, HeartbeatEcho, Opening, Refusal
+from flowslot.protocol.outbox import Outbox
+>>>>>>> 661b37e
 from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto.checks import parse
 from flowslot_proto.convert import read_daemon, read_opening, write_arbiter
 from flowslot_switch import limits
+<<<<<<< HEAD
 from flowslot_switch.runner import Runner
 from flowslot_switch.server import Call
 
 
+=======
+from flowslot_switch.caller import Denied
+from flowslot_switch.config import SwitchConfig
+from flowslot_switch.engine import Engine, SessionEnded
+from flowslot_switch.server import Call
+
+
+class LimitExceeded(Exception):
+    """The daemon asks for more than a limit allows."""
+
+
+def check_links(field: str, names: Iterable[str], config: SwitchConfig, host: str) -> None:
+    """Whether flows from that host may cross these links of ours; "": some host. Raises Denied."""
+    if not host:
+        return
+    others = {link.name for link in config.links} - config.crossed(host)
+    for i, name in enumerate(names):
+        if name in others:
+            problem = f'no flow from {host} crosses "{name}"; compare the topologies'
+            raise Denied(f"field `{field}[{i}]`: {problem}")
+
+
+>>>>>>> 661b37e
 class Closing(Exception):
     """The process stops, or starts anew with another configuration."""
 
@@ -22,6 +57,7 @@ class Closing(Exception):
 STATUS = {
     ProtocolError: grpc.StatusCode.INVALID_ARGUMENT,
     SessionEnded: grpc.StatusCode.FAILED_PRECONDITION,
+    Denied: grpc.StatusCode.PERMISSION_DENIED,
     LimitExceeded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Closing: grpc.StatusCode.UNAVAILABLE,
 }
@@ -33,7 +69,7 @@ class Stream:
     def __init__(self, runner: Runner, call: Call) -> None:
         self.session = -1
         self.daemon = ""
-        self.peer = call.caller.peer
+        self.peer, self.owner = call.caller.peer, call.caller.owner
         self.messages_in = 0
         self.messages_out = 0
         self._runner = runner
@@ -80,8 +116,13 @@ class Stream:
             raise LimitExceeded(f"no Hello within {limits.HELLO_TIMEOUT_S:g} s") from None
         if raw is None:
             return
+<<<<<<< HEAD
         opening = read_opening(raw)
         self._runner.join(self, opening)
+=======
+        opening = self._checked(read_opening(raw))
+        links = self._engine.join(self, opening)
+>>>>>>> 661b37e
         self.session, self.daemon = opening.hello.session, opening.hello.daemon
         links = range(len(opening.links))
         self._runner.take(self, read_daemon(raw, links))
@@ -89,6 +130,17 @@ class Stream:
             if raw.HasField("hello"):
                 raise ProtocolError("field `hello`: only the first message of a stream has one")
             self._runner.take(self, read_daemon(raw, links))
+
+    def _checked(self, opening: Opening) -> Opening:
+        """The Hello of the host that calls, about its own links. Raises Denied, ProtocolError."""
+        config, caller, host = self._engine.config, self._call.caller, opening.host
+        caller.check("hello.host", host)
+        if host and not config.knows(host):
+            raise ProtocolError(f'field `hello.host`: no host is called "{host}" in the topology')
+        check_links("hello.links", opening.links, config, host)
+        # Names of daemons belong to hosts, or, where anybody may claim to be one, to addresses.
+        owner = host if caller.names else caller.owner
+        return replace(opening, hello=replace(opening.hello, owner=owner))
 
     async def _next(self) -> pb.DaemonMessage | None:
         message = await self._call.read()

@@ -24,7 +24,10 @@ LINKS = ("h1->s1", "s1->h1", "h2->s1", "s1->h2")
 LEASE_NS = 100_000_000
 
 
-def topology(port: int, links: tuple[str, ...] = LINKS, switch: str | None = "s1") -> str:
+def topology(
+    port: int, links: tuple[str, ...] = LINKS, switch: str | None = "s1", strict: bool = False
+) -> str:
+    """Two hosts, whose flows may cross all links; `strict`: only those between the two."""
     text = f'[[switches]]\nname = "s1"\naddress = "127.0.0.1:{port}"\n'
     for i in (1, 2):
         text += (
@@ -34,6 +37,8 @@ def topology(port: int, links: tuple[str, ...] = LINKS, switch: str | None = "s1
     for link in links:
         text += f'[[links]]\nname = "{link}"\ncapacity_gbps = {GBPS}\n'
         text += f'switch = "{switch}"\n' if switch else ""
+    for i in () if strict else (1, 2):
+        text += f'[[paths]]\nsrc = "10.78.0.{i}"\ndst = "10.78.9.9"\nlinks = {list(LINKS)}\n'
     return text
 
 

@@ -80,6 +80,7 @@ def test_a_taken_address_is_a_failure(switch: Switch) -> None:
 
 
 def test_an_address_that_cannot_be_one_is_a_failure(switch: Switch) -> None:
+    switch.configure("[tls]\ninsecure = true\n")
     result = run("--config", switch.config, "--listen", "a..b:7400")
     assert result.returncode == 1
     [line] = result.stderr.splitlines()

@@ -3,39 +3,21 @@
 
 import asyncio
 import time
-<<<<<<< HEAD
-
-import grpc
-
-from flowslot.model.errors import LimitExceeded, ProtocolError, SessionEnded
-=======
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 
 import grpc
 
-from flowslot.model.errors import ProtocolError
-from flowslot.protocol.messages import Grant, HeartbeatEcho, Opening, Refusal
-from flowslot.protocol.outbox import Outbox
->>>>>>> 661b37e
+from flowslot.model.errors import LimitExceeded, ProtocolError, SessionEnded
+from flowslot.protocol.messages import Opening
 from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto.checks import parse
 from flowslot_proto.convert import read_daemon, read_opening, write_arbiter
 from flowslot_switch import limits
-<<<<<<< HEAD
-from flowslot_switch.runner import Runner
-from flowslot_switch.server import Call
-
-
-=======
 from flowslot_switch.caller import Denied
 from flowslot_switch.config import SwitchConfig
-from flowslot_switch.engine import Engine, SessionEnded
+from flowslot_switch.runner import Runner
 from flowslot_switch.server import Call
-
-
-class LimitExceeded(Exception):
-    """The daemon asks for more than a limit allows."""
 
 
 def check_links(field: str, names: Iterable[str], config: SwitchConfig, host: str) -> None:
@@ -49,7 +31,6 @@ def check_links(field: str, names: Iterable[str], config: SwitchConfig, host: st
             raise Denied(f"field `{field}[{i}]`: {problem}")
 
 
->>>>>>> 661b37e
 class Closing(Exception):
     """The process stops, or starts anew with another configuration."""
 
@@ -64,7 +45,7 @@ STATUS = {
 
 
 class Stream:
-    """Reads what a daemon says into the engine, and writes out what is posted for it."""
+    """Reads what a daemon says into the runner, and writes out what is posted for it."""
 
     def __init__(self, runner: Runner, call: Call) -> None:
         self.session = -1
@@ -116,13 +97,8 @@ class Stream:
             raise LimitExceeded(f"no Hello within {limits.HELLO_TIMEOUT_S:g} s") from None
         if raw is None:
             return
-<<<<<<< HEAD
-        opening = read_opening(raw)
-        self._runner.join(self, opening)
-=======
         opening = self._checked(read_opening(raw))
-        links = self._engine.join(self, opening)
->>>>>>> 661b37e
+        self._runner.join(self, opening)
         self.session, self.daemon = opening.hello.session, opening.hello.daemon
         links = range(len(opening.links))
         self._runner.take(self, read_daemon(raw, links))
@@ -133,7 +109,7 @@ class Stream:
 
     def _checked(self, opening: Opening) -> Opening:
         """The Hello of the host that calls, about its own links. Raises Denied, ProtocolError."""
-        config, caller, host = self._engine.config, self._call.caller, opening.host
+        config, caller, host = self._runner.config, self._call.caller, opening.host
         caller.check("hello.host", host)
         if host and not config.knows(host):
             raise ProtocolError(f'field `hello.host`: no host is called "{host}" in the topology')

@@ -5,10 +5,7 @@ import pytest
 
 from flowslot.model.errors import ConfigError
 from flowslotd import config
-<<<<<<< HEAD
 from flowslotd.diagnose.preflight import changes
-=======
->>>>>>> 661b37e
 
 from .conftest import TOPOLOGY
 
@@ -72,11 +69,7 @@ def test_of_several_switch_processes_those_matter_that_flows_of_this_host_may_cr
     )
     for host, expected in (("h1", ["s1", "s3"]), ("h2", ["s2"]), ("h3", ["s2", "s3"])):
         made = config.load(write(f'host = "{host}"\nmode = "enforce"', several))
-<<<<<<< HEAD
-        assert [switch.name for switch in made.switches] == expected
-=======
         assert made.switches == expected
->>>>>>> 661b37e
     assert config.load(write('host = "h1"')).switches == []
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every way of pacing promises: to fail open, and to leave a host as it was."""
+"""What every back end promises: to fail open, and to leave a host as it was."""
 
 import contextlib
 import os
@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,17 +44,17 @@ def test_devices_stay_set_up_when_the_daemon_is_late(on: Bench) -> None:
     flow = on.flow(pacer)
     before = options(flow)
     set_rate(pacer, {flow: MB})
-    roots = [one for one in on.host()["qdiscs"] if one.get("root")]
+    roots = on.roots()
     assert options(flow) != before
     set_rate(pacer, {flow: MB}, lasts=10**8)
     assert on.helpers.soon(lambda: options(flow) == before)
     time.sleep(0.2)  # the guardian lets go of classes after sockets
-    assert [one for one in on.host()["qdiscs"] if one.get("root")] == roots
+    assert on.roots() == roots
     # Another one that comes and goes leaves them, too.
     other = on.pacer()
     set_rate(other, {on.flow(other): MB})
     other.close()
-    assert [one for one in on.host()["qdiscs"] if one.get("root")] == roots
+    assert on.roots() == roots
     assert not pacer.refresh(later())
     assert set_rate(pacer, {flow: MB}) == 1
     assert flow.comes_to(MB)
@@ -144,16 +145,30 @@ def owned_by_another(on: Bench) -> Iterator[tuple[Any, int]]:
             owner.communicate()
 
 
-def test_fail_open_and_restore_when_the_daemon_is_killed(on: Bench) -> None:
+@pytest.mark.parametrize("disturbed", [False, True])
+def test_fail_open_and_restore_when_the_daemon_is_killed(on: Bench, disturbed: bool) -> None:
     before, plain = on.host(), on.helpers.Flow(on.net, busy=False)
     on.flows.append(plain)
     set_own(plain)
-    with owned_by_another(on) as (flow, _):
+    with owned_by_another(on) as (flow, watcher):
         if on.backend != "bpf":
             assert on.host() != before or options(flow) != options(plain)
+        if disturbed and watcher:  # as a service manager does to all processes of a service
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                os.kill(watcher, number)
+    if watcher:
+        assert on.helpers.soon(lambda: has_ended(watcher))
     assert flow.exceeds(FREE)
     assert on.helpers.soon(lambda: on.host() == before), on.host()
     assert on.helpers.soon(lambda: options(flow) == options(plain))
+
+
+def has_ended(pid: int) -> bool:
+    """Also when nobody has asked for its exit status: it has another parent by now."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
 
 
 @ON_DEVICES

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from flowslotd.pace.bpf import BpfPacer, unique_name
-from flowslotd.pace.pacer import PacingError, pack
+from flowslotd.pace.pacer import PacingError
 
-from .conformance import MB, entry, later
+from .conformance import MB, apply, entry, set_rate
 
 pytestmark = pytest.mark.root
 
@@ -28,23 +28,22 @@ def test_two_daemons_on_one_kernel(pacer: BpfPacer, flows: Callable[..., Any]) -
         mine, its = flows(), flows()
         mine.enlist(pacer.congestion_control)
         its.enlist(other.congestion_control)
-        assert pacer.apply(pack([entry(mine, 5 * MB), entry(its, 5 * MB)]), later()) == 1
-        assert other.apply(pack([entry(mine, 2 * MB), entry(its, 2 * MB)]), later()) == 1
+        assert apply(pacer, entry(mine, 5 * MB), entry(its, 5 * MB)) == 1
+        assert set_rate(other, {mine: 2 * MB, its: 2 * MB}) == 1
         assert mine.comes_to(5 * MB)
         assert its.comes_to(2 * MB)
         mine.enlist(other.congestion_control)  # as a job does when it has a new daemon
         assert [event.kind for event in pacer.events()][-1] == "closed"
-        assert other.apply(pack([entry(mine, 3 * MB)]), later()) == 1
+        assert set_rate(other, {mine: 3 * MB}) == 1
         assert mine.comes_to(3 * MB)
     finally:
         other.close()
     assert its.exceeds(50 * MB)
 
 
-def test_leaving_restores_the_socket(pacer: BpfPacer, flows: Callable[..., Any]) -> None:
-    flow = flows()
-    flow.enlist(pacer.congestion_control)
-    pacer.apply(pack([entry(flow, MB)]), later())
+def test_leaving_restores_the_socket(pacer: BpfPacer, enlisted: Callable[..., Any]) -> None:
+    flow = enlisted()
+    set_rate(pacer, {flow: MB})
     assert flow.comes_to(MB)
     flow.enlist("reno")
     assert flow.exceeds(50 * MB)
@@ -126,7 +125,7 @@ def test_closing_leaves_nothing(flows: Callable[..., Any], from_here: Any) -> No
     assert pacer.congestion_control in from_here.names()
     flow = flows()
     flow.enlist(pacer.congestion_control)
-    pacer.apply(pack([entry(flow, MB)]), later())
+    set_rate(pacer, {flow: MB})
     assert flow.comes_to(MB)
     pacer.close()
     assert pacer.congestion_control not in from_here.names()

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from flowslotd.pace import Pacer, PacingError, guardian, make_pacer, pack
 from flowslotd.pace.pacer import PaceEntry
 from flowslotd.pace.select import TRAITS
 
+Flows = Callable[..., Any]
+"""The fixtures `flows` and `enlisted`."""
 MB = 1_000_000
 LONG = 3600 * 10**9
 SLOT_S = 0.060

@@ -4,7 +4,6 @@
 import socket
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from flowslotd.pace.bpf import BpfPacer
 from flowslotd.pace.layout import Mode
 from flowslotd.pace.pacer import UNPACED, pack
 
-from .conformance import MB, apply, entry, later, set_rate
+from .conformance import MB, Flows, apply, entry, later, set_rate
 
 pytestmark = pytest.mark.root
 
@@ -25,27 +24,20 @@ def stat(pacer: BpfPacer, flow: Any) -> np.void:
     return row[0]
 
 
-def test_paces_a_socket_that_never_used_bbr(pacer: BpfPacer, enlisted: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("guaranteed", [True, False])
+def test_paces_a_socket_that_never_used_bbr(
+    pacer: BpfPacer, enlisted: Flows, guaranteed: bool
+) -> None:
     flow = enlisted()
     assert stat(pacer, flow)["mode"] == Mode.OPEN
     assert flow.exceeds(50 * MB)  # or the rest proves nothing
     for rate in (4 * MB, 10 * MB, MB):
-        assert set_rate(pacer, {flow: rate}) == 1
+        assert apply(pacer, entry(flow, rate, guaranteed=guaranteed)) == 1
         assert flow.comes_to(rate)
-        assert stat(pacer, flow)["mode"] == Mode.RESERVED
+        assert stat(pacer, flow)["mode"] == (Mode.RESERVED if guaranteed else Mode.CAPPED)
 
 
-def test_capped_is_a_ceiling(pacer: BpfPacer, enlisted: Callable[..., Any]) -> None:
-    flow = enlisted()
-    for rate in (10 * MB, 2 * MB, 10 * MB):
-        apply(pacer, entry(flow, rate, guaranteed=False))
-        assert flow.comes_to(rate)
-        assert stat(pacer, flow)["mode"] == Mode.CAPPED
-
-
-def test_a_rate_of_zero_holds_the_flow_but_not_for_ever(
-    pacer: BpfPacer, enlisted: Callable[..., Any]
-) -> None:
+def test_a_rate_of_zero_holds_the_flow_but_not_for_ever(pacer: BpfPacer, enlisted: Flows) -> None:
     flow = enlisted()
     set_rate(pacer, {flow: 0})
     assert flow.comes_to(256_000, 0.3)
@@ -54,7 +46,7 @@ def test_a_rate_of_zero_holds_the_flow_but_not_for_ever(
 
 
 def test_reserved_ignores_loss_and_capped_yields(
-    net: Any, pacer: BpfPacer, enlisted: Callable[..., Any]
+    net: Any, pacer: BpfPacer, enlisted: Flows
 ) -> None:
     net.shape(mbit=40, buffer=30_000)  # 4.8 MB/s of payload for a flow that asks for 10
     lost = {}
@@ -82,7 +74,7 @@ def rto_us(flow: Any) -> int:
 
 
 def test_lost_tails_of_paced_flows_are_sent_again_within_a_slot(
-    pacer: BpfPacer, enlisted: Callable[..., Any], from_here: Any
+    pacer: BpfPacer, enlisted: Flows, from_here: Any
 ) -> None:
     """The kernel's own least timeout of 200 ms would cost three slots."""
     flow = enlisted()
@@ -93,7 +85,7 @@ def test_lost_tails_of_paced_flows_are_sent_again_within_a_slot(
 
 
 def test_send_buffers_hold_more_than_a_moment(
-    pacer: BpfPacer, enlisted: Callable[..., Any], from_here: Any
+    pacer: BpfPacer, enlisted: Flows, from_here: Any
 ) -> None:
     """A paced flow's window is small; the kernel would have its application wake up every ms."""
     flow = enlisted(busy=False)
@@ -103,7 +95,7 @@ def test_send_buffers_hold_more_than_a_moment(
     assert flow.sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) > 20 * MB * 0.018
 
 
-def test_top_up_takes_what_is_free(pacer: BpfPacer, enlisted: Callable[..., Any]) -> None:
+def test_top_up_takes_what_is_free(pacer: BpfPacer, enlisted: Flows) -> None:
     flow = enlisted()
     apply(pacer, entry(flow, 3 * MB, ceiling=10 * MB, growth=500_000, queue_us=50_000))
     assert flow.comes_to(10 * MB)  # and not beyond its ceiling
@@ -112,9 +104,7 @@ def test_top_up_takes_what_is_free(pacer: BpfPacer, enlisted: Callable[..., Any]
     assert flow.comes_to(3 * MB)
 
 
-def test_top_up_is_given_up_when_a_queue_grows(
-    net: Any, pacer: BpfPacer, enlisted: Callable[..., Any]
-) -> None:
+def test_top_up_is_given_up_when_a_queue_grows(net: Any, pacer: BpfPacer, enlisted: Flows) -> None:
     net.shape(mbit=80, buffer=200_000)  # 9.5 MB/s, 20 ms of buffer
     flow = enlisted()
     apply(pacer, entry(flow, 5 * MB, ceiling=40 * MB, growth=200_000, queue_us=20_000))
@@ -128,9 +118,7 @@ def test_top_up_is_given_up_when_a_queue_grows(
     assert stat(pacer, flow)["retrans"] - before < 20
 
 
-def test_the_smallest_rtt_of_a_path_is_shared(
-    net: Any, pacer: BpfPacer, enlisted: Callable[..., Any]
-) -> None:
+def test_the_smallest_rtt_of_a_path_is_shared(net: Any, pacer: BpfPacer, enlisted: Flows) -> None:
     first, second = enlisted(), enlisted()
     assert set_rate(pacer, {first: 5 * MB, second: 5 * MB}) == 2
 
@@ -144,7 +132,7 @@ def test_the_smallest_rtt_of_a_path_is_shared(
     assert smallest() <= told.pop() <= before
 
 
-def test_fail_open_past_the_deadline(pacer: BpfPacer, enlisted: Callable[..., Any]) -> None:
+def test_fail_open_past_the_deadline(pacer: BpfPacer, enlisted: Flows) -> None:
     for guaranteed in (True, False):
         flow = enlisted()
         pacer.apply(pack([entry(flow, 2 * MB, guaranteed=guaranteed)]), later(10**9))
@@ -158,9 +146,7 @@ def test_fail_open_past_the_deadline(pacer: BpfPacer, enlisted: Callable[..., An
         assert flow.comes_to(2 * MB)
 
 
-def test_only_changes_are_written_and_strangers_passed_over(
-    pacer: BpfPacer, flows: Callable[..., Any]
-) -> None:
+def test_only_changes_are_written_and_strangers_passed_over(pacer: BpfPacer, flows: Flows) -> None:
     flow, stranger = flows(busy=False), flows(busy=False)
     assert set_rate(pacer, {flow: MB}) == 0  # not enlisted yet
     flow.enlist(pacer.congestion_control)
@@ -172,9 +158,7 @@ def test_only_changes_are_written_and_strangers_passed_over(
     assert pacer._ctl["deadline_ns"][pacer._slot(flow.cookie)] == 0
 
 
-def test_a_reused_slot_does_not_obey_the_old_entry(
-    pacer: BpfPacer, enlisted: Callable[..., Any]
-) -> None:
+def test_a_reused_slot_does_not_obey_the_old_entry(pacer: BpfPacer, enlisted: Flows) -> None:
     old = enlisted()
     set_rate(pacer, {old: MB})
     slot = pacer._slot(old.cookie)
@@ -193,7 +177,7 @@ def flow_is_open(pacer: BpfPacer, flow: Any) -> bool:
     return bool(flow.rate() > 50 * MB and stat(pacer, flow)["mode"] == Mode.OPEN)
 
 
-def test_more_flows_than_slots(pacer: BpfPacer, enlisted: Callable[..., Any]) -> None:
+def test_more_flows_than_slots(pacer: BpfPacer, enlisted: Flows) -> None:
     made = [enlisted(busy=False) for _ in range(70)]
     assert len(pacer.counters().cookie) == 63
     applied = set_rate(pacer, dict.fromkeys(made, 5 * MB))
@@ -207,7 +191,7 @@ def test_more_flows_than_slots(pacer: BpfPacer, enlisted: Callable[..., Any]) ->
     assert set_rate(pacer, {fresh: 5 * MB}) == 1
 
 
-def test_events(pacer: BpfPacer, flows: Callable[..., Any], from_here: Any) -> None:
+def test_events(pacer: BpfPacer, flows: Flows, from_here: Any) -> None:
     flow = flows(busy=False)
     seen: list[Any] = []
 
@@ -236,7 +220,7 @@ def test_events(pacer: BpfPacer, flows: Callable[..., Any], from_here: Any) -> N
 
 
 def test_a_target_that_was_passed_before_is_reported_once(
-    pacer: BpfPacer, enlisted: Callable[..., Any], from_here: Any
+    pacer: BpfPacer, enlisted: Flows, from_here: Any
 ) -> None:
     flow = enlisted(busy=False)
     flow.sock.sendall(bytes(50_000))
@@ -250,7 +234,7 @@ def test_a_target_that_was_passed_before_is_reported_once(
     assert "drained" not in [event.kind for event in pacer.events()]
 
 
-def test_events_wake_a_selector(pacer: BpfPacer, enlisted: Callable[..., Any]) -> None:
+def test_events_wake_a_selector(pacer: BpfPacer, enlisted: Flows) -> None:
     import select
 
     fd = pacer.event_fd()

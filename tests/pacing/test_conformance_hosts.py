@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest import MonkeyPatch
 
 from flowslotd.pace import PaceEntry, PacingError, make_pacer
 
@@ -290,7 +291,7 @@ def test_devices_that_are_not_this_hosts_are_left_alone(on: Bench) -> None:
 
 @ON_DEVICES
 def test_a_default_that_would_not_come_back(
-    on: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    on: Bench, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     """The kernel puts today's default qdisc where ours was, and that may not be what was there."""
     on.pacer().close()  # or a reason to skip

@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from flowslotd.pace import guardian, make_pacer
 from flowslotd.pace.pacer import PaceEntry
 from flowslotd.pace.sockopt import SocketPacer
 
-from .conformance import MB, apply, later, set_rate
+from .conformance import MB, Flows, apply, later, set_rate
 
 pytestmark = pytest.mark.root
 
@@ -42,7 +42,7 @@ def attach(pacer: SocketPacer, flow: Any) -> None:
 
 
 def test_the_rate_is_the_sockets_own_limit_until_closing(
-    sockets: SocketPacer, flows: Callable[..., Any]
+    sockets: SocketPacer, flows: Flows
 ) -> None:
     made = [flows(busy=False) for _ in range(3)]
     for flow in made:
@@ -59,7 +59,7 @@ def test_the_rate_is_the_sockets_own_limit_until_closing(
 
 
 def test_another_socket_under_the_same_number_is_not_touched(
-    sockets: SocketPacer, flows: Callable[..., Any]
+    sockets: SocketPacer, flows: Flows
 ) -> None:
     flow, other = flows(busy=False), flows(busy=False)
     sockets.attach(flow.cookie, os.getpid(), other.sock.fileno())
@@ -110,7 +110,7 @@ def test_a_vanished_process_is_a_closed_flow(sockets: SocketPacer) -> None:
     assert apply(sockets, PaceEntry(12345, MB, MB, guaranteed=True, growth=0)) == 0
 
 
-def test_no_descriptor_is_kept(sockets: SocketPacer, flows: Callable[..., Any]) -> None:
+def test_no_descriptor_is_kept(sockets: SocketPacer, flows: Flows) -> None:
     flow = flows(busy=False)
     attach(sockets, flow)
     gc.collect()  # what earlier tests have left must not go between two counts
@@ -121,9 +121,7 @@ def test_no_descriptor_is_kept(sockets: SocketPacer, flows: Callable[..., Any]) 
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_drained_is_noticed(
-    sockets: SocketPacer, flows: Callable[..., Any], from_here: Any
-) -> None:
+def test_drained_is_noticed(sockets: SocketPacer, flows: Flows, from_here: Any) -> None:
     flow = flows(busy=False)
     attach(sockets, flow)
     base = int(sockets.counters().acked[0])
@@ -135,7 +133,7 @@ def test_drained_is_noticed(
     assert sockets.events() == []
 
 
-def test_a_dead_guardian_is_replaced(sockets: SocketPacer, flows: Callable[..., Any]) -> None:
+def test_a_dead_guardian_is_replaced(sockets: SocketPacer, flows: Flows) -> None:
     assert sockets._undo.guard is not None
     first = sockets._undo.guard.pid
     os.kill(first, signal.SIGKILL)

@@ -310,7 +310,7 @@ class Ledger:
         What is in `limit` float64[L] and not committed is free. `gain`: what each flow borrows,
         float64[n], at no cost. Flows that have nothing and want to send come first: what they wish
         for is kept for them on every link of their paths, and where that does not fit, only
-        borrowers are raised besides (ADR 27). When not all fit, each gets the same part of its wish
+        borrowers are raised besides (ADR 2). When not all fit, each gets the same part of its wish
         on its tightest link; a part that is too small to be worth a message waits. What begins or
         ceases to be standing is said as well, with or without a raise. `pressing`: only what flows
         wait for.

@@ -11,11 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flowslot.decision import Pace
 from flowslot.model.errors import ConfigError
 from flowslot.model.units import Nanos
 from flowslot.policy import registry
-from flowslot.policy.base import View
+from flowslot.policy.base import Pace, View
 from flowslot.policy.mlcc.planner import Reserving
 from flowslot.policy.registry import PolicyOptions
 from flowslot_proto import flowslot_pb2 as pb
@@ -81,7 +80,6 @@ class Host:
             job=np.zeros(n, np.int64),
             job_names=["job"],
             remaining=np.array([left for _, left in self.flows.values()], np.float64),
-            cap=np.full(n, math.inf),
             guaranteed=np.zeros(n, np.bool_),
         )
         nothing = np.full(n, np.nan)

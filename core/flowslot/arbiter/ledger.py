@@ -36,7 +36,7 @@ ROW = np.dtype(  # times are absolute, ns; rules.pxd has the same columns in the
         ("began_at", np.int64),  # when the phase of the job began in which the flow last began
         ("whole", np.float64),  # bytes that the flow began with
         ("goal", np.float64),  # what it is to have
-        ("grant", np.float64),  # what it was told last
+        ("grant", np.float64),  # what it was granted last
         ("seq", np.int64),  # number of that message
         ("oldest_pending", np.int64),
         ("held_since", np.int64),

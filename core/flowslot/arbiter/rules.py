@@ -135,12 +135,12 @@ def see(  # noqa: PLR0917
     return until
 
 
-def overdue(rows: Any, before: int, late: Rows) -> int:
-    """How many flows await an acknowledgement since earlier than `before`: put into `late`."""
+def overdue(rows: Any, before: int, found: Rows) -> int:
+    """How many flows await an acknowledgement since earlier than `before`: put into `found`."""
     n = 0
     for i in range(len(rows)):
         if rows[i].pending_seq[0] != 0 and rows[i].oldest_pending < before:
-            late[n] = i
+            found[n] = i
             n += 1
     return n
 

@@ -27,7 +27,7 @@ class MlccOptions:
     """B_i of Algorithm 2 and the bandwidth next to other traffic, see `bandwidth`. `paper`:
     history alone, which is stuck at 0 after four slots without a byte."""
     replan_on_events: bool = False
-    """Decide anew whenever called, not only when a slot begins."""
+    """Decide anew at every `decide`, not only when a slot begins."""
     top_up: bool = False
     """A flow may use what nobody has reserved of the current slot, beyond its rate; so its last
     bytes do not trickle through a whole slot."""

@@ -17,16 +17,14 @@ per iteration there.
 """
 
 import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flowslot.decision import Decision, Pace
 from flowslot.model.schedule import constant
 from flowslot.model.units import SECOND, Nanos
-from flowslot.policy.base import AllocationState, Bools, Floats, Rows, View
+from flowslot.policy.base import AllocationState, Bools, Floats, Pace, Rows, View
 from flowslot.policy.fair_reference import FairReference
 from flowslot.policy.stagger import gang_rates
 from flowslot.policy.stagger.gang_rates import ACTIVE, COMING, IDLE, NEAR_NS, OVERDUE_NS
@@ -190,10 +188,9 @@ def _fill_in(rows: NDArray[np.void], state: AllocationState) -> None:
 class StaggerPolicy:
     """The daemon's part: paces every flow at its grant."""
 
-    def decide(
-        self, now: Nanos, view: View, grants: Floats, ceilings: Floats
-    ) -> Sequence[Decision]:
+    def decide(self, now: Nanos, view: View) -> Pace:
         """See HostPolicy."""
-        known = ~np.isnan(grants)
-        schedule = constant(view.slot, grants[known])
-        return [Pace(view.flow[known], schedule, ceilings[known], view.guaranteed[known])]
+        assert view.grants is not None and view.ceilings is not None
+        known = ~np.isnan(view.grants)
+        schedule = constant(view.slot, view.grants[known])
+        return Pace(view.flow[known], schedule, view.ceilings[known], view.guaranteed[known])

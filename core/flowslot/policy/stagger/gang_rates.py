@@ -3,8 +3,8 @@
 same. __init__.py says what is done in which order, and why.
 
 F flows, L links, J jobs. `paths` are int32[F, H], padded with L; arrays over links have L + 1
-entries, of which the last one counts for nothing. Rates are bytes/s, times ns where they are not
-called seconds.
+entries, of which the last one counts for nothing. Rates are bytes/s; times are ns, or seconds where
+they are named so.
 """
 
 import math

@@ -4,6 +4,7 @@
 import contextlib
 import os
 import socket
+from functools import cache
 
 
 def notify(*lines: str) -> None:
@@ -13,9 +14,15 @@ def notify(*lines: str) -> None:
         return
     if address.startswith("@"):
         address = "\0" + address[1:]  # the abstract namespace
+    with contextlib.suppress(OSError):
+        _link().sendto("\n".join(lines).encode(), address)
+
+
+@cache
+def _link() -> socket.socket:
+    """Kept: somebody may use up all files that we may open."""
     kind = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
-    with socket.socket(socket.AF_UNIX, kind) as link, contextlib.suppress(OSError):
-        link.sendto("\n".join(lines).encode(), address)
+    return socket.socket(socket.AF_UNIX, kind)
 
 
 def watchdog_s() -> float | None:

@@ -95,6 +95,7 @@ def open_domain(
         SwitchClient(
             topology,
             switch,
+            host=f"h{host}",
             daemon=daemon,
             slot_ns=SLOT_NS,
             lease_ns=Nanos(LEASE_SLOTS * SLOT_NS),

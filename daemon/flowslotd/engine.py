@@ -188,7 +188,9 @@ def _clients(config: Config) -> list[Client]:
     # Only now: a daemon without switch processes never loads gRPC.
     from flowslotd.negotiate.switch_client import SwitchClient  # noqa: PLC0415
 
-    return [SwitchClient(config.topology, switch) for switch in config.switches]
+    topology, host = config.topology, config.settings.host
+    switches = [topology.switches[name] for name in config.switches]
+    return [SwitchClient(topology, switch, host, config.tls) for switch in switches]
 
 
 def _remotes(config: Config) -> list[Remote]:
@@ -196,7 +198,4 @@ def _remotes(config: Config) -> list[Remote]:
         return []
     from flowslotd.negotiate.feedback_grpc import GrpcRemote  # noqa: PLC0415
 
-    slot_ns = config.grid.slot_ns
-    return [
-        GrpcRemote(config.topology, switch, config.instance, slot_ns) for switch in config.switches
-    ]
+    return [GrpcRemote(config, name) for name in config.switches]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers the daemon keeps about itself: counters, and percentiles of recent durations."""
+"""Numbers that the daemon keeps about itself: counters, and percentiles of recent durations."""
 
 from collections import Counter
 from typing import TypedDict
@@ -52,9 +52,9 @@ class Metrics:
     def __init__(self) -> None:
         self.lateness = Durations()
         self.decision = Durations()
-        """Of the passes at slots, which look at everything."""
+        """Of passes at slots, which look at everything."""
         self.replan = Durations()
-        """Of those at events in between."""
+        """Of passes at events between slots."""
         self.slots = 0
         self.slots_missed = 0
         self.errors: Counter[str] = Counter()

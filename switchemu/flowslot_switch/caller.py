@@ -7,16 +7,21 @@ from typing import Any, Self
 from urllib.parse import unquote
 
 
+class Denied(Exception):
+    """The caller claims to be somebody else, or wants what is not its own."""
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
     """The other end of a connection.
 
+    `address`: of IPv6 the network of 64 bits, because whoever has one address has them all.
     `names`: the DNS names of its certificate; none: there is no TLS. `owner`: whom limits count
-    for, and to whom daemons' names belong: the first of those names, else the address. Of IPv6
-    the network of 64 bits counts: whoever has one address has them all.
+    for, and to whom daemons' names belong: the first of those names, else the address.
     """
 
     peer: str
+    address: str
     names: tuple[str, ...]
     owner: str
 
@@ -25,10 +30,22 @@ class Caller:
         """The caller of a gRPC call."""
         peer = unquote(context.peer())
         names = tuple(name.decode() for name in context.auth_context().get("peer_dns", ()))
-        return cls(peer, names, names[0] if names else owner_of(address_of(peer)))
+        address = owner_of(address_of(peer))
+        return cls(peer, address, names, names[0] if names else address)
+
+    def check(self, field: str, host: str) -> str:
+        """Returns that name of a host. Raises Denied: this caller has no certificate for it."""
+        if self.names and host not in self.names:
+            raise Denied(f'field `{field}`: is "{host}", but the certificate is for {self.host}')
+        return host
+
+    @property
+    def host(self) -> str:
+        """Of its certificate, to be shown."""
+        return " and ".join(f'"{name}"' for name in self.names)
 
     def __str__(self) -> str:
-        return f"{self.peer} ({self.names[0]})" if self.names else self.peer
+        return f"{self.peer} ({self.host})" if self.names else self.peer
 
 
 def address_of(peer: str) -> str:

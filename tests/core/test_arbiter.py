@@ -427,6 +427,19 @@ def test_too_many_sessions() -> None:
     b.arbiter.hello(at(b.time), Hello("h2", 4))  # replaces its own
 
 
+def test_one_owner_has_a_part_of_all_sessions_and_only_its_own_names() -> None:
+    b = Bench(max_sessions_per_owner=2)
+    for session, owner in ((3, "a"), (4, "a"), (5, "b")):
+        b.arbiter.hello(at(b.time), Hello(f"d{session}", session, owner=owner))
+    with pytest.raises(ProtocolError, match="already 2 sessions of a"):
+        b.arbiter.hello(at(b.time), Hello("d6", 6, owner="a"))
+    b.arbiter.hello(at(b.time), Hello("d3", 2**60, owner="b"))  # says it is a's, with a huge number
+    assert b.arbiter.state(3) is SessionState.SYNCED
+    b.arbiter.hello(at(b.time), Hello("d3", 7, owner="a"))
+    assert b.arbiter.state(7) is SessionState.SYNCED
+    assert b.arbiter.state(3) is SessionState.UNSYNCED
+
+
 @pytest.mark.parametrize("capacity", [[], [0.0], [-1.0], [math.nan], [math.inf], [[1.0]]])
 def test_capacity_is_checked(capacity: Any) -> None:
     with pytest.raises(ValueError, match="capacity"):

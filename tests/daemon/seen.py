@@ -7,10 +7,10 @@ import numpy as np
 
 from flowslot.model.topology import Topology
 from flowslot.model.units import MILLISECOND, Nanos
+from flowslotd.flows.counters import FlowCounters
 from flowslotd.flows.flow_table import FlowTable
 from flowslotd.observe.binding import Owns
 from flowslotd.observe.observer import Observer
-from flowslotd.pace.pacer import FlowCounters
 
 MS = MILLISECOND
 

@@ -2,28 +2,34 @@
 """A slot loop with nothing around it: what would go to the kernel and to the arbiter is kept."""
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import numpy as np
-from flowslot.protocol.grantbook import Granted
+from seen import Seen
 
 from flowslot.model.slot import SlotGrid
 from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.policy import registry
-from flowslotd.flows.flow_table import FlowTable
-from flowslotd.observe.observer import Observer
+from flowslot.protocol.grants import Granted
+from flowslot.protocol.host import Changes
+from flowslotd.daemon import Daemon
+from flowslotd.flows.counters import FlowCounters
+from flowslotd.negotiate.aggregates import Aggregates
+from flowslotd.negotiate.arbiter import ArbiterRates
+from flowslotd.negotiate.source import FixedRates
+from flowslotd.pace import handover
 from flowslotd.pace.enforcer import Enforcer
-from flowslotd.pace.pacer import FlowCounters, PaceEntry
+from flowslotd.pace.pacer import PaceEntry, Pacer
+from flowslotd.passes import Passes
 from flowslotd.slotloop import SlotLoop
 
 SLOT = 60 * MILLISECOND
 
 
 @dataclass
-class MemoryPacer:
-    """Keeps entries in a dict, as the kernel would; writes down what it is told."""
+class MemoryPacer(Pacer):
+    """Keeps entries in a dict, as the kernel would; writes down what it hears."""
 
-    name: str = "memory"
-    congestion_control: str = "fs_test"
     lends: bool = True
     entries: dict = field(default_factory=dict)
     writes: list = field(default_factory=list)
@@ -31,18 +37,10 @@ class MemoryPacer:
     attached: list = field(default_factory=list)
     watched: dict = field(default_factory=dict)
     acked: dict = field(default_factory=dict)
+    lenders: dict = field(default_factory=dict)
     deadline: int = 0
     lent: int = 0
     in_force: bool = True
-
-    def open(self):
-        pass
-
-    def close(self):
-        self.entries.clear()
-
-    def leave_by(self, addresses):
-        pass
 
     def attach(self, cookie, pid, fd):
         self.attached.append((cookie, pid, fd))
@@ -62,19 +60,10 @@ class MemoryPacer:
         self.released.append(cookie)
         self.entries.pop(cookie, None)
 
-    def refusal(self, cookie):
-        return ""
-
     def counters(self):
         known = sorted(self.acked)
         acked = [self.acked[cookie] for cookie in known]
         return FlowCounters(np.array(known, np.uint64), np.array(acked, np.int64))
-
-    def event_fd(self):
-        return None
-
-    def events(self):
-        return []
 
     def lend(self, lenders):
         self.lenders = dict(lenders)
@@ -86,7 +75,8 @@ class MemoryPacer:
 
 @dataclass
 class Desk:
-    """An arbiter's desk: collects what is said; answers on request, or at once."""
+    """In the place of the host's sessions: collects what is said; answers on request, or at once
+    (`answer`: grants for demands)."""
 
     demands: list = field(default_factory=list)
     dones: list = field(default_factory=list)
@@ -95,14 +85,15 @@ class Desk:
     held: bool = True
     answer: object = None
     lease_end: int | None = None
+    sessions, live = (), True
 
     def demand(self, now, demands):
         self.demands.append(list(demands))
-        if self.answer:
-            self.answer(now, [Granted(d.flow, 1e6, 2e6) for d in demands])
+        return self.answer(demands) if self.answer else []
 
     def done(self, now, dones):
         self.dones += dones
+        return []
 
     def beat(self, now):
         self.beats += 1
@@ -115,31 +106,97 @@ class Desk:
     def covers(self, links):
         return self.held
 
+    def deadline(self, now):
+        return min(now + 2 * SLOT, self.lease_end or now + 2 * SLOT)
+
+    def enforced(self, session, changes):
+        pass
+
+    def next_wakeup(self, now):
+        return None
+
+
+def at_once(demands):
+    """An answer: 1 MB/s, and at most 2, for each."""
+    return [Granted(demand.flow, 1e6, 2e6) for demand in demands]
+
+
+class Passing:
+    """The daemon's passes, without its timers."""
+
+    _pass, _slot_pass, _paced = Daemon._pass, Daemon._slot_pass, Daemon._paced
+
+    def __init__(self, observer, loop, source, jobs):
+        self.observer, self.engine = observer, SimpleNamespace(loop=loop, source=source)
+        self.slot = 0
+        self._passes = Passes(SLOT, 0)
+        self._jobs = jobs
+
+    def _records(self):
+        return self._jobs
+
+    def at_slot(self, now, slot, touched):
+        self.slot = slot
+        for source in touched:
+            self._passes.touch(now, source)
+        self._slot_pass(now)
+
+    def at_events(self, now, sources):
+        self._pass(now, sources)
+
+    def on_rates(self, now):
+        self._paced(now)
+
 
 class Setup:
-    def __init__(self, topology, policy="stagger", hard=False, desk=None):
+    def __init__(self, topology, policy="stagger", hard=False, desk=None, paces=True):
+        """`policy`: a name, or a source of rates. `paces` False: nothing is changed."""
         self.jobs = []
-        self.pacer = MemoryPacer()
+        self.pacer = MemoryPacer() if paces else None
         self.desk = desk or Desk()
-        self.observer = Observer(FlowTable(topology, "h1"), lambda pid, fd, cookie: None)
-        self.table = self.observer.table
-        self.enforcer = Enforcer(self.pacer, hard)
-        host_policy = policy
+        seen = Seen(topology)
+        self.table, self.observer = seen.table, seen.observer
+        self.enforcer = Enforcer(self.pacer, hard) if paces else None
+        self.source = policy
         if isinstance(policy, str):
-            host_policy = registry.get(policy).host_policy(registry.PolicyOptions())
+            decider = registry.get(policy).host_policy(registry.PolicyOptions())
+            self.source = FixedRates(decider)
+        if policy == "stagger":
+            self.source = ArbiterRates(
+                self.desk,
+                Aggregates(self.table),
+                decider,
+                (),
+                n_links=len(topology.links),
+                on_rates=self.on_rates,
+                lent=lambda now: handover.in_use(now, self.table.rows),
+            )
+        lends = policy == "stagger" and paces and not hard
+        self.source.tops_up = lends
+        self.observer.negotiated = self.source.reports
         self.loop = SlotLoop(
             SlotGrid(),
             self.observer,
-            records=lambda: self.jobs,
-            policy=host_policy,
-            domain=self.desk,
+            self.source,
             pacer=self.pacer,
             enforcer=self.enforcer,
-            by_grant=policy == "stagger",
+            lends=lends,
         )
+        self._passing = Passing(self.observer, self.loop, self.source, self.jobs)
 
-    def slot(self, n):
-        self.loop.on_slot(slot_start(n), n)
+    def on_rates(self, now):
+        self._passing.on_rates(now)
+
+    def slot(self, n, touched=()):
+        self._passing.at_slot(slot_start(n), n, touched)
+
+    def events(self, now, jobs):
+        """Something has happened to flows of these jobs."""
+        self._passing.at_events(now, jobs)
+
+    def grant(self, now, *grants):
+        """These have come."""
+        self.source.take(now, 0, Changes(list(grants)))
 
 
 def slot_start(n):

@@ -10,7 +10,7 @@ from seen import at
 
 from flowslot.model.topology import Topology
 from flowslot.model.units import Nanos
-from flowslot.protocol.grantbook import Granted
+from flowslot.protocol.grants import Granted
 from flowslot.protocol.messages import Demand
 from flowslot_shm.layout import HEADER, Quiet
 from flowslotd.observe.observer import RARE_SLOTS
@@ -50,14 +50,7 @@ class Watched:
 
 
 class Office(plain.Desk):
-    """Hears demands; `on_demand` may answer them at once."""
-
-    on_demand: Callable[[Nanos, Sequence[Demand]], None] | None = None
-
-    def demand(self, now: Nanos, demands: Sequence[Demand]) -> None:
-        self.demands.append(list(demands))
-        if self.on_demand is not None:
-            self.on_demand(now, demands)
+    """Hears small news in every slot, and needs nothing given back."""
 
     def beat(self, now: Nanos) -> bool:
         return True
@@ -74,7 +67,7 @@ class Room:
         make: Any = plain.Setup
         self.all = make(topology, desk=self.desk)
         self.loop, self.observer, self.pacer = self.all.loop, self.all.observer, self.all.pacer
-        self.table = self.all.table
+        self.table, self.events, self.grant = self.all.table, self.all.events, self.all.grant
         self._make_job = make_job
         self.n = -1
 
@@ -113,8 +106,8 @@ class Room:
         self.slot()
         for flow in flows:
             flow.ready(MB)
-        self.loop.on_events(at(SLOT_MS * self.n), [job])
-        self.loop.on_grants(at(SLOT_MS * self.n + 1), [granted(c, True) for c in cookies])
+        self.events(at(SLOT_MS * self.n), [job])
+        self.grant(at(SLOT_MS * self.n + 1), *(granted(c, True) for c in cookies))
         self.slot()
         self.said()
         assert word(job) == 1

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from seen import MS, Seen, at
+from slots import Desk as Host
 from slots import start
 
 from flowslot.protocol.aggregate import NEVER
-from flowslot.protocol.grantbook import Granted
+from flowslot.protocol.grants import Granted
 from flowslotd.flows.rows import FREE, as_structs
 from flowslotd.negotiate import shares
 from flowslotd.negotiate.aggregates import Aggregates
@@ -20,19 +21,26 @@ MB = 1_000_000
 
 
 class Desk:
-    """A table and its aggregates, looked at together."""
+    """A table and its aggregates, looked at together. `host`: what the arbiters hear."""
 
     def __init__(self, topology):
         self.seen = Seen(topology)
         self.table, self.observer = self.seen.table, self.seen.observer
         self.aggregates = Aggregates(self.table)
+        self.host = Host()
 
     def see(self, ms, *jobs, small=True):
-        """What is to be told after a look at these jobs."""
+        """What is reported after a look at these jobs."""
         self.seen.look(ms, *jobs)
         self.aggregates.follow(at(ms), self.table.take_new(), self.table.take_gone())
-        self.aggregates.look(at(ms))
-        return self.aggregates.demands(at(ms), small)
+        return self.report(ms, small=small)
+
+    def report(self, ms, *lent, small=True):
+        """`lent`: rows."""
+        self.host.demands.clear()
+        rows = np.array(lent, np.intp)
+        self.aggregates.report(at(ms), self.host, small=small, lent=lambda now: rows)
+        return [demand for demands in self.host.demands for demand in demands]
 
     def give(self, ms, *grants):
         """Which flows are concerned."""
@@ -161,16 +169,16 @@ def test_an_aggregate_outlives_the_flow_that_it_is_named_after(desk, make_job):
     desk.see(0, job)
     flows[0].close()
     desk.see(1, job)
-    assert desk.aggregates.take_gone() == []
+    assert desk.host.dones == []
     other.flow(0, cookie=7)  # which another job claims now
     (demand,) = desk.see(2, job, other)
     assert (demand.job, demand.flow) == ("b", 1), "no two of one name"
     flows[1].close()
     desk.see(3, job)
-    assert [done.flow for done in desk.aggregates.take_gone()] == [7]
+    assert [done.flow for done in desk.host.dones] == [7]
     job.flow(2, cookie=7)
     desk.see(4, job, other)
-    assert desk.aggregates.take_gone() == []
+    assert len(desk.host.dones) == 1
 
 
 def test_an_aggregate_that_comes_back_has_a_higher_incarnation(desk, make_job):
@@ -183,13 +191,13 @@ def test_an_aggregate_that_comes_back_has_a_higher_incarnation(desk, make_job):
         desk.see(101 + 3 * i, job)
     flow.close()
     desk.see(200, job)
-    (done,) = desk.aggregates.take_gone()
+    (done,) = desk.host.dones
     job.flow(1, cookie=7)
     (demand,) = desk.see(201, job)
     assert (demand.flow, demand.inc > done.inc) == (7, True)
 
 
-def test_period_volume_and_next_start_are_told(desk, make_job):
+def test_period_volume_and_next_start_are_reported(desk, make_job):
     job = make_job()
     flow = job.flow(0, cookie=7)
     for i in range(5):
@@ -257,10 +265,6 @@ def test_what_a_flow_leaves_goes_to_its_siblings_before_anybody_looks(desk, make
     assert desk.rates() == [10e6, 0.0]
 
 
-def nobody():
-    return np.zeros(0, np.intp)
-
-
 def test_small_news_waits_for_a_message_that_is_sent_anyway(desk, make_job):
     job = make_job()
     flow = job.flow(0, cookie=7)
@@ -280,14 +284,26 @@ def test_a_job_that_has_ended_gives_back_what_nobody_uses(desk, make_job):
     start(flow)
     desk.see(0, job)
     desk.give(0, Granted(7, 10e6, 20e6))
-    assert desk.aggregates.ended(nobody) == []
+    desk.report(1)
     flow.done(MB)
     desk.seen.look(100, job)
-    desk.aggregates.look(at(100))
-    assert desk.aggregates.ended(lambda: np.array([0])) == [], "a borrower sends at its rate"
-    assert desk.aggregates.ended(nobody) == [7]
-    desk.aggregates.demands(at(100), small=True)
-    assert desk.aggregates.ended(nobody) == [], "told"
+    assert desk.host.gave_back == []
+    desk.report(100)
+    assert desk.host.gave_back == [7]
+    desk.report(101)
+    assert desk.host.gave_back == [7], "once"
+
+
+def test_what_a_borrower_uses_is_not_given_back(desk, make_job):
+    job = make_job()
+    flow = job.flow(0, cookie=7)
+    start(flow)
+    desk.see(0, job)
+    desk.give(0, Granted(7, 10e6, 20e6))
+    flow.done(MB)
+    desk.seen.look(100, job)
+    assert [demand.remaining for demand in desk.report(100, 0)] == [0]
+    assert desk.host.gave_back == []
 
 
 # --- how a rate is shared out
@@ -360,18 +376,20 @@ def test_flows_that_wait_for_other_hosts_give_their_rate_to_others(desk, make_jo
     assert demand.cap == math.inf, "one of them is enough"
 
 
-@pytest.mark.parametrize("why", ["it tells nothing", "it moves", "it cannot top up"])
+@pytest.mark.parametrize("why", ["it says nothing", "it moves", "it cannot top up"])
 def test_only_who_is_dry_gives_way(desk, make_job, why):
     if why == "it cannot top up":
         desk.aggregates = Aggregates(desk.table, tops_up=False)
     job = make_job()
     flow = job.flow(0, cookie=7)
     flow.begin(1, 100 * MB)
-    flow.ready(0 if why == "it tells nothing" else MB)
-    if why == "it tells nothing":
+    flow.ready(0 if why == "it says nothing" else MB)
+    if why == "it says nothing":
         flow.advance(posted=MB)
     for ms in range(0, 600, 60):
         if why == "it moves":
             flow.done(1000)
         desk.see(ms, job)
-        assert all(b.told is None or not b.told.stalled for b in desk.aggregates._by_id.values())
+        assert all(
+            b.reported is None or not b.reported.stalled for b in desk.aggregates._by_id.values()
+        )

@@ -6,7 +6,6 @@ import pytest
 from flowslot.model.errors import ConfigError
 from flowslotd import config
 from flowslotd.diagnose.preflight import changes
-from flowslotd.negotiate.domain import switches_of
 
 from .conftest import TOPOLOGY
 
@@ -70,8 +69,8 @@ def test_of_several_switch_processes_those_matter_that_flows_of_this_host_may_cr
     )
     for host, expected in (("h1", ["s1", "s3"]), ("h2", ["s2"]), ("h3", ["s2", "s3"])):
         made = config.load(write(f'host = "{host}"\nmode = "enforce"', several))
-        assert switches_of(made) == expected
-    assert switches_of(config.load(write('host = "h1"'))) == []
+        assert made.switches == expected
+    assert config.load(write('host = "h1"')).switches == []
 
 
 def test_a_file_that_is_no_text_is_said_to_be_none(write):

@@ -313,6 +313,7 @@ def test_without_an_answer_the_fallback_works_from_the_start(tmp_path: Path) -> 
 def test_different_topologies_are_told_apart(tmp_path: Path, switch: Switch) -> None:
     switch.start()
     extra = '[[links]]\nname = "more"\ncapacity_gbps = 1.0\nswitch = "s1"\n'
+    extra += '[[paths]]\nsrc = "10.78.0.1"\ndst = "10.78.9.8"\nlinks = ["more"]\n'
     (tmp_path / "d").mkdir()
 
     async def main() -> None:

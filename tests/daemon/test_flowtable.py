@@ -4,9 +4,9 @@
 import numpy as np
 import pytest
 from seen import Seen
-from slots import Setup, slot_start, start
+from slots import Setup, at_once, slot_start, start
 
-from flowslot.protocol.grantbook import Granted
+from flowslot.protocol.grants import Granted
 from flowslot_shm.layout import SLOT, Role
 from flowslotd.flows.rows import FREE
 
@@ -99,10 +99,10 @@ def test_others_may_wait_for_what_goes_to_other_hosts_in_a_known_role_and_rank(s
     assert one.rate == 5e6
 
 
-def test_whoever_gets_a_row_inherits_nothing_from_who_had_it(topology, make_job):
+def test_a_flow_takes_over_nothing_from_the_one_that_had_its_row(topology, make_job):
     """The old flow is let go and given up, the new one is paced at a grant of its own."""
     setup = Setup(topology)
-    setup.desk.answer = setup.loop.on_grants
+    setup.desk.answer = at_once
     jobs = [make_job("a"), make_job("b")]
     setup.jobs += jobs
     old = jobs[0].flow(0, cookie=7)
@@ -117,5 +117,5 @@ def test_whoever_gets_a_row_inherits_nothing_from_who_had_it(topology, make_job)
     assert (setup.pacer.released, setup.pacer.entries) == ([7], {})
     assert [done.flow for done in setup.desk.dones] == [7]
     assert [(d.flow, d.job) for d in setup.desk.demands[-1]] == [(8, "b")]
-    setup.loop.on_grants(slot_start(1), [Granted(8, 2e6, 3e6)])
+    setup.grant(slot_start(1), Granted(8, 2e6, 3e6))
     assert [(e.cookie, e.reserved) for e in setup.pacer.entries.values()] == [(8, 2e6)]

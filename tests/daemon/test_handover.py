@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flowslot.protocol.grantbook import Granted
 from slots import Setup, slot_start, start
 
 from flowslot.model.units import MILLISECOND, Nanos
+from flowslot.protocol.grants import Granted
 from flowslotd.flows.rows import FREE
 from flowslotd.pace import handover
 
@@ -120,23 +120,23 @@ def test_a_rate_that_a_borrower_uses_is_not_given_back(topology: Any, make_job: 
 
     start(flows[0])
     setup.slot(0)
-    setup.loop.on_grants(after(1), [Granted(7, 20e6, 20e6), Granted(8, 0.0, 20e6)])
-    setup.loop.on_events(after(1), jobs)
+    setup.grant(after(1), Granted(7, 20e6, 20e6), Granted(8, 0.0, 20e6))
+    setup.events(after(1), jobs)
     assert setup.pacer.lenders == {8: 7}
     start(flows[1])
-    setup.loop.on_events(after(2), [jobs[1]])
+    setup.events(after(2), [jobs[1]])
     flows[0].done(1_000_000)
     setup.pacer.acked[7] = 1_000_000
-    setup.loop.on_events(after(3), [jobs[0]])
+    setup.events(after(3), [jobs[0]])
     assert setup.desk.gave_back == []
     assert setup.pacer.lenders == {8: 7}, "the arbiter has not decided yet"
     assert setup.pacer.entries[7].reserved == 20e6
-    setup.loop.on_grants(after(9), [Granted(7, 0.0, 20e6), Granted(8, 20e6, 20e6)])
+    setup.grant(after(9), Granted(7, 0.0, 20e6), Granted(8, 20e6, 20e6))
     assert setup.pacer.entries[7].reserved == 0.0 and setup.pacer.entries[8].reserved == 20e6
 
     setup.slot(1)
     flows[1].done(1_000_000)
     setup.pacer.acked[8] = 1_000_000
     start(flows[0], 2)
-    setup.loop.on_events(after(70), jobs)
+    setup.events(after(70), jobs)
     assert setup.pacer.lenders == {7: 8}

@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 from seen import MS, Seen, at
-from slots import start
+from slots import Desk, start
 
 from flowslotd.negotiate.aggregates import Aggregates
 
@@ -227,14 +227,14 @@ def test_what_is_done_is_at_its_end_whatever_else_was_sent_before(run):
 
 
 def test_an_arbiter_is_asked_for_headers_too(run):
-    aggregates = Aggregates(run.seen.table)
+    aggregates, desk = Aggregates(run.seen.table), Desk()
     for _ in range(3):
         run.iterate(MANY)
     run.begin()
     run.send((SIZE + BEFORE) // 2)
     aggregates.follow(at(0), run.seen.table.take_new(), [])
-    aggregates.look(at(10 * run.n))
-    (demand,) = aggregates.demands(at(10 * run.n))
+    aggregates.report(at(10 * run.n), desk, small=True, lent=lambda now: np.zeros(0, np.intp))
+    ((demand,),) = desk.demands
     assert abs(demand.remaining - (SIZE + BEFORE) // 2) <= 2
     assert demand.next_bytes == SIZE + BEFORE
     view = run.seen.table.view(0, 1, [False] * 8, [0])

@@ -4,13 +4,13 @@
 import numpy as np
 import pytest
 from seen import Seen, at
-from slots import start
+from slots import Desk, start
 
 from flowslot.model.topology import parse_topology
 from flowslot_shm.layout import Quiet, Role, Transport
+from flowslotd.flows.counters import FlowCounters
 from flowslotd.negotiate.aggregates import Aggregates
 from flowslotd.observe.observer import Ended
-from flowslotd.pace.pacer import FlowCounters
 
 from .conftest import ELSEWHERE, TOPOLOGY
 
@@ -152,9 +152,10 @@ def test_absurd_values_neither_overflow_nor_raise(seen, make_job):
         seen.acked = FlowCounters.none()
         seen.look(i, job, **({"c7": int(rng.integers(2**62))} if i % 3 else {}))
         aggregates.follow(at(i), seen.table.take_new(), seen.table.take_gone())
-        aggregates.look(at(i))
+        desk = Desk()
+        aggregates.report(at(i), desk, small=True, lent=lambda now: np.zeros(0, np.intp))
         aggregates.share_out(at(i))
-        for demand in aggregates.demands(at(i), small=True):
+        for demand in [demand for demands in desk.demands for demand in demands]:
             assert 0 <= demand.remaining < 2**62
             assert 0 <= demand.period_ns < 10**12
             assert 0 <= demand.next_in_ns < 10**12

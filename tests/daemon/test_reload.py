@@ -9,7 +9,7 @@ from flowslot.model.errors import ConfigError
 from flowslotd import config
 from flowslotd.daemon import Daemon
 from flowslotd.engine import Engine
-from flowslotd.pace.null import NullPacer
+from flowslotd.pace.pacer import Pacer
 from flowslotd.slotloop import SlotLoop
 
 
@@ -79,7 +79,7 @@ def test_an_engine_that_cannot_be_had_leaves_the_last_good_one(write, tmp_path, 
 
 
 def test_an_engine_that_does_not_end_well_is_replaced_all_the_same(write, tmp_path, monkeypatch):
-    monkeypatch.setattr("flowslotd.engine.make_pacer", lambda *_, **__: NullPacer())
+    monkeypatch.setattr("flowslotd.engine.make_pacer", lambda *_, **__: Pacer())
     text = f'host = "h1"\nmode = "enforce"\nslot_ms = 5\nruntime_dir = "{tmp_path}"'
     daemon, told = listened_to(monkeypatch, write(text))
     started, start = [], Engine.start

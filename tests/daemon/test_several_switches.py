@@ -46,6 +46,7 @@ def text(ports: dict[str, int]) -> str:
     lines.append('[[links]]\nname = "spine"\ncapacity_gbps = 4.0\nswitch = "s2"')
     for a, b in ((1, 2), (2, 1)):
         lines.append(f'[[routes]]\nfrom_rack = "r{a}"\nto_rack = "r{b}"\nlinks = ["spine"]')
+    lines.append('[[paths]]\nsrc = "10.78.0.2"\ndst = "10.78.9.9"\nlinks = ["s2->h2"]')
     return "\n".join(lines)
 
 

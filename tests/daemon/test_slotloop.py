@@ -3,18 +3,14 @@
 
 import numpy as np
 import pytest
-from flowslot.protocol.grantbook import Granted
-from slots import SLOT, Setup, slot_start, start
+from slots import SLOT, Setup, at_once, slot_start, start
 
 from flowslot.model.schedule import Schedule
-from flowslot.model.slot import SlotGrid
 from flowslot.model.units import MILLISECOND, Nanos
-from flowslot.policy import registry
 from flowslot.policy.base import Pace
-from flowslotd.flows.flow_table import FlowTable
-from flowslotd.observe.observer import Observer
+from flowslot.protocol.grants import Granted
+from flowslotd.negotiate.source import RateSource
 from flowslotd.pace.enforcer import GROWTH_PER_MS
-from flowslotd.slotloop import SlotLoop
 
 
 def test_from_a_record_to_the_kernel_and_back(topology, make_job):
@@ -25,14 +21,14 @@ def test_from_a_record_to_the_kernel_and_back(topology, make_job):
     setup.pacer.acked[7] = 0
     setup.slot(0)
     start(flow)
-    setup.loop.on_events(Nanos(slot_start(0) + 5 * MILLISECOND), [job])
+    setup.events(Nanos(slot_start(0) + 5 * MILLISECOND), [job])
     assert [(d.flow, d.remaining) for d in setup.desk.demands[-1]] == [(7, 1_000_000)]
     assert setup.pacer.entries == {}  # nothing is granted yet, nothing is paced
     assert setup.pacer.watched == {7: 1_000_000}
     assert setup.pacer.attached == [(7, 4242, 0)]
 
     now = Nanos(slot_start(0) + 6 * MILLISECOND)
-    setup.loop.on_grants(now, [Granted(7, 12e6, 20e6)])
+    setup.grant(now, Granted(7, 12e6, 20e6))
     entry = setup.pacer.entries[7]
     assert (entry.reserved, entry.ceiling, entry.guaranteed) == (12e6, 20e6, True)
     assert entry.growth == pytest.approx(GROWTH_PER_MS * topology.links[3].goodput)
@@ -52,7 +48,7 @@ def granted(topology, make_job, rate):
     setup.jobs.append(job)
     start(job.flow(0, cookie=7))
     setup.slot(0)
-    setup.loop.on_grants(Nanos(slot_start(0) + 6 * MILLISECOND), [Granted(7, rate, 20e6)])
+    setup.grant(Nanos(slot_start(0) + 6 * MILLISECOND), Granted(7, rate, 20e6))
     return setup
 
 
@@ -84,7 +80,7 @@ def test_top_up_of_a_waiting_flow_fills_what_another_job_leaves(topology, make_j
     overshoot = entry.growth * 4**2 / 2 / 1000  # bytes
     holds = topology.links[3].goodput * entry.queue_us / 1e6
     assert overshoot == pytest.approx(0.3 * holds, rel=1e-3)
-    setup.loop.on_grants(Nanos(slot_start(0) + 7 * MILLISECOND), [Granted(7, 20e6, 20e6)])
+    setup.grant(Nanos(slot_start(0) + 7 * MILLISECOND), Granted(7, 20e6, 20e6))
     assert setup.pacer.entries[7].growth == 0.0  # nothing above the ceiling
 
 
@@ -95,7 +91,7 @@ def test_nothing_goes_down_when_nothing_changes(topology, make_job):
     flows = [job.flow(i, cookie=10 + i) for i in range(4)]
     for flow in flows:
         start(flow)
-    setup.desk.answer = setup.loop.on_grants
+    setup.desk.answer = at_once
     setup.slot(0)
     assert setup.pacer.writes == [[10, 11, 12, 13]]
     asked = len(setup.desk.demands)
@@ -105,19 +101,19 @@ def test_nothing_goes_down_when_nothing_changes(topology, make_job):
         for flow in flows:
             flow.done(done)
         setup.slot(n)
-        setup.loop.on_events(Nanos(slot_start(n) + MILLISECOND), [])
+        setup.events(Nanos(slot_start(n) + MILLISECOND), [])
     assert len(setup.pacer.writes) == 1
     assert len(setup.desk.demands) == asked
     assert setup.enforcer.rate_writes == 4
     assert setup.pacer.deadline == slot_start(9) + 2 * SLOT  # but the daemon lives
-    setup.loop.on_grants(slot_start(10), [Granted(10, 5e5, 2e6)])
+    setup.grant(slot_start(10), Granted(10, 5e5, 2e6))
     assert setup.pacer.writes[1:] == [[10, 11, 12, 13]]
     assert sum(e.reserved for e in setup.pacer.entries.values()) == pytest.approx(5e5)
 
 
 def test_an_arbiter_that_answers_at_once_is_obeyed_in_the_same_pass(topology, make_job):
     setup = Setup(topology)
-    setup.desk.answer = setup.loop.on_grants
+    setup.desk.answer = at_once
     job = make_job()
     setup.jobs.append(job)
     start(job.flow(0, cookie=7))
@@ -127,7 +123,7 @@ def test_an_arbiter_that_answers_at_once_is_obeyed_in_the_same_pass(topology, ma
 
 def test_entries_do_not_outlive_the_arbiters_lease(topology, make_job):
     setup = Setup(topology)
-    setup.desk.answer = setup.loop.on_grants
+    setup.desk.answer = at_once
     setup.desk.lease_end = slot_start(1)
     job = make_job()
     setup.jobs.append(job)
@@ -141,19 +137,19 @@ def test_entries_do_not_outlive_the_arbiters_lease(topology, make_job):
 
 def test_a_grant_that_ends_lets_the_flow_go(topology, make_job):
     setup = Setup(topology)
-    setup.desk.answer = setup.loop.on_grants
+    setup.desk.answer = at_once
     job = make_job()
     setup.jobs.append(job)
     start(job.flow(0, cookie=7))
     setup.slot(0)
-    setup.loop.on_grants(slot_start(1), [Granted(7, float("nan"), float("nan"))])
+    setup.grant(slot_start(1), Granted(7, float("nan"), float("nan")))
     assert setup.pacer.entries == {}
     assert setup.pacer.released == [7]
 
 
 def test_flows_are_capped_only_while_a_link_of_theirs_is_held_by_nobody(topology, make_job):
     setup = Setup(topology)
-    setup.desk.answer = setup.loop.on_grants
+    setup.desk.answer = at_once
     job = make_job()
     setup.jobs.append(job)
     start(job.flow(0, cookie=7))
@@ -168,7 +164,7 @@ def test_flows_are_capped_only_while_a_link_of_theirs_is_held_by_nobody(topology
 
 def test_the_kernel_is_told_who_borrows_only_when_more_than_progress_was_seen(topology, make_job):
     setup = Setup(topology)
-    setup.desk.answer = setup.loop.on_grants
+    setup.desk.answer = at_once
     job = make_job()
     setup.jobs.append(job)
     flow = job.flow(0, cookie=7)
@@ -187,20 +183,20 @@ def test_the_kernel_is_told_who_borrows_only_when_more_than_progress_was_seen(to
     setup.slot(5)
     assert setup.pacer.lent == lent + 1
     start(flow, iteration=2, total=2_000_000)
-    setup.loop.on_events(slot_start(6), setup.jobs)
+    setup.events(slot_start(6), setup.jobs)
     assert setup.pacer.lent == lent + 2
     assert setup.pacer.watched == {7: 3_000_000}
 
 
 def test_small_news_is_told_with_a_sign_of_life(topology, make_job):
     setup = Setup(topology)
-    setup.desk.answer = setup.loop.on_grants
+    setup.desk.answer = at_once
     job = make_job()
     setup.jobs.append(job)
     start(job.flow(0, cookie=7))
     setup.slot(0)
     assert (len(setup.desk.demands), setup.desk.beats) == (1, 1)
-    setup.loop.on_events(slot_start(1), setup.jobs)
+    setup.events(slot_start(1), setup.jobs)
     assert (len(setup.desk.demands), setup.desk.beats) == (1, 1)
     setup.slot(1)
     assert (len(setup.desk.demands), setup.desk.beats) == (1, 2), "none is due in this slot"
@@ -224,7 +220,6 @@ def test_unmapped_flows_are_never_paced(topology, make_job):
 
 def test_static_needs_no_arbiter(topology, make_job):
     setup = Setup(topology, "static")
-    setup.loop._domain = None
     job = make_job()
     setup.jobs.append(job)
     for i in range(4):
@@ -237,7 +232,7 @@ def test_static_needs_no_arbiter(topology, make_job):
 
 def test_hard_pacing_has_no_top_up(topology, make_job):
     setup = Setup(topology, hard=True)
-    setup.desk.answer = setup.loop.on_grants
+    setup.desk.answer = at_once
     job = make_job()
     setup.jobs.append(job)
     start(job.flow(0, cookie=7))
@@ -248,13 +243,13 @@ def test_hard_pacing_has_no_top_up(topology, make_job):
 
 def test_a_flow_that_the_kernel_meets_late_gets_its_entry_again(topology, make_job):
     setup = Setup(topology)
-    setup.desk.answer = setup.loop.on_grants
+    setup.desk.answer = at_once
     job = make_job()
     setup.jobs.append(job)
     start(job.flow(0, cookie=7))
     setup.slot(0)
     setup.loop.on_new(7)
-    setup.loop.on_events(Nanos(slot_start(0) + MILLISECOND), [job])
+    setup.events(Nanos(slot_start(0) + MILLISECOND), [job])
     assert setup.pacer.writes == [[7], [7]]
 
 
@@ -266,24 +261,32 @@ def pace(cookie, *rates):
 
 def test_fail_open_a_flow_that_the_kernel_met_late_can_be_let_go(topology, make_job):
     setup = Setup(topology)
-    setup.desk.answer = setup.loop.on_grants
+    setup.desk.answer = at_once
     job = make_job()
     setup.jobs.append(job)
     start(job.flow(0, cookie=7))
     setup.slot(0)
     setup.loop.on_new(7)
-    setup.loop.on_grants(slot_start(0), [Granted(7, float("nan"), float("nan"))])
+    setup.grant(slot_start(0), Granted(7, float("nan"), float("nan")))
     assert setup.pacer.released == [7]
 
 
-class Script:
-    """A policy that decides what the test says."""
+class Script(RateSource):
+    """Says in each slot what the test says."""
 
-    def __init__(self, *decisions):
-        self.decisions = decisions
+    joint = True
 
-    def decide(self, now, view, grants, ceilings):
-        return self.decisions
+    def __init__(self, pace):
+        self.pace = pace
+
+    def beat(self, now):
+        return True
+
+    def due(self, now):
+        return None
+
+    def rates(self, now, view):
+        return self.pace
 
 
 def test_a_schedule_is_followed_slot_by_slot(topology, make_job):
@@ -306,7 +309,7 @@ def test_decisions_about_flows_that_are_not_there_have_no_effect(topology, make_
 
 def test_fail_open_release_lets_everything_go_and_the_next_slot_takes_it_back(topology, make_job):
     setup = Setup(topology)
-    setup.desk.answer = setup.loop.on_grants
+    setup.desk.answer = at_once
     job = make_job()
     setup.jobs.append(job)
     start(job.flow(0, cookie=7))
@@ -318,16 +321,10 @@ def test_fail_open_release_lets_everything_go_and_the_next_slot_takes_it_back(to
 
 
 def test_observing_touches_nothing(topology, make_job):
-    observer = Observer(FlowTable(topology, "h1"), lambda pid, fd, cookie: None)
-    job = make_job()
-    policy = registry.get("stagger").host_policy(registry.PolicyOptions())
-    loop = SlotLoop(
-        SlotGrid(), observer, records=lambda: [job], policy=policy, domain=None, pacer=None,
-        enforcer=None, by_grant=True,
-    )  # fmt: skip
+    setup, job = Setup(topology, "fair", paces=False), make_job()
+    setup.jobs.append(job)
     start(job.flow(0, cookie=7))
-    loop.on_slot(slot_start(0), 0)
-    loop.refresh(slot_start(0))
-    loop.on_grants(slot_start(0), [Granted(7, 1.0, 1.0)])
-    loop.release()
-    assert observer.table.rows["active"].tolist() == [True]
+    setup.slot(0)
+    setup.loop.refresh(slot_start(0))
+    setup.loop.release()
+    assert setup.table.rows["active"].tolist() == [True]

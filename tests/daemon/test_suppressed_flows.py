@@ -8,20 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 from seen import at
-from slots import MemoryPacer, Setup, slot_start, start
+from slots import Setup, slot_start, start
 from suppressed import MB, SLOT_MS, Room, granted, word
 
-from flowslot.model.slot import SlotGrid
 from flowslot.model.topology import Topology
 from flowslot.model.units import MILLISECOND, Nanos
-from flowslot.policy import registry
-from flowslot.policy.registry import PolicyOptions
-from flowslot.protocol.grantbook import Granted
+from flowslot.protocol.grants import Granted
 from flowslot.protocol.messages import Demand
-from flowslotd.flows.flow_table import FlowTable
-from flowslotd.observe.observer import RARE_SLOTS, Observer
-from flowslotd.pace.enforcer import Enforcer
-from flowslotd.slotloop import SlotLoop
+from flowslotd.observe.observer import RARE_SLOTS
 
 from .conftest import ELSEWHERE
 
@@ -37,16 +31,16 @@ def test_a_standing_grant_suppresses_the_record(room: Room) -> None:
     start(first)
     room.slot()
     assert (word(job), job.reader.told) == (0, [False])
-    room.loop.on_grants(at(1), [granted(7, True)])
+    room.grant(at(1), granted(7, True))
     room.slot()
     assert word(job) == 0, "somebody waits for news of the other path"
-    room.loop.on_grants(at(61), [granted(8, True)])
+    room.grant(at(61), granted(8, True))
     room.slot()
     assert (word(job), job.reader.told[-1]) == (1, True)
 
 
 def test_an_answer_within_the_pass_counts_in_the_same_pass(room: Room) -> None:
-    room.desk.on_demand = lambda now, demands: room.loop.on_grants(now, [granted(7, True)])
+    room.desk.answer = lambda demands: [granted(7, True)]
     job, flow = room.enlist("train", 7)
     start(flow)
     room.slot()
@@ -58,16 +52,16 @@ def test_phases_are_no_news_and_another_volume_is(room: Room) -> None:
     job, flow = room.suppressed()
     for i in range(2, 20):
         flow.done(MB)
-        room.loop.on_events(at(100 * i), [job])
+        room.events(at(100 * i), [job])
         start(flow, i)
-        room.loop.on_events(at(100 * i + 50), [job])
+        room.events(at(100 * i + 50), [job])
         assert room.table.rows["active"].tolist() == [True]
     assert room.said() == []
     volumes = []
     for i in range(20, 24):  # smoothed: 1.075, 1.131, 1.173 MB and so on
         flow.done(10**7)
         start(flow, i, 1_300_000)
-        room.loop.on_events(at(100 * i), [job])
+        room.events(at(100 * i), [job])
         volumes.append([demand.next_bytes for demand in room.said()])
     assert volumes == [[], [], [1_131_250], []]
     assert word(job) == 1, "and it is left alone as before"
@@ -99,7 +93,7 @@ def test_idle_sources_are_looked_at_every_fourth_slot_or_when_they_ring(room: Ro
         room.slot()
     assert job.reader.looks == 2
     start(flow, 2)
-    room.loop.on_events(at(SLOT_MS * room.n + 1), [job])
+    room.events(at(SLOT_MS * room.n + 1), [job])
     room.slot()
     assert job.reader.looks == 4, "and in each slot again"
 
@@ -117,13 +111,13 @@ def test_when_it_ceases_to_stand_the_present_state_is_reported_at_once(
 ) -> None:
     job, flow = room.suppressed()
     flow.done(300_000)  # nobody looks
-    room.loop.on_grants(at(70), [grant])
+    room.grant(at(70), grant)
     assert [(d.flow, d.remaining, d.wait_ns) for d in room.said()] == [
         (7, 700_000, 70 * MILLISECOND)
     ]
     assert word(job) == 0
     flow.done(700_000)
-    room.loop.on_events(at(80), [job])
+    room.events(at(80), [job])
     assert [demand.remaining for demand in room.said()] == [0], "phases are news again"
 
 
@@ -132,14 +126,14 @@ def test_when_an_answer_within_a_pass_ends_it_the_present_state_is_reported(room
     job, flow = room.suppressed()
     newcomer, other = room.enlist("newcomer", 8)
 
-    def answer(now: Nanos, demands: Sequence[Demand]) -> None:
-        if [demand.flow for demand in demands] == [8]:
-            room.loop.on_grants(now, [granted(8, False), granted(7, False)])
+    def answer(demands: Sequence[Demand]) -> list[Granted]:
+        newcomers = [demand.flow for demand in demands] == [8]
+        return [granted(8, False), granted(7, False)] if newcomers else []
 
-    room.desk.on_demand = answer
+    room.desk.answer = answer
     flow.done(300_000)
     start(other)
-    room.loop.on_events(at(70), [newcomer])
+    room.events(at(70), [newcomer])
     assert {demand.flow: demand.remaining for demand in room.said()} == {8: MB, 7: 700_000}
     assert word(job) == 0
 
@@ -162,7 +156,7 @@ def test_a_source_without_rows_is_never_suppressed(room: Room) -> None:
     other = room.suppressed("other", 8)[0]
     room.observer.closed(8)
     flow.close()
-    room.loop.on_events(at(SLOT_MS * room.n + 1), [])
+    room.events(at(SLOT_MS * room.n + 1), [])
     for _ in range(RARE_SLOTS):
         room.slot()
     assert word(job) == 0
@@ -176,13 +170,13 @@ def test_the_kernel_is_asked_for_nothing_while_it_is_suppressed(room: Room) -> N
     assert room.pacer.watched == {7: MB}
     room.pacer.acked[7] = MB
     flow.done(MB)
-    room.loop.on_events(at(70), [job])
+    room.events(at(70), [job])
     start(flow, 2)
-    room.loop.on_events(at(80), [job])
+    room.events(at(80), [job])
     assert room.table.rows["active"].tolist() == [True]
     assert room.pacer.watched == {7: MB}
     assert room.observer.take_watches() == []
-    room.loop.on_grants(at(90), [granted(7, False)])
+    room.grant(at(90), granted(7, False))
     assert room.pacer.watched == {7: 2 * MB}
 
 
@@ -194,31 +188,21 @@ def test_what_stands_is_written_once(room: Room) -> None:
     assert len(room.pacer.writes) == writes
 
 
-@pytest.mark.parametrize("policy", ["static", "observe"])
+@pytest.mark.parametrize("paces", [True, False])
 def test_without_an_arbiter_everything_is_suppressed(
-    topology: Topology, make_job: Callable[..., Any], policy: str
+    topology: Topology, make_job: Callable[..., Any], paces: bool
 ) -> None:
-    observer = Observer(FlowTable(topology, "h1"), lambda pid, fd, cookie: None)
-    job, pacer = make_job(), MemoryPacer() if policy == "static" else None
-    loop = SlotLoop(
-        SlotGrid(),
-        observer,
-        records=lambda: [job],
-        policy=registry.get("static").host_policy(PolicyOptions()),
-        domain=None,
-        pacer=pacer,
-        enforcer=Enforcer(pacer, hard=False) if pacer else None,
-        by_grant=False,
-    )
-    flow = job.flow(0, cookie=7)
-    start(flow)
-    loop.on_slot(at(0), 0)
+    setup, job = Setup(topology, "static", paces=paces), make_job()
+    setup.jobs.append(job)
+    start(job.flow(0, cookie=7))
+    setup.slot(0)
     assert word(job) == 1
-    assert sum(bool(observer.due(n, [job])) for n in range(1, 1 + RARE_SLOTS)) == 1
-    if pacer:
-        pacer.acked[7] = 0
-        loop.on_events(at(1), [job])
-        assert pacer.watched == {}
+    due = [setup.observer.due(n, [job]) for n in range(1, 1 + RARE_SLOTS)]
+    assert sum(map(bool, due)) == 1
+    if setup.pacer:
+        setup.pacer.acked[7] = 0
+        setup.events(at(1), [job])
+        assert setup.pacer.watched == {}
 
 
 def test_what_was_seen_a_moment_ago_is_not_looked_at_again_as_a_slot_begins(
@@ -233,12 +217,12 @@ def test_what_was_seen_a_moment_ago_is_not_looked_at_again_as_a_slot_begins(
         left: list[int] = setup.table.rows["remaining"].tolist()
         return left
 
-    setup.loop.on_events(Nanos(slot_start(1) - 5 * MILLISECOND), [job])
+    setup.events(Nanos(slot_start(1) - 5 * MILLISECOND), [job])
     before = remaining()
     flow.done(MB // 2)
     setup.slot(1)
     assert remaining() == before
-    setup.loop.on_slot(slot_start(1), 1, [job])
+    setup.slot(1, [job])
     assert remaining() < before, "something had happened to it"
     before = remaining()
     flow.done(MB // 4)

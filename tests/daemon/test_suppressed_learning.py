@@ -95,7 +95,7 @@ def test_a_job_that_is_listened_to_is_believed_less_than_the_clock(room: Room, c
     flow.done(MB)
     clock.ns = at(150)  # says the job
     start(flow, 2)
-    room.loop.on_events(at(200), [job])
+    room.events(at(200), [job])
     assert column(room, "onset") == [at(200)]
     assert column(room, "period") == [200 * MS]
 
@@ -105,10 +105,10 @@ def test_a_phase_begins_with_the_first_bytes(room: Room, clock: Any) -> None:
     flow.done(MB)
     clock.ns = at(200)
     flow.begin(2, MB)
-    room.loop.on_events(at(240), [job])
+    room.events(at(240), [job])
     assert (column(room, "onset"), column(room, "period")) == ([at(0)], [0]), "it computes"
     flow.ready(MB)
-    room.loop.on_events(at(300), [job])
+    room.events(at(300), [job])
     assert (column(room, "onset"), column(room, "period")) == ([at(200)], [200 * MS])
 
 
@@ -122,15 +122,15 @@ def test_a_beginning_that_cannot_be_true_is_not_believed(room: Room, clock: Any,
     flow.done(MB)
     clock.ns = says
     start(flow, 2)
-    room.loop.on_events(at(240), [job])
+    room.events(at(240), [job])
     assert column(room, "onset") == [at(240)]
     assert column(room, "period") == [240 * MS]
     clock.ns = at(400)  # and the truth is taken again
     start(flow, 3)
-    room.loop.on_events(at(480), [job])
+    room.events(at(480), [job])
     assert column(room, "onset") == [at(400)]
     assert column(room, "period") == [240 * MS - 20 * MS]
-    room.loop.on_grants(at(490), [granted(7, False)])
+    room.grant(at(490), granted(7, False))
     (demand,) = room.said()
     assert (demand.wait_ns, demand.period_ns) == (90 * MS, 220 * MS)
 
@@ -144,8 +144,8 @@ def test_nothing_that_a_suppressed_job_says_breaks_anything(room: Room, clock: A
         flow.begin(wild[(3 * i + 1) % 8], wild[(5 * i + 2) % 8])
         flow.ready(wild[(7 * i + 3) % 4])
         flow.done(wild[i % 3])
-        room.loop.on_events(at(100 + i), [job])
-        room.loop.on_grants(at(100 + i), [granted(7, i % 4 > 0)])
+        room.events(at(100 + i), [job])
+        room.grant(at(100 + i), granted(7, i % 4 > 0))
         assert 0 <= column(room, "period")[0] <= at(300)
         assert 0 < column(room, "onset")[0] <= at(100 + i)
     for demand in room.said():
@@ -159,14 +159,14 @@ def test_what_remains_is_right_although_iterations_were_missed(room: Room, clock
     job, flow = room.suppressed()
     flow.done(MB)
     room.pacer.acked[7] = MB
-    room.loop.on_events(at(70), [job])
+    room.events(at(70), [job])
     for i in (2, 3):  # nobody looks
         start(flow, i)
         flow.done(MB)
     start(flow, 4)
     flow.done(300_000)
     room.pacer.acked[7] = 3 * MB + 300_000
-    room.loop.on_grants(at(200), [granted(7, False)])
+    room.grant(at(200), granted(7, False))
     assert [demand.remaining for demand in room.said()] == [700_000]
 
 

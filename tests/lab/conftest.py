@@ -20,9 +20,12 @@ __all__ = ["SCENARIOS", "TOOL", "TWO_HOSTS", "TWO_RACKS"]
 
 
 class Quiet:
-    """A Watch that shows nothing."""
+    """A Watch that shows nothing. `total`: iterations that it was told of."""
 
-    def begin(self, label: str, total: int) -> None: ...
+    total = 0
+
+    def begin(self, label: str, total: int) -> None:
+        self.total += total
 
     def advance(self, done: int) -> None: ...
 
@@ -72,6 +75,18 @@ def host() -> Iterator[Host]:
     yield Host()
     if TOOL is None:
         pytest.skip("bpftool is missing: BPF programs, maps and links were not compared")
+
+
+@pytest.fixture
+def nothing_left(host: Host, state: RunState) -> Iterator[None]:
+    """At the end, once the run is cleaned up, nothing is left of it."""
+    yield
+    state.clean()
+    assert traces(state.id) == NOTHING
+    assert host.left() == {}
+
+
+LEAVES_NOTHING = pytest.mark.usefixtures("nothing_left")
 
 
 Flowslot = Callable[..., subprocess.Popen[str]]

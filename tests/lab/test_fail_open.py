@@ -15,15 +15,14 @@ from pathlib import Path
 
 import pytest
 from kerneltable import SLOT_NS, KernelTable
-from leftovers import Host
 
 from flowslot_lab.procs import Process
 from flowslot_lab.runner import LiveRun, expected_bytes
 from flowslot_lab.state import RunState
-from flowslot_scenario.scenario import Scenario, load
+from flowslot_scenario.scenario import load
 from flowslotd.pace.layout import Mode
 
-from .conftest import NOTHING, SCENARIOS, Quiet, traces
+from .conftest import SCENARIOS, Quiet
 
 CONGESTION_CONTROLS = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 ENTRY_SLOTS = 2
@@ -32,26 +31,20 @@ LEASE_SLOTS = 5
 """What is promised (docs/adr/0001, 0003), not what the code says."""
 PATIENCE_S = 20.0
 ITERATIONS = 60
+Tables = Callable[[str], KernelTable]
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
 
 
 @pytest.fixture
-def scenario() -> Scenario:
-    return load(SCENARIOS / "ps-incast.toml")
-
-
-@pytest.fixture
-def live(host: Host, scenario: Scenario, state: RunState) -> Iterator[LiveRun]:
+def live(nothing_left: None, state: RunState) -> Iterator[LiveRun]:
+    scenario = load(SCENARIOS / "ps-incast.toml")
     with LiveRun(scenario, state, "stagger", ITERATIONS, use_switch=True) as live:
         yield live
-    state.clean()
-    assert traces(state.id) == NOTHING
-    assert host.left() == {}
 
 
 @pytest.fixture
-def table(live: LiveRun) -> Iterator[Callable[[str], KernelTable]]:
+def table(live: LiveRun) -> Iterator[Tables]:
     """Opens the tables of a host's daemon."""
     opened = []
 
@@ -149,9 +142,7 @@ def last_reservations(live: LiveRun, tables: dict[str, KernelTable], dead: int) 
         assert until <= dead + LEASE_SLOTS * SLOT_NS
 
 
-def test_fail_open_daemon_killed_and_restarted(
-    live: LiveRun, table: Callable[[str], KernelTable]
-) -> None:
+def test_fail_open_daemon_killed_and_restarted(live: LiveRun, table: Tables) -> None:
     plane, progress = live.plane, live.follow(Quiet())
     assert plane is not None
     tables = {host: table(host) for host in ("h2", "h3")}
@@ -177,9 +168,7 @@ def test_fail_open_daemon_killed_and_restarted(
     finish(live, progress)
 
 
-def test_fail_open_switch_killed_and_restarted(
-    live: LiveRun, table: Callable[[str], KernelTable]
-) -> None:
+def test_fail_open_switch_killed_and_restarted(live: LiveRun, table: Tables) -> None:
     plane, progress = live.plane, live.follow(Quiet())
     assert plane is not None and set(plane.switches) == {"s1"}
     tables = {host: table(host) for host in plane.daemons}
@@ -200,7 +189,7 @@ def test_fail_open_switch_killed_and_restarted(
     finish(live, progress)
 
 
-def test_fail_open_all_killed_at_once(live: LiveRun, table: Callable[[str], KernelTable]) -> None:
+def test_fail_open_all_killed_at_once(live: LiveRun, table: Tables) -> None:
     plane, progress = live.plane, live.follow(Quiet())
     assert plane is not None and set(plane.switches) == {"s1"}
     tables = [table(host) for host in plane.daemons]

@@ -11,22 +11,22 @@ from pathlib import Path
 import pytest
 import yaml
 from leftovers import Host
+from pytest import MonkeyPatch
 
-from flowslot_lab.net import Network, run
+from flowslot_lab.net import LabError, Network, run
 from flowslot_lab.processors import of_the_network
 from flowslot_lab.procs import start, stop
-from flowslot_lab.runner import LiveRun, Options, measure
+from flowslot_lab.runner import LiveRun, Options, measure, planned
 from flowslot_lab.state import RunState, clean_dead, start_time
 from flowslot_scenario.scenario import load, parse
 
-from .conftest import NOTHING, SCENARIOS, TWO_HOSTS, Flowslot, Quiet, begin, traces
+from .conftest import LEAVES_NOTHING, NOTHING, SCENARIOS, TWO_HOSTS, Flowslot, Quiet, begin, traces
 
 pytestmark = pytest.mark.root
 
 
-def test_network_has_the_asked_rates_and_buffers_and_leaves_nothing(
-    host: Host, state: RunState
-) -> None:
+@LEAVES_NOTHING
+def test_network_has_the_asked_rates_and_buffers_and_leaves_nothing(state: RunState) -> None:
     net = Network(load(SCENARIOS / "ps-incast.toml"), state)
     began = time.monotonic()
     net.up()
@@ -59,9 +59,6 @@ def test_network_has_the_asked_rates_and_buffers_and_leaves_nothing(
     net.down()
     net.down()
     assert traces(state.id)["namespaces"] == []
-    state.clean()
-    assert traces(state.id) == NOTHING
-    assert host.left() == {}
 
 
 def test_a_least_retransmission_timeout_is_that_of_all_hosts(state: RunState) -> None:
@@ -73,9 +70,12 @@ def test_a_least_retransmission_timeout_is_that_of_all_hosts(state: RunState) ->
     net.down()
 
 
-def test_baseline_run_verifies_bytes_and_measures(host: Host, state: RunState) -> None:
+@LEAVES_NOTHING
+def test_baseline_run_verifies_bytes_and_measures(state: RunState) -> None:
     scenario = parse(TWO_HOSTS, "small.toml")
-    result = measure(scenario, Options(("cubic", "reno"), repeat=2, iterations=5), state, Quiet())
+    options, watch = Options(("cubic", "reno"), repeat=2, iterations=5), Quiet()
+    result = measure(scenario, options, state, watch)
+    assert watch.total == planned(scenario, options) == 4 * (1 + 5)
     assert [(r.policy, r.repeat) for r in result.runs] == [
         ("cubic", 1), ("reno", 1), ("cubic", 2), ("reno", 2),
     ]  # fmt: skip
@@ -89,30 +89,25 @@ def test_baseline_run_verifies_bytes_and_measures(host: Host, state: RunState) -
         assert used["h1->s1"] >= 0.99 * used["s1->h2"]
         assert measured.jobs[0].slowdowns.min() > 0.95  # nothing beats the physical limit
     assert set(result.alone) == {"a"}
-    state.clean()
-    assert traces(state.id) == NOTHING
-    assert host.left() == {}
 
 
 def test_jobs_alone_are_measured_once_per_kind(state: RunState) -> None:
     text = TWO_HOSTS + TWO_HOSTS[TWO_HOSTS.index("[[jobs]]") :].replace('"a"', '"b"')
-    result = measure(parse(text, "f"), Options(("cubic",), iterations=3), state, Quiet())
+    scenario, options, watch = parse(text, "f"), Options(("cubic",), iterations=3), Quiet()
+    result = measure(scenario, options, state, watch)
+    assert watch.total == planned(scenario, options) == 1 + 3 + 13
     assert result.alone["a"] == result.alone["b"] > 0.01
     folders = sorted(path.name for path in state.path.iterdir() if path.is_dir())
     assert folders == ["01-small-cubic", "02-small-cubic"]
 
 
-def test_a_job_that_dies_fails_the_run(host: Host, state: RunState) -> None:
-    from flowslot_lab.net import LabError
-
+@LEAVES_NOTHING
+def test_a_job_that_dies_fails_the_run(state: RunState) -> None:
     live = LiveRun(parse(TWO_HOSTS, "f"), state, "cubic", 1000, use_switch=False)
     with pytest.raises(LabError, match=r"job-a-. ended with status"), live:
         for done in live.follow(Quiet()):
             if done >= 2:
                 live.jobs.workers[0].process.signal(signal.SIGKILL)
-    state.clean()
-    assert traces(state.id) == NOTHING
-    assert host.left() == {}
 
 
 @pytest.mark.parametrize(
@@ -163,7 +158,7 @@ def test_after_kill_the_next_start_is_clean(
 
 
 def test_who_is_started_as_the_lab_dies_does_not_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     state = RunState.create(tmp_path)
     state.begin("x")

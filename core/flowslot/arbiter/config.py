@@ -31,6 +31,8 @@ class ArbiterConfig:
     predecessor of this process, that is, for an arbiter inside the daemon.
     `coalesce_ns`: changes that no flow is waiting for are made so long after the first of them, all
     together; 0: at once.
+    `max_sessions_per_owner`: of one host or address, see Hello. A host has one daemon, and its
+    predecessor's lease after a restart; laboratories have more daemons at an address.
     `slot_origin_ns`: a time at which a slot begins, on the clock that `now` is taken from.
     """
 
@@ -46,6 +48,7 @@ class ArbiterConfig:
     coalesce_ns: Nanos = _AT_ONCE
     recovery: bool = True
     max_sessions: int = 1024
+    max_sessions_per_owner: int = 32
     max_flows_per_session: int = 2048
     max_hops: int = 16
 

@@ -29,6 +29,7 @@ class Session:
     id: int
     daemon: str
     heard: Nanos
+    owner: str = ""
     closed: bool = False
     flows: int = 0
     ended: dict[int, int] = field(default_factory=dict)
@@ -49,7 +50,8 @@ class Sessions:
         self._config = config
         self._lease = config.lease_ns + config.guard_ns
         self._synced: dict[int, Session] = {}
-        self._latest: dict[str, int] = {}
+        self._latest: dict[tuple[str, str], int] = {}
+        """By owner and name: nobody takes another one's name away."""
 
     def __iter__(self) -> Iterator[Session]:
         return iter(self._synced.values())
@@ -63,21 +65,29 @@ class Sessions:
         None: this Hello was already seen, or is older than the daemon's present session.
         Raises ProtocolError when the id belongs to another daemon, or there are too many.
         """
-        latest = self._latest.get(hello.daemon, -1)
+        name = hello.owner, hello.daemon
+        latest = self._latest.get(name, -1)
         if hello.session <= latest:
             return None
         if hello.session in self._synced:
             raise ProtocolError(f"session {hello.session} belongs to another daemon")
-        if len(self._synced) >= self._config.max_sessions and latest not in self._synced:
-            raise ProtocolError(f"there are already {len(self._synced)} sessions")
+        if latest not in self._synced:
+            self._check_room(hello.owner)
         replaced = self._synced.pop(latest, None)
-        session = Session(hello.session, hello.daemon, now)
+        session = Session(hello.session, hello.daemon, now, hello.owner)
         self._synced[hello.session] = session
-        self._latest.pop(hello.daemon, None)
-        self._latest[hello.daemon] = hello.session
+        self._latest.pop(name, None)
+        self._latest[name] = hello.session
         if len(self._latest) > _NAMES_PER_SESSION * self._config.max_sessions:
             del self._latest[next(iter(self._latest))]
         return session, replaced.id if replaced else None
+
+    def _check_room(self, owner: str) -> None:
+        theirs = sum(session.owner == owner for session in self._synced.values())
+        if owner and theirs >= self._config.max_sessions_per_owner:
+            raise ProtocolError(f"there are already {theirs} sessions of {owner}")
+        if len(self._synced) >= self._config.max_sessions:
+            raise ProtocolError(f"there are already {len(self._synced)} sessions")
 
     def live(self, session: int) -> Session | None:
         """The session, when its stream is open and its grants are honoured."""

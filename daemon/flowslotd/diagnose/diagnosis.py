@@ -14,7 +14,7 @@ _WIDTH = 100
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """`backend`: what would be used; `none`: nothing, flows are only observed."""
+    """`backend`: the one that would be used. `none`: flows would only be observed."""
 
     wanted: str
     backend: str
@@ -27,8 +27,8 @@ class Diagnosis:
 
 
 def diagnose(wanted: str = "auto") -> Diagnosis:
-    """`wanted`: as `pacing.backend` in a configuration. Takes some tenths of a second; leaves
-    nothing but modules that the kernel loads."""
+    """`wanted`: as `pacing.backend` in a configuration. Takes some tenths of a second, and leaves
+    only the modules that the kernel has loaded for it."""
     findings = probe()
     works = usable_backends(findings)
     if wanted == "auto":
@@ -73,7 +73,7 @@ def table(found: Diagnosis) -> str:
         lines.append(f"{finding.status:8} {finding.name:{width}}  {finding.detail}")
         if finding.advice:
             lines.append(f"{'':8} {'':{width}}  -> {finding.advice}")
-    lines += ["", "Ways of pacing (pacing.backend):"]
+    lines += ["", "Back ends (pacing.backend):"]
     works = found.works()
     for name, traits in TRAITS.items():
         state = "works here" if works[name].status == "ok" else f"not here: {works[name].detail}"

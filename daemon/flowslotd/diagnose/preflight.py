@@ -31,7 +31,7 @@ class Change:
     where: str
     what: str
     when: str
-    """It would be made; `never`: what is there stays, and `what` says why."""
+    """The change would be made then. `never`: nothing changes, and `what` says why."""
 
 
 def changes(config: Config, backend: str) -> list[Change]:

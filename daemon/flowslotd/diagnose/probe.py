@@ -45,8 +45,8 @@ class Finding:
 
 
 def probe() -> list[Finding]:
-    """All probes, in the order to read them. Takes some tenths of a second; leaves nothing but
-    modules that the kernel loads."""
+    """All probes, in the order to read them. Takes some tenths of a second, and leaves only the
+    modules that the kernel has loaded for it."""
     return [run() for run in PROBES]
 
 
@@ -189,7 +189,7 @@ def htb() -> Finding:
 
 
 def _tried(kinds: tuple[str, ...], found: Finding) -> Finding:
-    """With a doubt where queueing disciplines cannot be tried."""
+    """The finding, with a doubt where queueing disciplines cannot be tried."""
     if found.status != "ok" or qdisc_trial(*kinds) is not None:
         return found
     doubt = f"if the kernel has {' and '.join(kinds)}: only root can try that"

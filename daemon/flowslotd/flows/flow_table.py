@@ -21,9 +21,9 @@ ROLES: dict[Role, Part] = {Role.RING: "ring", Role.PUSH: "push", Role.PULL: "pul
 class FlowTable:
     """Rows of flows; see `ROW`. `infos[i]` belongs to `rows[i]`.
 
-    A row belongs to one flow from its discovery to its end, and never moves. Then it is `FREE` (its
-    cookie is 0) and goes to a later flow: whatever is kept of flows by row is a column here, so
-    that nothing else has to be told. `rows` ends with the last row in use.
+    A row belongs to one flow from its discovery to its end, and never moves. Then the row is `FREE`
+    (its cookie is 0), and goes to a later flow. What others keep of a flow is a column, too, so
+    that it ends with the flow. `rows` ends with the last row in use.
     """
 
     def __init__(self, topology: Topology, host: str) -> None:

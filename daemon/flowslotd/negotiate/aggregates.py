@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is negotiated: one reservation for all flows of a job on one path, shared out here.
 
-The flows of a job that leave this host on the same path meet the same links and end together or
-not at all, so an arbiter has nothing to tell apart in them. It grants the aggregate a rate; who of
-its flows sends at which part of it changes with every acknowledgement, and nobody else need know.
+Such flows meet the same links, and end together or not at all: to an arbiter they are all alike. It
+grants the aggregate a rate. Which flow sends at which part of that rate changes with every
+acknowledgement, and only this host needs to know.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -34,7 +34,8 @@ class Aggregates:
 
     def __init__(self, table: FlowTable, *, tops_up: bool = True) -> None:
         """`tops_up`: a flow may send, if there is room, although it is granted nothing. Only then
-        may one that has nothing to send ask for nothing: its next bytes are seen by being sent."""
+        may a flow that has nothing to send ask for nothing: its next bytes can leave, and so are
+        seen."""
         self._table = table
         self.tops_up = tops_up
         self._at: dict[_Key, int] = {}
@@ -45,7 +46,7 @@ class Aggregates:
         self._dirty = False  # a grant came, or flows came or went: share out in any case
 
     def follow(self, now: Nanos, new: Iterable[FlowInfo], gone: Iterable[FlowInfo]) -> None:
-        """Flows have come and gone, as the table says. To be called before anything else is."""
+        """Flows have come and gone, as the table says. Called before anything else in a pass."""
         left = [self._at[info.job, info.path] for info in gone if info.path]
         new = [info for info in new if info.path]
         self._dirty |= bool(left or new)
@@ -83,8 +84,7 @@ class Aggregates:
     def report(self, now: Nanos, host: Host, *, small: bool, lent: Lent) -> None:
         """Look at the flows, and say what the arbiters do not know yet (see core's `report`).
 
-        `lent`, rows, asked for when it matters: flows whose rate another one uses. Their aggregates
-        are not free yet.
+        `lent` is called when it matters: the aggregates of these flows are not free yet.
         """
         self.look(now)
         gone, self._gone = self._gone, []
@@ -97,17 +97,18 @@ class Aggregates:
         self._dirty |= bool(granted)
 
     def waiting(self) -> bool:
-        """The arbiter waits for news of an aggregate that it knows nothing of (any more)."""
+        """An arbiter knows nothing (any more) of some aggregate, and waits for news of it."""
         return any(aggregate.reported is None for aggregate in self._by_id.values())
 
     # -- what the arbiter gives
 
     def grant(self, grants: Sequence[Granted]) -> None:
-        """What aggregates may send; NaN: nobody has a say. `share_out` passes it on to flows."""
+        """What aggregates may send; NaN: no arbiter has a say. See `share_out`."""
         self._dirty |= bool(take(self._by_id, grants))
 
     def share_out(self, now: Nanos) -> set[int]:
-        """Give each flow its part; returns, by cookie, whose changes or was granted anew."""
+        """Give each flow its part of the rate. Returns the cookies of the flows whose part has
+        changed, or was granted anew."""
         rows, n = self._table.rows, len(self._table.rows)
         if not self._by_id:
             return set()
@@ -135,8 +136,8 @@ class Aggregates:
     # -- inside
 
     def _make(self, now: Nanos, first: FlowInfo, new: Iterable[FlowInfo]) -> int:
-        """A new aggregate, named after the first of its flows (that no other one is named after);
-        its number."""
+        """Make an aggregate; returns its number. It is named after the first of its flows after
+        which no other one is named."""
         key = first.job, first.path
         cookies = (info.cookie for info in new if (info.job, info.path) == key)
         free = next(n for n in chain(cookies, count(1)) if n not in self._by_id)

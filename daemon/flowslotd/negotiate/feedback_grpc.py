@@ -8,15 +8,13 @@ import numpy as np
 from google.protobuf.message import Message
 
 from flowslot.model.errors import ProtocolError
-from flowslot.model.topology import Topology
-from flowslot.model.topology_file import SwitchSettings
-from flowslot.model.units import Nanos
 from flowslot.policy.mlcc import Update
 from flowslot.policy.mlcc.planner import Feedback
 from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto import methods
 from flowslot_proto.checks import M, parse
 from flowslot_proto.convert import read_feedback
+from flowslotd.config import Config
 from flowslotd.negotiate.channel import Channel, RpcFailed
 from flowslotd.negotiate.load_tables import NoAnswer
 
@@ -24,18 +22,17 @@ from flowslotd.negotiate.load_tables import NoAnswer
 class GrpcRemote:
     """A Remote. All in the event loop's thread."""
 
-    def __init__(
-        self, topology: Topology, switch: SwitchSettings, scheduler: str, slot_ns: Nanos
-    ) -> None:
-        """`scheduler`: whose flows these are, unique among all daemons of this switch process."""
-        self.switch = switch.name
-        self.held = frozenset(topology.switch_links(switch.name))
+    def __init__(self, config: Config, switch: str) -> None:
+        topology = config.topology
+        self.switch = switch
+        self.held = frozenset(topology.switch_links(switch))
         self.connected = False
         """It answered the last call."""
-        self._scheduler = scheduler
-        self._slot_ns = slot_ns
+        # A host's daemons have flows of their own each.
+        self._scheduler = f"{config.settings.host}/{config.instance}"
+        self._slot_ns = config.grid.slot_ns
         self._names = [link.name for link in topology.links]
-        self._channel = Channel(switch.address)
+        self._channel = Channel(topology.switches[switch], config.tls)
 
     async def fetch(self, links: Sequence[int], timeout_s: float) -> Feedback:
         """See Remote."""

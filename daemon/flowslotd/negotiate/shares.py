@@ -19,8 +19,8 @@ KEEP_RATIO = 1.1
 KEEP_SLACK_S = 0.004
 """Flows keep their rates while the last one ends at most 10 % + 4 ms later than it could."""
 STALLED_NS = 60_000_000
-"""Who had nothing to send for so long, and got nothing, is not given a rate until it has: a slot of
-usual length, or from one look to the next where slots are longer."""
+"""A flow that had nothing to send for so long, and got nothing, is given no rate until it has
+something: a slot of usual length, or from one look to the next where slots are longer."""
 NEVER = 2**62
 
 # The same as C variables: shares.pxd declares them.

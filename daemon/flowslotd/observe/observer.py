@@ -7,14 +7,13 @@ is not ours, or that another process holds, gets no row and a note.
 
 from collections.abc import Iterable
 from enum import IntEnum
-from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flowslot.model.topology import Topology
 from flowslot.model.units import MILLISECOND, Nanos
 from flowslot_shm.layout import SLOT, Quiet, State
+from flowslotd.flows.counters import FlowCounters
 from flowslotd.flows.flow_info import PROTOCOLS, FlowInfo, Source
 from flowslotd.flows.flow_table import FlowTable
 from flowslotd.flows.rows import as_structs
@@ -22,26 +21,11 @@ from flowslotd.observe import learning
 from flowslotd.observe.binding import Binding, Owns, describe, place
 
 MAX_FLOWS = 16384
-NO_COUNTERS = np.zeros(0, np.uint64), np.zeros(0, np.int64)
 FRESH_NS = 20 * MILLISECOND
 """What was seen so recently is not looked at again only because a slot begins."""
 RARE_SLOTS = 4
 """Processes of which nobody waits for news, and idle ones, are looked at once in so many slots. The
 former are looked at to learn. The latter ring when they begin, but a doorbell may be lost."""
-
-
-class Counters(Protocol):
-    """The kernel's counters, in the order of the cookies, all of the same length."""
-
-    @property
-    def cookie(self) -> NDArray[np.uint64]:
-        """Socket cookies."""
-        ...
-
-    @property
-    def acked(self) -> NDArray[np.int64]:
-        """Acknowledged payload bytes of each."""
-        ...
 
 
 class Ended(IntEnum):
@@ -74,7 +58,7 @@ class Observer:
 
     # -- in ---------------------------------------------------------------------------------
 
-    def observe(self, now: Nanos, sources: Iterable[Source], counters: Counters | None) -> bool:
+    def observe(self, now: Nanos, sources: Iterable[Source], counters: FlowCounters | None) -> bool:
         """Take in the records of `sources` (all of them, or those that rang) and the counters.
 
         False: flows have gone on sending, and nothing else.
@@ -83,13 +67,13 @@ class Observer:
         for source in sources:
             source.reader.look()
             self._bind(now, source)
-        known = (counters.cookie, counters.acked) if counters is not None else NO_COUNTERS
-        rows, negotiated = as_structs(self.table.rows), self.negotiated
+        known = counters or FlowCounters.none()
+        rows, unheard = as_structs(self.table.rows), not self.negotiated
         moved = 0
         for source in sources:
             binding, words = self._bindings[source.id], source.reader.good.view(np.int64)
             moved += learning.advance(
-                now, rows, binding.rows, words, binding.slots, *known, not negotiated
+                now, rows, binding.rows, words, binding.slots, known.cookie, known.acked, unheard
             )
             binding.seen = now
         return moved > 0
@@ -123,7 +107,7 @@ class Observer:
         return Ended.FLOWS if known and at_work[job, path].all() else Ended.PATH
 
     def suppress(self, sources: Iterable[Source], ends_are_reported: bool) -> None:
-        """Tell jobs which of their doorbells anybody listens to.
+        """Let jobs know which of their doorbells are of use.
 
         `ends_are_reported`: the kernel reports the end of a watched flow's phase by itself.
         """
@@ -142,7 +126,7 @@ class Observer:
             source.reader.set_quiet(Quiet.ALL if binding.suppressed else ends)
 
     def stir(self) -> None:
-        """A socket that no row is known of has come up: look at all records in the next slot."""
+        """A socket has come up that has no row: look at all records in the next slot."""
         for binding in self._bindings.values():
             binding.suppressed = binding.rarely = False
             binding.seen = 0

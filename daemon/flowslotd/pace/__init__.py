@@ -4,7 +4,6 @@
 from flowslotd.pace.pacer import (
     UNPACED,
     Entries,
-    FlowCounters,
     KernelEvent,
     PaceEntry,
     Pacer,
@@ -17,7 +16,6 @@ from flowslotd.pace.select import make_pacer
 __all__ = [
     "UNPACED",
     "Entries",
-    "FlowCounters",
     "KernelEvent",
     "PaceEntry",
     "Pacer",

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sockets of other processes, as jobs have told of them: reached through pidfd_getfd, each for a
-moment, so that no descriptor is kept. And what the back ends have in common that pace them so."""
+"""Sockets of other processes, and what the back ends that pace such sockets have in common.
+
+Jobs have reported the sockets. Each is reached through pidfd_getfd, for a moment: no descriptor is
+kept.
+"""
 
 import os
 import struct
@@ -16,16 +19,17 @@ from typing import TypeVar
 import numpy as np
 
 from flowslotd.clock import monotonic
+from flowslotd.flows.counters import FlowCounters
 from flowslotd.pace import guardian
-from flowslotd.pace.egress import Ways
-from flowslotd.pace.pacer import Entries, FlowCounters, KernelEvent, PacingError, Where
+from flowslotd.pace.egress import Egress
+from flowslotd.pace.pacer import Entries, KernelEvent, Pacer, PacingError, Where
 from flowslotd.pace.undo import UndoTable
 from flowslotd.sockets import GONE
 
 MIN_RATE = 256_000
-"""As in bpf/consts.h: a held flow must notice a raised rate soon."""
+"""Bytes/s, as in bpf/consts.h: a slower flow would notice a raised rate too late."""
 GUARDED: tuple[Where, str] = ("kernel", "a guardian process, which undoes the rest")
-"""One of the changes of them all."""
+"""A change to the host that all of them make."""
 T = TypeVar("T")
 _INFO = struct.Struct("=120xQ")  # tcpi_bytes_acked
 _NO_TCP = ENOPROTOOPT, EOPNOTSUPP
@@ -39,14 +43,14 @@ class _Socket:
 
 
 class AttachedSockets:
-    """By cookie. There are no kernel events: `closed` and `drained` are noticed when a socket is
-    touched. Whether it still is the same socket is checked each time."""
+    """Sockets by cookie. Each access checks that the descriptor still is the same socket. The
+    kernel sends no events: an access notices that a socket is `closed` or `drained`."""
 
     def __init__(
         self, gone: Callable[[int], None], udp_sent: Callable[[], Mapping[int, int]]
     ) -> None:
-        """`gone` is called with the cookie of a socket that could not be had any more; `udp_sent`
-        tells the bytes that sockets without acknowledgements have sent, by cookie."""
+        """`gone` is called with the cookie of a socket that is closed. `udp_sent` returns the bytes
+        that sockets without acknowledgements have sent, by cookie."""
         self._gone = gone
         self._udp_sent = udp_sent
         self._sockets: dict[int, _Socket] = {}
@@ -67,7 +71,7 @@ class AttachedSockets:
         return cookie in self._sockets
 
     def where(self, cookie: int) -> tuple[int, int]:
-        """Process and descriptor. Raises KeyError when it is not attached."""
+        """Process and descriptor of a socket. Raises KeyError when it is not attached."""
         at = self._sockets[cookie]
         return at.pid, at.fd
 
@@ -76,21 +80,21 @@ class AttachedSockets:
         self._sockets[cookie] = _Socket(pid, fd)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all sockets."""
         self._sockets.clear()
 
     @contextmanager
     def borrow(self, cookie: int) -> Iterator[socket]:
-        """The socket, for a moment. Raises KeyError when it is not attached, and OSError when it is
-        not to be had any more."""
+        """The socket, for a moment. Raises KeyError when it is not attached, and OSError when it
+        cannot be reached."""
         at = self._sockets[cookie]
         with guardian.borrow(at.pid, at.fd, cookie) as sock:
             yield sock
 
     def lost(self, cookie: int, error: OSError) -> str:
-        """It could not be had: it is closed, or somebody else's by now. Any other error is this
-        moment's (too many open files, say): then it stays, with what is to be undone, and the
-        sentence says so."""
+        """A socket could not be reached. If it is closed, or another one by now, it is forgotten,
+        and the answer is empty. Any other error may pass (too many open files, say): then the
+        socket stays attached, and the answer says in one sentence what is wrong."""
         if error.errno not in GONE:
             hidden = self._sockets[cookie].pid == 0
             why = "its process is in another pid namespace" if hidden else str(error)
@@ -134,38 +138,35 @@ class AttachedSockets:
             self._sockets[cookie].target = acked_target
 
 
-class AttachedPacer(ABC):
-    """See `Pacer`. There are no kernel events, and no top-up: `closed` and `drained` are noticed
-    when counters are read. The kernel keeps what was set when the daemon dies, so a guardian
+class AttachedPacer(Pacer, ABC):
+    """See `Pacer`. There are no kernel events and no top-up: `closed` and `drained` are noticed
+    when counters are read. When the daemon dies, the kernel keeps what was set, and a guardian
     process undoes it (guardian.py)."""
-
-    lends = False
-    congestion_control = ""
 
     def __init__(self) -> None:
         self._sockets = AttachedSockets(self._gone, self._udp_sent)
         self._undo = UndoTable()
-        self._why: dict[int, str] = {}  # flows are not paced
+        self._why: dict[int, str] = {}  # reasons why flows are not paced
         self._in_force = True
-        self._ways: Ways | None = None  # of those that set devices up
+        self._egress: Egress | None = None  # of back ends that set devices up
         self._addresses: Collection[str] = ()
 
     def leave_by(self, addresses: Collection[str]) -> None:
         """See `Pacer`."""
         self._addresses = addresses
-        if self._ways is not None:
-            self._ways.leave_by(addresses)
+        if self._egress is not None:
+            self._egress.leave_by(addresses)
 
     # -- rates --------------------------------------------------------------------------------
 
     def attach(self, cookie: int, pid: int, fd: int) -> None:
-        """See `Pacer`. Whether it is so is checked each time the socket is touched."""
+        """See `Pacer`. Each access to the socket checks that it still is this one."""
         if cookie not in self._sockets or self._sockets.where(cookie) != (pid, fd):
             self.release(cookie)
             self._sockets.attach(cookie, pid, fd)
 
     def apply(self, entries: Entries, deadline_ns: int) -> int:
-        """See `Pacer`. The deadline is one for all flows."""
+        """See `Pacer`. All flows have one deadline."""
         self._extend(deadline_ns)
         rates = np.minimum(entries["reserved"], entries["ceiling"])
         wanted = zip(entries["cookie"].tolist(), rates.tolist(), strict=True)
@@ -177,7 +178,7 @@ class AttachedPacer(ABC):
         try:
             return self._set(known, deadline_ns)
         finally:
-            if monotonic() >= deadline_ns:  # the guardian may have undone it before it was done
+            if monotonic() >= deadline_ns:  # the guardian may have looked too early
                 self._undo.look_again()
 
     @abstractmethod
@@ -188,7 +189,7 @@ class AttachedPacer(ABC):
         """See `Pacer`."""
         self._extend(deadline_ns)
         in_force, self._in_force = self._in_force, True
-        return in_force and not (self._ways is not None and self._ways.due())
+        return in_force and not (self._egress is not None and self._egress.retry_due())
 
     def _extend(self, deadline_ns: int) -> None:
         if self._undo.refresh(deadline_ns):
@@ -197,11 +198,11 @@ class AttachedPacer(ABC):
 
     @abstractmethod
     def _undone(self) -> None:
-        """We were late, and the guardian has let all flows go."""
+        """The daemon was late, and the guardian has let all flows go."""
 
     def _touch(self, cookie: int, do: Callable[[socket], T]) -> T | None:
-        """What `do` returns for this flow's socket; None: that was not possible (`do` may raise
-        PacingError too), and `refusal` says why."""
+        """What `do` returns for this flow's socket. None: that was not possible, and `refusal` says
+        why. `do` may raise PacingError."""
         try:
             with self._sockets.borrow(cookie) as sock:
                 done = do(sock)
@@ -210,7 +211,7 @@ class AttachedPacer(ABC):
             return None
         except OSError as error:
             why = self._sockets.lost(cookie, error)
-            if why:  # not now
+            if why:  # it may work the next time
                 self._why[cookie] = why
                 self._in_force = False
             return None
@@ -223,7 +224,7 @@ class AttachedPacer(ABC):
         self._gone(cookie)
 
     def _gone(self, cookie: int) -> None:
-        """It is not ours any more: released, or closed."""
+        """A flow was released, or its socket is closed."""
         self._why.pop(cookie, None)
         self._undo.free_socket(cookie)
 
@@ -241,16 +242,9 @@ class AttachedPacer(ABC):
     def _udp_sent(self) -> Mapping[int, int]:
         """Payload bytes of UDP flows, by cookie."""
 
-    def event_fd(self) -> int | None:
-        """There is none: poll."""
-        return None
-
     def events(self) -> list[KernelEvent]:
         """`closed` and `drained`, as noticed by `counters()` and `apply()`; no addresses."""
         return self._sockets.events()
-
-    def lend(self, lenders: Mapping[int, int]) -> None:  # noqa: B027  (for all of them)
-        """See `Pacer`: flows are told of a change by the daemon alone."""
 
     def watch(self, cookie: int, acked_target: int) -> None:
         """See `Pacer`; noticed by `counters()`."""
@@ -258,7 +252,7 @@ class AttachedPacer(ABC):
 
 
 def _acknowledged(sock: socket) -> int | None:
-    """Bytes; None: this protocol knows none. Raises OSError."""
+    """Acknowledged bytes. None: this protocol has no acknowledgements. Raises OSError."""
     try:
         (acked,) = _INFO.unpack(sock.getsockopt(IPPROTO_TCP, TCP_INFO, _INFO.size))
     except OSError as error:

@@ -17,18 +17,26 @@ import mmap
 import os
 import re
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from flowslotd.flows.counters import FlowCounters
 from flowslotd.flows.rows import as_structs
 from flowslotd.pace import rate_table
 from flowslotd.pace.guard import Guard
 from flowslotd.pace.layout import CTL, EVENT, SLOTS, STAT, EventKind
 from flowslotd.pace.libbpf import F_LINK, Map, Object, RingBuffer, built
-from flowslotd.pace.pacer import Entries, FlowCounters, KernelEvent, Kind, PacingError, Traits
+from flowslotd.pace.pacer import (
+    Entries,
+    KernelEvent,
+    Kind,
+    Pacer,
+    PacingError,
+    Traits,
+)
 
 PLACEHOLDER = b"fs_placeholder_\0"
 OBJECT = "flowslot.bpf.o"
@@ -45,7 +53,7 @@ def unique_name(instance: str) -> str:
     return f"fs_{re.sub(r'[^A-Za-z0-9-]', '-', instance)[:7]}_{secrets.token_hex(2)}"
 
 
-class BpfPacer:
+class BpfPacer(Pacer):
     """See `Pacer`."""
 
     name = "bpf"
@@ -155,12 +163,6 @@ class BpfPacer:
 
     # -- the table ----------------------------------------------------------------------------
 
-    def leave_by(self, addresses: Collection[str]) -> None:
-        """Nothing to do: no device is set up."""
-
-    def attach(self, cookie: int, pid: int, fd: int) -> None:
-        """Nothing to do: the flow comes to us by selecting our congestion control."""
-
     def apply(self, entries: Entries, deadline_ns: int) -> int:
         """See `Pacer`. No system call."""
         slots = self._slots_of(entries["cookie"])
@@ -248,10 +250,6 @@ class BpfPacer:
             self._path[slot] = self._paths.setdefault(ends, len(self._paths))
 
     # -- what the kernel tells ------------------------------------------------------------------
-
-    def refusal(self, cookie: int) -> str:
-        """See `Pacer`: none."""
-        return ""
 
     def counters(self) -> FlowCounters:
         """See `Pacer`. No system call."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bursts of TCP, where our own congestion control does not bound them.
+"""Keeps TCP's bursts small where our own congestion control does not bound them.
 
-TCP hands down what its pacing rate carries in a millisecond at once; but since Linux 5.18 a path
-of less than half a millisecond adds 64 kB, whatever the rate: at 40 Mbit/s, 13 ms. That is the
-sysctl net.ipv4.tcp_tso_rtt_log, of a network namespace; 0 turns it off.
+TCP hands down at once what its pacing rate carries in a millisecond. Since Linux 5.18 it adds 64 kB
+on paths shorter than half a millisecond, whatever the rate: at 40 Mbit/s these take 13 ms. The
+sysctl net.ipv4.tcp_tso_rtt_log, one for each network namespace, turns that off when it is 0.
 """
 
 import logging
@@ -20,17 +20,17 @@ log = logging.getLogger(__name__)
 
 
 class SmallBursts:
-    """Keeps the sysctl at 0. One daemon of a network namespace does so, and restores it; others
-    rely on that, and one of them follows."""
+    """Keeps the sysctl at 0. One daemon of a network namespace holds the lock for that, and
+    restores the sysctl at its end. Then another daemon takes the lock."""
 
     def __init__(self, allowed: bool) -> None:
-        """`allowed`: False: leave it alone."""
+        """`allowed`: whether the sysctl may be set."""
         self._allowed = allowed
         self._lock: socket | None = None
         self._before = 0
 
     def filenos(self) -> tuple[int, ...]:
-        """See who it is that does so. Descriptors that the guardian is to hold meanwhile."""
+        """Take the lock if it is free. Returns the descriptors that the guardian is to hold."""
         self._seize()
         return () if self._lock is None else (self._lock.fileno(),)
 
@@ -39,15 +39,15 @@ class SmallBursts:
             self._lock = lock("tso-rtt-log")
 
     def follow(self, undo: UndoTable) -> None:
-        """From time to time: whoever did so may have ended."""
+        """To be called now and then: the daemon that had the lock may have ended."""
         with suppress(OSError):
             self._seize()
-        # Its guardian may have restored the sysctl only after we had looked.
+        # The other daemon's guardian may restore the sysctl after it was read here.
         if self._lock is not None and not self._before:
             self.hold(undo)
 
     def hold(self, undo: UndoTable) -> None:
-        """Set it."""
+        """Set the sysctl to 0, if this daemon has the lock."""
         if self._lock is None:
             return
         try:
@@ -61,7 +61,7 @@ class SmallBursts:
             )
 
     def close(self, undo: UndoTable) -> None:
-        """Restore it. From now on it is left alone."""
+        """Restore the sysctl. It is not set again."""
         self._allowed = False
         if self._lock is None:
             return

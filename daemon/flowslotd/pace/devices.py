@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Network devices and who holds their queueing: what can be ours, and what is somebody else's.
+"""Network devices: their queueing disciplines, and whether flowslot may take their place.
 
-pyroute2 is imported where it is needed only, and runs in a thread of its own: its loop and the
-daemon's do not go together.
+pyroute2 is imported only where it is needed. It runs in a thread of its own, because its event loop
+and the daemon's do not go together.
 """
 
 import ctypes
@@ -20,20 +20,20 @@ from flowslotd.pace.rtnetlink import add_root
 
 DEFAULT_QDISC = Path("/proc/sys/net/core/default_qdisc")
 QUEUE_LENGTH = "txqueuelen: 0 becomes 1000"
-"""The kernel does so where a root qdisc is added."""
+"""The kernel makes this change where a root qdisc is added."""
 T = TypeVar("T")
 _CLONE_NEWNET = 0x40000000
 _IFF_UP, _IFF_LOOPBACK = 1, 8
 _TIMEOUT_S = 1.0
-"""Of the daemon's loop."""
+"""The daemon's loop waits no longer."""
 _LOOPBACK = 1
-"""Its index in every network namespace."""
+"""The index of `lo` in every network namespace."""
 _MASTERS = {"bond", "team", "bridge", "openvswitch", "vrf"}
 
 
 @dataclass(frozen=True, slots=True)
 class Qdisc:
-    """`handle` 0: the kernel has put it there by itself."""
+    """`handle` 0: the kernel's default, which nobody has asked for."""
 
     kind: str
     handle: int
@@ -41,8 +41,8 @@ class Qdisc:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """`root`: None where packets are not queued at all. `leaves`: kinds of
-    what is below a root `mq`."""
+    """`root`: None where packets are not queued at all. `leaves`: the kinds of qdiscs below a root
+    `mq`."""
 
     index: int
     name: str
@@ -57,7 +57,7 @@ class Device:
 
 
 class Devices:
-    """What rtnetlink says, in the network namespace of the thread that makes it."""
+    """The devices of one network namespace: that of the thread that makes this object."""
 
     def __init__(self) -> None:
         """Raises PacingError without pyroute2."""
@@ -75,7 +75,7 @@ class Devices:
             raise
 
     def close(self) -> None:
-        """Once."""
+        """To be called once."""
         with suppress(TimeoutError):
             self._thread.submit(self._route.close).result(_TIMEOUT_S)
         self._thread.shutdown(wait=False)
@@ -91,28 +91,28 @@ class Devices:
             raise
 
     def all(self) -> list[Device]:
-        """In the order of their indices. Raises OSError."""
+        """All devices, by index. Raises OSError."""
         return self.do(_all)
 
     def device(self, index: int) -> Device:
-        """Raises OSError."""
+        """The device with this index. Raises OSError."""
         found = self.do(lambda route: _all(route, index))
         if not found:
             raise OSError(ENODEV, "it is gone")
         return found[0]
 
     def likely(self, addresses: Collection[str]) -> list[Device]:
-        """What a host's flows leave by: whatever has one of these addresses; where nothing has,
-        anything that is up, `lo` aside. Raises OSError."""
+        """The devices that a host's flows leave by: those with one of these addresses. Where there
+        are none, all that are up, but for `lo`. Raises OSError."""
         indices = self.indices(addresses)
         return [device for device in self.all() if device.index in indices]
 
     def indices(self, addresses: Collection[str]) -> set[int]:
-        """Of the same."""
+        """The indices of the same devices. Raises OSError."""
         return self.do(lambda route: _with(route, set(addresses)))
 
     def named(self, name: str) -> Device:
-        """Raises PacingError, and OSError."""
+        """The device of this name. Raises PacingError where there is none, and OSError."""
         found = [device for device in self.all() if device.name == name]
         if not found:
             raise PacingError(f"there is no network device {name}")
@@ -133,7 +133,7 @@ def _with(route: Any, addresses: set[str]) -> set[int]:
 
 
 def _all(route: Any, *index: int) -> list[Device]:
-    qdiscs = list(route.get_qdiscs())  # of all devices: the kernel knows no other answer
+    qdiscs = list(route.get_qdiscs())  # the kernel can only list those of all devices
     return [
         _device(link, [qdisc for qdisc in qdiscs if qdisc["index"] == link["index"]])
         for link in route.get_links(*index)
@@ -164,8 +164,8 @@ def _device(link: Any, qdiscs: Iterable[Any]) -> Device:
 
 
 def refusal(device: Device, ours: int) -> str:
-    """Why a device's root qdisc cannot be ours, as one sentence; empty: it can. `ours`: the handle
-    of one that is."""
+    """Why flowslot cannot put its root qdisc on a device, in one sentence. Empty: it can. `ours`:
+    the handle of flowslot's own."""
     if device.kind in _MASTERS:
         return (
             f"{device.name} is a {device.kind}, whose ports do the queueing: name them in "
@@ -179,10 +179,10 @@ def refusal(device: Device, ours: int) -> str:
         return f"{device.name} has a root qdisc of its own, {root.kind} {handle}, which stays"
     try:
         default = DEFAULT_QDISC.read_text().strip()
-    except OSError:  # only the first network namespace tells
+    except OSError:  # only the first network namespace has this file
         return ""
     others = sorted(({root.kind} | device.leaves) - {"mq", "noqueue", default})
-    if others:  # the kernel would put its default there when ours goes
+    if others:  # when our qdisc goes, the kernel puts its default there
         return (
             f"{device.name} has {others[0]}, which would come back as {default}: "
             "net.core.default_qdisc has changed since"
@@ -191,8 +191,8 @@ def refusal(device: Device, ours: int) -> str:
 
 
 def root_changes(device: Device, handle: int, name: str) -> list[str]:
-    """What a root qdisc of ours changes, one sentence each. Raises PacingError: it would be
-    refused, and why."""
+    """What a root qdisc of ours changes, one sentence each. Raises PacingError with the reason
+    where there can be none."""
     why = refusal(device, handle)
     if why:
         raise PacingError(why)
@@ -202,9 +202,9 @@ def root_changes(device: Device, handle: int, name: str) -> list[str]:
 
 
 def qdisc_trial(*kinds: str) -> str | None:
-    """Why the kernel cannot put these on a device, as one sentence; empty: it can; None: that
-    cannot be tried, without CAP_SYS_ADMIN. Tried in a network namespace that ends with the thread
-    that makes it."""
+    """Why the kernel cannot put qdiscs of these kinds on a device, in one sentence. Empty: it can.
+    None: not tried, for want of CAP_SYS_ADMIN. The trial takes place in a network namespace of its
+    own, which ends with its thread."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(_try_qdiscs, kinds).result()
 

@@ -2,9 +2,9 @@
 """Pacing by earliest departure times (bpf/edt.bpf.c): a program at clsact's egress says when each
 packet of a flow may leave, and fq lets it go then.
 
-For TCP and UDP. Setting rates takes no system call here; but each TCP socket's own pacing is set a
-little higher, so that what TCP hands down at once is small (bursts.py). The program stops by itself
-at the flows' deadlines; a guardian process removes it from the devices when the daemon dies.
+For TCP and UDP. Setting rates for the program takes no system call. Each TCP socket's own pacing is
+set a little higher, so that TCP hands down little at once (bursts.py). At a flow's deadline the
+program stops pacing it. When the daemon dies, a guardian process removes the program from devices.
 """
 
 import mmap
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from flowslotd.pace import guardian
 from flowslotd.pace.attached import GUARDED
 from flowslotd.pace.devices import Device, Devices, qdisc_trial, root_changes
-from flowslotd.pace.egress import Change, Ways
+from flowslotd.pace.egress import Change, Egress
 from flowslotd.pace.libbpf import Object, built
 from flowslotd.pace.pacer import PacingError, Traits
 from flowslotd.pace.rtnetlink import add_fq
@@ -34,7 +34,7 @@ STAT = np.dtype([("next_ns", "u8"), ("last_ns", "u8"), ("rate", "u8"), ("bytes",
 ABOVE = 1.25
 """The sockets' own pacing, as a multiple of the rate."""
 PREFERENCE = 1
-"""Of our filter, plus the daemon's number: what comes before may have the last word."""
+"""Of our filter, plus the daemon's number. A filter with a lower one may decide before ours."""
 _ETH_P_ALL = 3
 
 
@@ -72,7 +72,7 @@ class EdtPacer(SocketPacer):
     # -- life ---------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Load the program; set named devices up. Raises PacingError."""
+        """Load the program and set named devices up. Raises PacingError."""
         file = built(OBJECT)
         if file is None:
             raise PacingError(f"{OBJECT} is missing: build it with `make -C bpf`")
@@ -81,9 +81,9 @@ class EdtPacer(SocketPacer):
             raise PacingError(lacking)
         self._load(file)
         change = Change(guardian.FILTER, changes_to, self._add)
-        self._ways = Ways(self._names, self._addresses, self._undo, change)
+        self._egress = Egress(self._names, self._addresses, self._undo, change)
         super().open()
-        self._ways.set_up()
+        self._egress.ensure_named()
 
     def _load(self, file: Path) -> None:
         try:
@@ -100,16 +100,16 @@ class EdtPacer(SocketPacer):
         return np.frombuffer(mmap.mmap(fd, SLOTS * dtype.itemsize, mmap.MAP_SHARED), dtype)
 
     def _keep(self) -> tuple[int, ...]:
-        assert self._ways is not None
-        return (*super()._keep(), self._ways.fileno())
+        assert self._egress is not None
+        return (*super()._keep(), self._egress.fileno())
 
     def close(self) -> None:
         """Let all flows go, and remove what is ours from the devices."""
         self._ctl["deadline_ns"] = 0
         super().close()
-        if self._ways is not None:
-            self._ways.close()
-            self._ways = None
+        if self._egress is not None:
+            self._egress.close()
+            self._egress = None
         self._forget()
         if self._object is not None:
             self._object.close()
@@ -123,8 +123,8 @@ class EdtPacer(SocketPacer):
     # -- devices ------------------------------------------------------------------------------
 
     def _add(self, devices: Devices, device: Device) -> None:
-        assert self._ways is not None and self._object is not None
-        index, number = device.index, self._ways.number
+        assert self._egress is not None and self._object is not None
+        index, number = device.index, self._egress.number
         filters = guardian.filters(index, guardian.EGRESS)
         ours = any(guardian.OWN.encode() in one.attributes for one in filters)
         name = (
@@ -151,7 +151,7 @@ class EdtPacer(SocketPacer):
                     direct_action=True,
                 )
             )
-        except OSError:  # nothing by halves
+        except OSError:  # leave nothing half done
             guardian.remove_filter(index, number)
             if added:
                 guardian.remove_clsact(index)
@@ -167,7 +167,7 @@ class EdtPacer(SocketPacer):
                 slot = self._take(cookie)
             if slot is None or self._ctl["rate"][slot] == rate:
                 continue
-            # The program paces UDP too, and its sockets' own rate is left alone.
+            # UDP is paced by the program alone: the sockets keep their own rate.
             if cookie in self._udp or self._pace(cookie, round(rate * ABOVE)):
                 self._ctl[slot] = rate, deadline_ns
                 written += 1
@@ -178,8 +178,8 @@ class EdtPacer(SocketPacer):
         self._ctl["deadline_ns"][list(self._slots.values())] = deadline_ns
 
     def _take(self, cookie: int) -> int | None:
-        """A slot for a flow that has none. None: it cannot be paced."""
-        if self._ways is None or self._object is None:
+        """A slot for a flow that has none. None: the flow cannot be paced."""
+        if self._egress is None or self._object is None:
             return None
         protocol = self._touch(cookie, self._protocol)
         if protocol is None:
@@ -193,11 +193,11 @@ class EdtPacer(SocketPacer):
         return slot
 
     def _protocol(self, sock: socket) -> int:
-        """Of a socket that can be paced. Raises PacingError and OSError."""
-        assert self._ways is not None
+        """The protocol of a socket that can be paced. Raises PacingError and OSError."""
+        assert self._egress is not None
         if not self._free:
             raise PacingError(f"{SLOTS} flows are paced already")
-        self._ways.of(sock)
+        self._egress.devices_of(sock)
         return sock.getsockopt(SOL_SOCKET, SO_PROTOCOL)
 
     def _drop(self, cookie: int) -> None:
@@ -218,8 +218,8 @@ class EdtPacer(SocketPacer):
 
 
 def changes_to(device: Device, number: int) -> list[str]:
-    """What pacing there by the daemon with this number does to a device, one sentence each. Raises
-    PacingError: it would be refused, and why; and OSError."""
+    """What pacing by the daemon with this number changes on a device, one sentence each. Raises
+    PacingError with the reason where it cannot be, and OSError."""
     if device.ingress == "ingress":
         raise PacingError(
             f"{device.name} has an ingress qdisc, which stays, and clsact takes its place"
@@ -246,7 +246,7 @@ def changes_to(device: Device, number: int) -> list[str]:
 
 
 def _has_fq(device: Device) -> bool:
-    """What waits for departure times is there already."""
+    """Whether fq, which keeps packets until their departure times, is there already."""
     root = device.root
     return root is not None and (
         root.kind == "fq" or (root.kind == "mq" and device.leaves == {"fq"})

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which devices a flow leaves by, and that they are set up for it: by one daemon of several, which
-its number tells from the others."""
+"""The devices that flows leave by, set up for pacing.
+
+Several daemons may pace on one device. Each has a number (instance_lock.py), and changes or removes
+only what bears it.
+"""
 
 import logging
 import socket
@@ -13,7 +16,7 @@ from typing import NamedTuple
 
 from flowslotd.pace import guardian
 from flowslotd.pace.devices import QUEUE_LENGTH, Device, Devices
-from flowslotd.pace.instance_lock import Berth
+from flowslotd.pace.instance_lock import InstanceLock
 from flowslotd.pace.pacer import PacingError
 from flowslotd.pace.rtnetlink import Rtnetlink
 from flowslotd.pace.undo import UndoTable
@@ -21,7 +24,7 @@ from flowslotd.pace.undo import UndoTable
 log = logging.getLogger(__name__)
 
 AGAIN_S = 5.0
-"""A device that refused is asked again: somebody may have cleared it."""
+"""After this time a device that was refused is tried again: its owner may have cleared it."""
 _SO_NETNS_COOKIE = 71
 _FAMILIES = socket.AF_INET, socket.AF_INET6
 _PROTOCOLS = socket.IPPROTO_TCP, socket.IPPROTO_UDP
@@ -29,24 +32,26 @@ _NO_DEVICE = 2**31 - 1
 
 
 class Change(NamedTuple):
-    """What is done to a device."""
+    """What a back end does to a device."""
 
     kind: int
     """guardian.CLASSES or FILTER."""
     what: Callable[[Device, int], list[str]]
-    """In words. Raises PacingError where it cannot be done, by the daemon with this number."""
+    """The changes in words, by the daemon with this number. Raises PacingError where they cannot be
+    made."""
     add: Callable[[Devices, Device], None]
 
 
-class Ways:
-    """Holds its number from the beginning to `close`."""
+class Egress:
+    """Ensures that devices are set up before flows are paced there. Holds the daemon's number until
+    `close`."""
 
     def __init__(
         self, names: Sequence[str], addresses: Collection[str], undo: UndoTable, change: Change
     ) -> None:
-        """`names`: of the devices that all flows leave by; none: what each flow's route says, but
-        then only devices that have one of the `addresses` are set up, if there are any. A job's
-        socket may be bound to any device of the host.
+        """`names`: the devices that all flows leave by. Without any, each flow leaves by the device
+        of its route, which is set up only if it has one of the `addresses`. Without any of these
+        either, all devices may be set up.
 
         Raises PacingError when no device can be set up here.
         """
@@ -57,7 +62,7 @@ class Ways:
         self._named: tuple[int, ...] = ()
         self._ready: dict[int, Device] = {}
         self._refused: dict[int, tuple[float, str]] = {}  # when, and why
-        self._waits = False  # a flow without a route
+        self._unrouted = False  # a flow had no route
         self._tried = time.monotonic()
         with socket.socket() as own:
             self._namespace = _namespace(own)
@@ -66,36 +71,36 @@ class Ways:
             stack.callback(self.rtnetlink.close)
             self._devices = Devices()
             stack.callback(self._devices.close)
-            self._berth = Berth()
-            stack.callback(self._berth.close)
+            self._instance = InstanceLock()
+            stack.callback(self._instance.close)
             self._open = stack.pop_all()
 
     def leave_by(self, addresses: Collection[str]) -> None:
-        """From now on."""
+        """The host's addresses from now on."""
         self._addresses = tuple(addresses)
         self._refused.clear()
 
     def close(self) -> None:
-        """What was set up stays: the undo table's business."""
+        """Give the number back. Devices stay as they are: the undo table brings them back."""
         self._open.close()
 
     @property
     def number(self) -> int:
-        """No other daemon in this network namespace has it."""
-        return self._berth.number
+        """The daemon's."""
+        return self._instance.number
 
     def fileno(self) -> int:
-        """Whoever holds this descriptor keeps the number."""
-        return self._berth.fileno()
+        """A process that holds this descriptor keeps the number."""
+        return self._instance.fileno()
 
-    def set_up(self) -> None:
-        """All named devices. Raises PacingError when one cannot be."""
+    def ensure_named(self) -> None:
+        """Set all named devices up. Raises PacingError when one cannot be."""
         for index in self._resolved():
             self._set_up(index)
 
-    def of(self, sock: socket.socket) -> tuple[int, ...]:
-        """Indices of devices, set up. Raises PacingError: this flow cannot be paced, and why; and
-        OSError when the socket cannot be asked."""
+    def devices_of(self, sock: socket.socket) -> tuple[int, ...]:
+        """Indices of the devices that a flow leaves by, set up. Raises PacingError with the reason
+        why the flow cannot be paced, and OSError when the socket cannot be asked."""
         domain, protocol = (
             sock.getsockopt(socket.SOL_SOCKET, k) for k in (socket.SO_DOMAIN, socket.SO_PROTOCOL)
         )
@@ -106,27 +111,27 @@ class Ways:
         indices = self._resolved()
         if not indices:
             try:
-                indices = (self.rtnetlink.way_out(sock),)
+                indices = (self.rtnetlink.device_of(sock),)
             except OSError as error:
-                self._waits = True
+                self._unrouted = True
                 raise PacingError(f"it is not known where its packets leave: {error}") from error
         for index in indices:
-            self._be_ready(index)
+            self._ensure(index)
         return indices
 
-    def due(self) -> bool:
-        """It is time to try again with flows that could not be paced; true once each time."""
+    def retry_due(self) -> bool:
+        """Some flows could not be paced, and it is time to try again. True once each time."""
         now = time.monotonic()
-        if not (self._refused or self._waits) or now - self._tried < AGAIN_S:
+        if not (self._refused or self._unrouted) or now - self._tried < AGAIN_S:
             return False
         for index, (when, _) in list(self._refused.items()):
-            if now - when > 3 * AGAIN_S:  # nobody asks for it any more
+            if now - when > 3 * AGAIN_S:  # no flow needs it any more
                 del self._refused[index]
-        self._tried, self._waits = now, False
+        self._tried, self._unrouted = now, False
         return True
 
     def _resolved(self) -> tuple[int, ...]:
-        """The named devices, which may have been made anew. Raises PacingError."""
+        """Indices of the named devices. Raises PacingError."""
         if self._names and not self._named:
             self._named = tuple(self._devices.named(name).index for name in self._names)
         return self._named
@@ -136,12 +141,14 @@ class Ways:
         return self._ready[index].mtu
 
     def forget(self, devices: Collection[int]) -> None:
-        """These are not set up any more, and named ones may be others by now."""
+        """These are not set up any more. Named devices may have been made anew, with other
+        indices."""
         for index in devices:
             self._ready.pop(index, None)
         self._named = ()
 
-    def _be_ready(self, index: int) -> None:
+    def _ensure(self, index: int) -> None:
+        """Set a device up unless that is done. Raises PacingError; a refusal holds for AGAIN_S."""
         if index in self._ready:
             return
         when, why = self._refused.get(index, (-AGAIN_S, ""))
@@ -163,7 +170,7 @@ class Ways:
                     f"{socket.if_indextoname(index)} has none of this host's addresses: if flows "
                     "are to be paced there, name it in pacing.devices"
                 )
-            with self._berth.deserted() as numbers:
+            with self._instance.abandoned() as numbers:
                 for number in numbers:
                     guardian.undo_change(self._change.kind, index, number)
             device = self._devices.device(index)
@@ -179,7 +186,7 @@ class Ways:
 
 
 def _namespace(sock: socket.socket) -> int:
-    """0 where the kernel does not tell (before Linux 5.14)."""
+    """Of the network. 0 where the kernel does not say (before Linux 5.14)."""
     try:
         cookie = sock.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8)
     except OSError:

@@ -13,13 +13,13 @@ DEAF = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGABRT)
 
 
 class Guard:
-    """A guardian process and the pipe whose end tells it that we are gone."""
+    """A guardian process, and the pipe whose end says that this daemon is gone."""
 
     def __init__(self, table: int = -1, struct_ops: int = -1, keep: tuple[int, ...] = ()) -> None:
-        """`keep`: descriptors that it holds as long as it lives."""
+        """`keep`: descriptors that the guardian holds as long as it lives."""
         reading, self._pipe = os.pipe()
         files = (reading, table, struct_ops)
-        # It inherits the mask: a signal must not end it while it starts, nor later.
+        # The child has this mask too: no signal ends the guardian, not even while it starts.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, DEAF)
         try:
             self._process = subprocess.Popen(
@@ -37,14 +37,14 @@ class Guard:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """The guardian's process id."""
         return self._process.pid
 
     def alive(self) -> bool:
-        """Whether it still guards."""
+        """Whether the guardian still runs."""
         return self._process.poll() is None
 
     def close(self) -> bool:
-        """Let it clean up and leave. False: it could not."""
+        """Let the guardian clean up and end. False: it could not."""
         os.close(self._pipe)
         return self._process.wait() == 0

@@ -5,13 +5,14 @@ Run as a script of its own, standard library only, so that it stays small:
 
     python -I -S guardian.py PIPE TABLE STRUCT_OPS
 
-PIPE is the reading end of a pipe whose other end only the daemon holds: its end is the daemon's.
-TABLE is a memfd that lists what is to be undone, or -1: `HEADER`, CHANGES times `CHANGE`, and
-then `ROW`s. All of it is undone when the daemon is gone. When it lets the deadline pass, flows are
-let go: sockets and classes, but devices stay set up, and `freed` counts up, so that a daemon that
-was only asleep knows; and again when something was listed after that (`listed` counts).
-STRUCT_OPS is a map whose registration to remove, or -1.
-It is started deaf to signals that a service manager sends to daemon and guardian alike.
+PIPE is the reading end of a pipe. Only the daemon holds the other end, so the pipe ends with the
+daemon.
+TABLE is a memfd that lists what is to be undone, or -1: `HEADER`, CHANGES times `CHANGE`, and then
+`ROW`s. When the daemon is gone, all of it is undone. When the daemon lets the deadline pass, only
+flows are let go (sockets and classes), and devices stay set up. Then `freed` counts up, which tells
+a daemon that was asleep. What is listed after that (`listed` counts) is let go, too.
+STRUCT_OPS is a map whose registration is to be removed, or -1.
+The guardian is started with those signals blocked that a service manager sends to all processes.
 """
 
 import contextlib
@@ -33,21 +34,21 @@ CHANGES = 128
 ROW = struct.Struct("=QiiiIQ")  # cookie (0: empty), pid, fd, socket option, its size, its value
 UNLIMITED = 2**64 - 1
 LOOK_MS = 500
-"""A deadline that is brought forward is noticed this late."""
+"""A deadline that is brought forward is noticed so late at most."""
 CLASSES, FILTER, TSO_RTT_LOG, QUEUE_LENGTH = 1, 2, 3, 4
-"""Changes. CLASSES: those of HTB with this number (`value`). FILTER: that of EDT with this number.
-TSO_RTT_LOG: a sysctl, whose value was `value`. QUEUE_LENGTH: of a device (txqueuelen), likewise;
-the kernel turns 0 into 1000 when a root qdisc is added."""
+"""Kinds of changes. CLASSES: classes of HTB that bear the number `value`. FILTER: the filter of EDT
+that bears it. TSO_RTT_LOG: a sysctl, which was `value`. QUEUE_LENGTH: a device's txqueuelen, which
+was `value`: the kernel turns 0 into 1000 when a root qdisc is added."""
 
 HTB, FQ = 0xF5100000, 0xF5200000
 """Handles of qdiscs that are ours."""
 KEEPER = 0xFFF
-"""The minor of a class of each daemon that says that it uses HTB there, also without flows."""
+"""The minor of the class by which each daemon says that it uses HTB there, even without flows."""
 ROOT, CLSACT, CLSACT_ROOT = 0xFFFFFFFF, 0xFFFF0000, 0xFFFFFFF1
 INGRESS, EGRESS = 0xFFFFFFF2, 0xFFFFFFF3
 FILTER_NAME = "flowslot_edt_"
-"""Begins the name of our filters; their number follows (one hexadecimal digit), and `OWN` where
-clsact is ours."""
+"""The beginning of our filters' names. The daemon's number follows (one hexadecimal digit), and
+`OWN` where flowslot has added clsact."""
 OWN = "_clsact"
 SYSCTL = "/proc/sys/net/ipv4/tcp_tso_rtt_log"
 
@@ -71,8 +72,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def borrow(pid: int, fd: int, cookie: int) -> Iterator[socket.socket]:
     """Socket `fd` of another process, for a moment.
 
-    Raises OSError where it is not to be had: no such process or descriptor, no permission
-    (CAP_SYS_PTRACE), or another socket by now (ESTALE).
+    Raises OSError: no such process or descriptor, no permission (CAP_SYS_PTRACE), or another socket
+    by now (ESTALE).
     """
     pidfd = os.pidfd_open(pid)
     try:
@@ -102,7 +103,7 @@ def set_option(sock: socket.socket, option: int, size: int, value: int) -> None:
 
 
 def free_socket(row: tuple[int, ...]) -> None:
-    """As `ROW` says; a socket that is not to be had any more is passed over."""
+    """Give a socket its option back, as a `ROW` says. A closed socket is passed over."""
     cookie, pid, fd, option, size, value = row
     if cookie:
         with contextlib.suppress(OSError), borrow(pid, fd, cookie) as sock:
@@ -144,8 +145,8 @@ def _tcmsg(device: int, handle: int, parent: int, info: int) -> bytes:
 def ask(
     kind: int, device: int, handle: int, parent: int, info: int = 0, *, create: bytes = b""
 ) -> int:
-    """One request about traffic control; `create`: attributes of a new qdisc. Returns the kernel's
-    errno."""
+    """Make one request about traffic control. `create`: attributes of a new qdisc. Returns the
+    kernel's errno."""
     flags, body = _NLM_ACK | (_NLM_CREATE if create else 0), _tcmsg(device, handle, parent, info)
     body += create
     with _asked(kind, flags, body) as rtnetlink:
@@ -154,7 +155,7 @@ def ask(
 
 
 def dump(kind: int, device: int, parent: int = 0) -> list[Found]:
-    """All that there is of a kind; nothing where the kernel refuses. Raises OSError."""
+    """All objects of a kind. Nothing where the kernel refuses. Raises OSError."""
     found: list[Found] = []
     with _asked(kind, _NLM_DUMP, _tcmsg(device, 0, parent, 0)) as rtnetlink:
         while True:
@@ -171,14 +172,14 @@ def dump(kind: int, device: int, parent: int = 0) -> list[Found]:
 
 
 def classes(device: int) -> list[Found]:
-    """Those of our HTB. Raises OSError."""
+    """The classes of our HTB. Raises OSError."""
     found = dump(_GETTCLASS, device)
     return [one for one in found if one.handle >> 16 == HTB >> 16 and one.device == device]
 
 
 def filters(device: int, parent: int) -> list[Found]:
-    """At one side of clsact; each program once, and each priority once with handle 0. Raises
-    OSError."""
+    """Filters at one side of clsact: each program once, and each priority once with handle 0.
+    Raises OSError."""
     return [one for one in dump(_GETTFILTER, device, parent) if one.device == device]
 
 
@@ -190,7 +191,7 @@ def empty_htb(device: int, number: int) -> None:
 
 
 def remove_classes(device: int, number: int) -> None:
-    """Of one daemon; the last removes the qdisc. Raises OSError."""
+    """Remove the classes of one daemon. The last daemon's take the qdisc along. Raises OSError."""
     empty_htb(device, number)
     ask(_DELTCLASS, device, HTB | number << 12 | KEEPER, HTB)
     if not classes(device):
@@ -198,8 +199,8 @@ def remove_classes(device: int, number: int) -> None:
 
 
 def remove_filter(device: int, number: int) -> None:
-    """Of one daemon; the last removes fq, if it is ours, and clsact, if it is ours and nobody
-    else uses it. Raises OSError."""
+    """Remove the filter of one daemon. The last takes along fq, if it is ours, and clsact, if it is
+    ours and not used otherwise. Raises OSError."""
     name = f"{FILTER_NAME}{number:x}".encode()
     ours = [one for one in filters(device, EGRESS) if name in one.attributes]
     for one in ours:
@@ -212,13 +213,13 @@ def remove_filter(device: int, number: int) -> None:
 
 
 def remove_clsact(device: int) -> None:
-    """Unless somebody uses it. Raises OSError."""
+    """Remove clsact unless it has filters. Raises OSError."""
     if not filters(device, EGRESS) and not filters(device, INGRESS):
         ask(DELQDISC, device, CLSACT, CLSACT_ROOT)
 
 
 def set_queue_length(device: int, value: int) -> None:
-    """Packets. Raises OSError."""
+    """Set a device's txqueuelen, in packets. Raises OSError."""
     body = struct.pack("=BxHiII", 0, 0, device, 0, 0)
     body += struct.pack("=HHI", 8, _IFLA_TXQLEN, value)
     with _asked(_SETLINK, _NLM_ACK, body) as rtnetlink:
@@ -226,7 +227,7 @@ def set_queue_length(device: int, value: int) -> None:
 
 
 def restore_sysctl(value: int) -> None:
-    """Unless somebody else has set it meanwhile. Raises OSError and ValueError."""
+    """Set the sysctl back, unless it was changed meanwhile. Raises OSError and ValueError."""
     with open(SYSCTL, "r+") as file:
         if int(file.read()) == 0:
             file.seek(0)
@@ -234,7 +235,7 @@ def restore_sysctl(value: int) -> None:
 
 
 def undo_change(change: int, device: int, value: int) -> None:
-    """One row of the table. Raises OSError and ValueError."""
+    """Undo one row of the table. Raises OSError and ValueError."""
     if change == CLASSES:
         remove_classes(device, value)
     elif change == FILTER:
@@ -256,8 +257,8 @@ def changes(table: mmap.mmap) -> Iterator[tuple[int, int, int]]:
 
 
 def free_all(table: mmap.mmap) -> None:
-    """Undo everything in the table: who is in a class before the class. What is gone already is
-    passed over."""
+    """Undo everything in the table: sockets before the classes that they are in. What is gone
+    already is passed over."""
     free_sockets(table)
     for row in changes(table):
         with contextlib.suppress(OSError, ValueError):
@@ -265,7 +266,7 @@ def free_all(table: mmap.mmap) -> None:
 
 
 def free_flows(table: mmap.mmap) -> None:
-    """Let all flows go, and count that."""
+    """Let all flows go, and count `freed` up."""
     free_sockets(table)
     for change, device, number in changes(table):
         if change == CLASSES:
@@ -285,7 +286,7 @@ def unregister(struct_ops: int) -> None:
 
 
 def wait(pipe: int, table: mmap.mmap | None) -> None:
-    """Return when the daemon is gone; let all flows go each time it lets the deadline pass."""
+    """Return when the daemon is gone. Let all flows go each time it lets the deadline pass."""
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
     late = 0, 0

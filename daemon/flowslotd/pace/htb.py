@@ -2,9 +2,9 @@
 """Pacing by a class of HTB for each flow, on the devices that flows leave by.
 
 For TCP and UDP, on any kernel. A socket's packets find their class by SO_PRIORITY, which is set
-from outside (pidfd_getfd): no filter, and nobody else's packets are touched (they pass by HTB's
-direct queue). Below each class a TBF cuts super-packets (see `Cutter`). A guardian process removes
-all of it when the daemon dies.
+through pidfd_getfd. So no filter is needed, and all other packets pass by HTB's direct queue. Below
+each class a TBF cuts super-packets (see `Cutter`). When the daemon dies, a guardian process removes
+all of it.
 """
 
 import os
@@ -18,29 +18,29 @@ from socket import IPPROTO_TCP, SO_PRIORITY, SO_PROTOCOL, SOL_SOCKET, TCP_INFO, 
 from flowslotd.pace import guardian
 from flowslotd.pace.attached import GUARDED, AttachedPacer
 from flowslotd.pace.devices import Device, Devices, qdisc_trial, root_changes
-from flowslotd.pace.egress import Change, Ways
+from flowslotd.pace.egress import Change, Egress
 from flowslotd.pace.pacer import PacingError, Traits
 from flowslotd.pace.rtnetlink import Cutter, HtbClass, class_counts, packed
 
 MOST_CLASSES = guardian.KEEPER - 1
 """Of one daemon: minors have 16 bits, four of them are the daemon's number."""
 BURST_S = 0.002
-"""A class may catch up this much: as late as its timer may fire without loss of rate."""
+"""How much a class may catch up: its timer may fire so late without loss of rate."""
 PACKET = 9_100
-"""Never less is cut, headers included: TBF drops a packet that is larger, and packets can become
-larger while a flow lives (a device's MTU can be raised)."""
+"""Bytes. Packets up to this size, headers included, are never cut: TBF drops a packet that is
+larger than its burst, and a device's MTU can be raised while a flow lives."""
 SUPER_PACKET = 70_000
-"""No super-packet is larger, headers included."""
+"""Bytes. No super-packet is larger, headers included."""
 WHOLE_S = 0.001
 """Super-packets are cut for flows that need longer than this to send one."""
 WAITING = 1 << 24
-"""Bytes that may wait below a class: sockets bound what they have in queues themselves."""
+"""Bytes that may wait below a class. Sockets bound what they have in queues themselves."""
 UNLIMITED = 125 * 10**9
 """Bytes/s."""
 ENOUGH = 4
-"""Packets between two looks that tell how large a flow's are."""
+"""From so many packets between two looks, the size of a flow's packets is learnt."""
 DRAIN_S = 0.1
-"""What still waits when all is to be removed gets this long."""
+"""So long, packets that still wait may leave before all is removed."""
 _SND_MSS, _TIMESTAMPS = 16, 1  # in struct tcp_info: offset; bit in tcpi_options
 
 _Counts = dict[int, dict[int, tuple[int, int, int]]]
@@ -56,17 +56,17 @@ class _Flow:
     headers: int
     """Bytes of each packet."""
     payload: float
-    """Bytes of each packet: known for TCP, for UDP learnt."""
+    """Bytes of each packet: known for TCP, learnt for UDP."""
     udp: bool
     rate: int = 0
     """Payload bytes/s; 0: not paced yet."""
     seen: tuple[int, int] = (0, 0)
-    """Bytes and packets (modulo 2^32) that its class had sent at the last look; of UDP flows."""
+    """For UDP: bytes and packets (modulo 2^32) that the class had sent at the last look."""
     sent: int = 0
-    """Payload bytes, as of that look."""
+    """Payload bytes sent by that look."""
 
     def wire(self) -> int:
-        """Bytes/s with headers."""
+        """The rate in bytes/s with headers."""
         return round(self.rate * (1 + self.headers / self.payload))
 
 
@@ -96,16 +96,16 @@ class HtbPacer(AttachedPacer):
     # -- life ---------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """See whether the kernel has what is needed; set named devices up. Raises PacingError."""
+        """Check what the kernel has, and set named devices up. Raises PacingError."""
         self._sockets.probe()
         lacking = qdisc_trial("htb", "tbf")
         if lacking:
             raise PacingError(lacking)
         change = Change(guardian.CLASSES, changes_to, self._add)
-        self._ways = Ways(self._names, self._addresses, self._undo, change)
-        self._undo.open(keep=(self._ways.fileno(),))
+        self._egress = Egress(self._names, self._addresses, self._undo, change)
+        self._undo.open(keep=(self._egress.fileno(),))
         self._free = _minors()
-        self._ways.set_up()
+        self._egress.ensure_named()
 
     def close(self) -> None:
         """Let all flows go, and remove what is ours from the devices."""
@@ -115,9 +115,9 @@ class HtbPacer(AttachedPacer):
         self._drain(devices)
         self._sockets.clear()
         self._undo.close()
-        if self._ways is not None:
-            self._ways.close()
-            self._ways = None
+        if self._egress is not None:
+            self._egress.close()
+            self._egress = None
 
     def _drain(self, devices: set[int]) -> None:
         end = time.monotonic() + DRAIN_S
@@ -130,11 +130,11 @@ class HtbPacer(AttachedPacer):
                 time.sleep(0.002)
 
     def _add(self, devices: Devices, device: Device) -> None:
-        assert self._ways is not None
+        assert self._egress is not None
         if device.root is None or device.root.handle != guardian.HTB:
             devices.do(lambda r: r.tc("add", "htb", device.index, guardian.HTB, default=0))
         ours = HtbClass(device.index, self._handle(guardian.KEEPER), UNLIMITED, SUPER_PACKET)
-        for code in self._ways.rtnetlink.put([ours]).values():
+        for code in self._egress.rtnetlink.put([ours]).values():
             raise OSError(code, os.strerror(code))
 
     # -- rates --------------------------------------------------------------------------------
@@ -155,8 +155,8 @@ class HtbPacer(AttachedPacer):
         self._free = _minors()
 
     def _take(self, cookie: int) -> _Flow | None:
-        """A class for a flow that has none. None: it cannot be paced."""
-        if self._ways is None:
+        """A class for a flow that has none. None: the flow cannot be paced."""
+        if self._egress is None:
             return None
         flow = self._touch(cookie, lambda sock: self._classified(sock, cookie))
         if flow is not None:
@@ -165,26 +165,27 @@ class HtbPacer(AttachedPacer):
 
     def _classified(self, sock: socket, cookie: int) -> _Flow:
         """Raises PacingError and OSError."""
-        assert self._ways is not None
+        assert self._egress is not None
         if not any(self._free):
             raise PacingError(f"{MOST_CLASSES} flows have classes already")
-        devices = self._ways.of(sock)
+        devices = self._egress.devices_of(sock)
         priority = sock.getsockopt(SOL_SOCKET, SO_PRIORITY) & 0xFFFFFFFF
-        if priority >> 16 == guardian.HTB >> 16:  # left behind, and what it was is lost
+        if priority >> 16 == guardian.HTB >> 16:  # left behind: the application's own is lost
             priority = 0
         free = self._free[priority & 15] or next(filter(None, self._free))
-        mtu = max(map(self._ways.mtu, devices))
+        mtu = max(map(self._egress.mtu, devices))
         flow = _described(sock, free[-1], devices, mtu)
-        if flow.udp:  # the class may have served another flow
+        if flow.udp:  # the class may have served another flow before
             flow.seen = self._counts(flow, _class_counts(flow.devices))
-        # The guardian must know before there is something to undo.
+        # Listed before there is something to undo.
         self._undo.list_socket(cookie, *self._sockets.where(cookie), (SO_PRIORITY, 4, priority))
         free.pop()
         return flow
 
     def _write(self, wanted: Sequence[tuple[int, int]]) -> set[int]:
-        """Set rates (payload bytes/s) of flows that have classes. Returns who is not paced."""
-        if not wanted or self._ways is None:
+        """Set rates (payload bytes/s) of flows that have classes. Returns flows that are not
+        paced."""
+        if not wanted or self._egress is None:
             return set()
         messages: list[HtbClass | Cutter] = []
         whose: list[int] = []
@@ -199,8 +200,8 @@ class HtbPacer(AttachedPacer):
                 messages += self._messages(flow, index, cut)
             whose += [cookie] * (len(messages) - len(whose))
         try:
-            failed = {whose[k] for k in self._ways.rtnetlink.put(messages)}
-        except OSError:  # no answer: who knows what was done
+            failed = {whose[k] for k in self._egress.rtnetlink.put(messages)}
+        except OSError:  # no answer: any of them may have failed
             failed = set(whose)
         if failed:
             self._begin_anew({index for cookie in failed for index in self._flows[cookie].devices})
@@ -210,14 +211,14 @@ class HtbPacer(AttachedPacer):
         return {cookie for cookie, _ in wanted if cookie not in self._flows}
 
     def _begin_anew(self, devices: set[int]) -> None:
-        """Somebody has changed these: all flows there are let go until they are applied again."""
-        assert self._ways is not None
+        """These devices were changed: all flows there are let go until they are applied again."""
+        assert self._egress is not None
         for cookie in [c for c, flow in self._flows.items() if devices & set(flow.devices)]:
             self._let_go(cookie)
-        self._ways.forget(devices)
+        self._egress.forget(devices)
 
     def _let_go(self, cookie: int) -> None:
-        """Until it is applied again."""
+        """Let a flow go until it is applied again."""
         why = self._why.get(cookie)
         self._gone(cookie)
         self._in_force = False
@@ -236,7 +237,7 @@ class HtbPacer(AttachedPacer):
         return messages
 
     def _director(self, cookie: int) -> Callable[[socket], bool]:
-        """Directs a flow's packets into its class."""
+        """Returns what directs the packets of a flow's socket into its class."""
         handle = self._handle(self._flows[cookie].minor)
 
         def direct(sock: socket) -> bool:
@@ -246,29 +247,29 @@ class HtbPacer(AttachedPacer):
         return direct
 
     def _gone(self, cookie: int) -> None:
-        """Its class sends what it still has, and serves the next."""
+        """The flow's class sends what it still has, and may serve another flow."""
         flow = self._flows.pop(cookie, None)
         if flow is not None:
             self._free[flow.minor & 15].append(flow.minor)
-            if flow.rate and self._ways is not None:
+            if flow.rate and self._egress is not None:
                 handle = self._handle(flow.minor)
                 free = [HtbClass(index, handle, UNLIMITED, SUPER_PACKET) for index in flow.devices]
                 with suppress(OSError):
-                    self._ways.rtnetlink.put(free)
-        # After the class is open: what the socket sends from now on passes by it.
+                    self._egress.rtnetlink.put(free)
+        # Only then: what the socket sends from now on passes by the class.
         super()._gone(cookie)
 
     def _handle(self, minor: int) -> int:
-        assert self._ways is not None
-        return guardian.HTB | self._ways.number << 12 | minor
+        assert self._egress is not None
+        return guardian.HTB | self._egress.number << 12 | minor
 
     def _is_mine(self, handle: int) -> bool:
-        return self._ways is not None and handle >> 12 & 15 == self._ways.number
+        return self._egress is not None and handle >> 12 & 15 == self._egress.number
 
     # -- what the kernel tells ------------------------------------------------------------------
 
     def _udp_sent(self) -> dict[int, int]:
-        """Payload bytes of UDP flows; also learns how large their packets are."""
+        """Payload bytes of UDP flows. Also learns how large their packets are."""
         flows = {cookie: flow for cookie, flow in self._flows.items() if flow.udp}
         try:
             counts = _class_counts({index for flow in flows.values() for index in flow.devices})
@@ -295,8 +296,8 @@ class HtbPacer(AttachedPacer):
 
 
 def _minors() -> list[list[int]]:
-    """Free ones by their last four bits, which devices below may take for a priority: a flow's are
-    those of the priority that its socket had, as long as there are such."""
+    """Free minors by their last four bits. Devices below may take these bits for a priority, so a
+    flow gets a minor with the bits of its socket's own priority, as long as there are such."""
     return [[n for n in range(MOST_CLASSES, 0, -1) if n & 15 == low] for low in range(16)]
 
 
@@ -309,7 +310,7 @@ def _cuts(rate: int) -> bool:
 
 
 def _described(sock: socket, minor: int, devices: tuple[int, ...], mtu: int) -> _Flow:
-    """Raises OSError, and PacingError for a socket without a peer."""
+    """A flow from its socket. Raises OSError, and PacingError for a socket without a peer."""
     try:
         peer = packed(sock.getpeername()[0])
     except OSError as error:
@@ -324,8 +325,8 @@ def _described(sock: socket, minor: int, devices: tuple[int, ...], mtu: int) -> 
 
 
 def changes_to(device: Device, number: int) -> list[str]:
-    """What pacing there does to a device, whichever the daemon's number, one sentence each. Raises
-    PacingError: it would be refused, and why."""
+    """What pacing changes on a device, whatever the daemon's number, one sentence each. Raises
+    PacingError with the reason where it cannot be."""
     each = "below it a class and a TBF for each flow"
     if device.root is not None and device.root.handle == guardian.HTB:
         return ["the root qdisc htb f510: is flowslot's already", each]

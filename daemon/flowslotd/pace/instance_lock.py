@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Locks that end with their holder and leave no file: abstract unix sockets, whose names are each
-network namespace's own, as its devices are."""
+"""Locks between the daemons of one network namespace.
+
+A lock is an abstract unix socket. It ends with its holder and leaves no file, and its name belongs
+to the network namespace, as devices do.
+"""
 
 import time
 from collections.abc import Iterator
@@ -10,13 +13,13 @@ from socket import AF_UNIX, SOCK_DGRAM, socket
 
 from flowslotd.pace.pacer import PacingError
 
-BERTHS = 15
+INSTANCES = 15
 PATIENCE_S = 1.0
-"""A daemon that sets a device up holds all free numbers for a moment (`deserted`)."""
+"""A daemon that sets a device up holds all free numbers for a moment (`abandoned`)."""
 
 
 def lock(name: str) -> socket | None:
-    """None: somebody has it. Raises OSError."""
+    """The lock of this name. None: another process has it. Raises OSError."""
     held = socket(AF_UNIX, SOCK_DGRAM)
     try:
         held.bind(f"\0flowslot-{name}")
@@ -28,39 +31,43 @@ def lock(name: str) -> socket | None:
     return held
 
 
-class Berth:
-    """A number that no other daemon in this network namespace has: of its classes and filters."""
+class InstanceLock:
+    """A number that no other daemon in this network namespace has. It marks the daemon's classes
+    and filters on devices."""
 
     def __init__(self) -> None:
-        """Raises PacingError when all are taken."""
+        """Raises PacingError when all numbers are taken."""
         end = time.monotonic() + PATIENCE_S
         while time.monotonic() < end:
-            for number in range(BERTHS):
-                held = lock(f"berth-{number}")
-                if held is not None:
-                    self.number = number
-                    self._held = held
-                    return
+            for number, held in _free():
+                self.number, self._held = number, held
+                return
             time.sleep(0.05)
-        raise PacingError(f"{BERTHS} other daemons pace with queueing disciplines here already")
+        raise PacingError(f"{INSTANCES} other daemons pace with queueing disciplines here already")
 
     def fileno(self) -> int:
-        """Whoever holds this descriptor keeps the number."""
+        """A process that holds this descriptor keeps the number."""
         return self._held.fileno()
 
     def close(self) -> None:
-        """Give it back."""
+        """Give the number back."""
         self._held.close()
 
     @contextmanager
-    def deserted(self) -> Iterator[list[int]]:
-        """Numbers that nobody else has, and nobody can take meanwhile: what bears them was left
-        behind by a daemon that was killed together with its guardian."""
+    def abandoned(self) -> Iterator[list[int]]:
+        """This daemon's number and all that are free, which nobody can take meanwhile. What bears
+        one of them was left behind by a daemon that was killed together with its guardian."""
         with ExitStack() as stack:
             numbers = [self.number]
-            for number in range(BERTHS):
-                held = lock(f"berth-{number}")
-                if held is not None:
-                    stack.enter_context(held)
-                    numbers.append(number)
+            for number, held in _free():
+                stack.enter_context(held)
+                numbers.append(number)
             yield numbers
+
+
+def _free() -> Iterator[tuple[int, socket]]:
+    """Numbers that were free, each with its lock."""
+    for number in range(INSTANCES):
+        held = lock(f"instance-{number}")
+        if held is not None:
+            yield number, held

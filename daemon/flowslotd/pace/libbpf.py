@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The few functions of libbpf.so.1 that are needed, through ctypes."""
+"""Those functions of libbpf.so.1 that are needed, through ctypes."""
 
 import ctypes
 import os
@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 F_LINK = 1 << 13
-"""BPF_F_LINK: a struct_ops map that is attached by a link (Linux 6.4)."""
+"""BPF_F_LINK: a link attaches the struct_ops map (Linux 6.4)."""
 STRUCT_OPS = 44
 """BPF_STRUCT_OPS, the attach type."""
 PLACES = (
@@ -45,7 +45,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
 
 
 def built(name: str) -> Path | None:
-    """The compiled program of this name, if there is one."""
+    """The file of a compiled program, if there is one."""
     return next((file for place in PLACES if (file := place / name).is_file()), None)
 
 
@@ -73,7 +73,7 @@ class Map:
 
     @property
     def fd(self) -> int:
-        """Descriptor; valid once the object is loaded, and as long as it is."""
+        """Descriptor, valid while the object is loaded."""
         return int(library().bpf_map__fd(self._pointer))
 
     def set_flags(self, flags: int) -> None:
@@ -97,14 +97,15 @@ class Map:
             raise _failed("bpf_map_update_elem")
 
     def remove(self, key: bytes) -> None:
-        """Harmless when it is not there."""
+        """Remove an entry. Harmless when it is not there."""
         library().bpf_map_delete_elem(self.fd, key)
 
     def attach_struct_ops(self, *, link: bool) -> int | None:
-        """Register the struct_ops. Returns the descriptor of its link, which ends with it."""
+        """Register the struct_ops. Returns the descriptor of the link: its end is the
+        registration's."""
         lib = library()
-        # libbpf's own link object is not freed: its clean-up would be for registration without
-        # a link, and it owns nothing.
+        # libbpf's own link object is not freed. It owns nothing, and its clean-up would remove a
+        # registration without a link.
         if not lib.bpf_map__attach_struct_ops(self._pointer):
             raise _failed("register struct_ops")
         if not link:

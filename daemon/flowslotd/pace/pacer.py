@@ -3,10 +3,12 @@
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from flowslotd.flows.counters import FlowCounters
 
 UNPACED = 2**64 - 1
 """A pacing rate of the kernel: no limit."""
@@ -59,21 +61,6 @@ class KernelEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class FlowCounters:
-    """Counters of all live flows: arrays of one length, in the order of the cookies."""
-
-    cookie: NDArray[np.uint64]
-    acked: NDArray[np.int64]
-    """Acknowledged bytes, retransmissions counted once (SYN and FIN count one byte each); of UDP
-    flows, the bytes that were sent."""
-
-    @staticmethod
-    def none() -> "FlowCounters":
-        """Counters of no flow."""
-        return FlowCounters(np.zeros(0, np.uint64), np.zeros(0, np.int64))
-
-
-@dataclass(frozen=True, slots=True)
 class Traits:
     """What a way of pacing can do and what it does to the host, for people who choose one."""
 
@@ -88,45 +75,32 @@ class Traits:
     """On the host, one sentence each; undone when the daemon ends, even when it is killed."""
 
 
-class Pacer(Protocol):
-    """A way of pacing flows. Not thread-safe: one caller at a time."""
+class Pacer:
+    """A way of pacing flows; this one paces nothing, and what it does is every other one's default.
 
-    @property
-    def name(self) -> str:
-        """`bpf`, `edt`, `htb`, `socket` or `none`."""
-        ...
+    Not thread-safe: one caller at a time.
+    """
 
-    @property
-    def traits(self) -> Traits:
-        """What it can do."""
-        ...
-
-    @property
-    def congestion_control(self) -> str:
-        """What jobs select with TCP_CONGESTION; empty: nothing."""
-        ...
-
-    @property
-    def lends(self) -> bool:
-        """`lend` has an effect."""
-        ...
+    name = "none"
+    """`bpf`, `edt`, `htb`, `socket` or `none`."""
+    traits = Traits("no pacing", (), "", "", ())
+    congestion_control = ""
+    """What jobs select with TCP_CONGESTION; empty: nothing."""
+    lends = False
+    """`lend` has an effect."""
 
     def open(self) -> None:
         """Take what is needed from the kernel. Raises PacingError."""
-        ...
 
     def close(self) -> None:
         """Free all flows and leave nothing behind. Harmless when not open."""
-        ...
 
     def leave_by(self, addresses: Collection[str]) -> None:
         """This host's addresses, as the topology says: devices that have none of them are left
         alone unless they are named."""
-        ...
 
     def attach(self, cookie: int, pid: int, fd: int) -> None:
         """Descriptor `fd` of process `pid` is this flow's socket (`bpf` does not need to know)."""
-        ...
 
     def apply(self, entries: Entries, deadline_ns: int) -> int:
         """Set the entries of these flows; valid until `deadline_ns` (CLOCK_MONOTONIC).
@@ -134,39 +108,36 @@ class Pacer(Protocol):
         Unknown flows are passed over. Returns how many entries really changed. At most one entry
         per flow.
         """
-        ...
+        return 0
 
     def refresh(self, deadline_ns: int) -> bool:
         """Extend all entries that are set. False: not all are in force, because they were undone
         meanwhile, or could not be set before: they are to be applied again."""
-        ...
+        return True
 
     def release(self, cookie: int) -> None:
         """Let go of one flow: from now on it is ordinary TCP."""
-        ...
 
     def refusal(self, cookie: int) -> str:
         """Why a flow is not paced though it was asked for; empty: nothing is known against it."""
-        ...
+        return ""
 
     def counters(self) -> FlowCounters:
         """What the kernel knows of the flows."""
-        ...
+        return FlowCounters.none()
 
     def event_fd(self) -> int | None:
         """Readable when `events()` has something; None: never."""
-        ...
+        return None
 
     def events(self) -> list[KernelEvent]:
         """What has happened since the last call."""
-        ...
+        return []
 
     def lend(self, lenders: Mapping[int, int]) -> None:
         """From now on, the flow `lenders[borrower]` lends its rate to the flow `borrower` of the
         same path, which uses it on top of its own. It does so while the lender has sent all of its
         iteration (see `watch`) and nothing more. Others lend to nobody."""
-        ...
 
     def watch(self, cookie: int, acked_target: int) -> None:
         """Ask for one `drained` event when the flow's acknowledged bytes reach the target."""
-        ...

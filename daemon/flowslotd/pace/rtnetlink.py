@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is asked of rtnetlink for each flow: setting up devices is pyroute2's business (devices.py),
-but it takes a millisecond or two for a message, and many flows change their rates in each slot."""
+"""Messages to rtnetlink that each flow needs: its class, its rate, its route.
+
+Devices are set up through pyroute2 (devices.py). That takes a millisecond or two for a message, too
+much where many flows change their rates in each slot.
+"""
 
 import ipaddress
 import os
@@ -31,11 +34,10 @@ _TICK_NS = 64
 _MOST_U32 = 2**32 - 1
 _MOST_SEQ = 2**31
 _AT_ONCE = 64
-"""Messages: what fits into anybody's socket buffers."""
+"""Messages at once: so many fit into any socket's buffer."""
 _BOUNDLESS = 10**15
-"""Bytes/s of a TBF that shall only cut: at this rate a packet takes no time at all (in whole ns).
-Otherwise one that is larger than the burst, and was let in before that was lowered, would wait for
-ever."""
+"""Bytes/s of a TBF that only cuts. At this rate a packet takes 0 ns. At a lower rate a packet that
+is larger than the burst would wait for ever: the burst may be lowered while the packet waits."""
 
 
 class HtbClass(NamedTuple):
@@ -49,19 +51,19 @@ class HtbClass(NamedTuple):
 
 
 class Cutter(NamedTuple):
-    """Below a class, a TBF that cuts packets of more than `most` bytes (TCP's and UDP's
-    super-packets) and limits nothing: HTB sends a packet whole, and then waits for as long as it
-    takes at the present rate, whatever the next rate is."""
+    """A TBF below a class. It cuts packets of more than `most` bytes (TCP's and UDP's
+    super-packets), and limits nothing. HTB alone would send such a packet whole, and then wait for
+    as long as the packet takes at the present rate, even when the rate rises meanwhile."""
 
     device: int
     parent: int
     most: int
     limit: int
-    """Bytes that wait."""
+    """Bytes that may wait."""
 
 
 class Rtnetlink:
-    """A socket, in the network namespace of the thread that makes it."""
+    """A socket in the network namespace of the thread that makes this object."""
 
     def __init__(self) -> None:
         """Raises PacingError."""
@@ -79,8 +81,8 @@ class Rtnetlink:
         self._socket.close()
 
     def put(self, wanted: Sequence[HtbClass | Cutter]) -> dict[int, int]:
-        """Make these, or change them, in this order. Returns the errno of each that failed, by its
-        index. Raises OSError."""
+        """Make or change these, in this order. Returns the errno of each that failed, by its index
+        in `wanted`. Raises OSError."""
         failed: dict[int, int] = {}
         for first in range(0, len(wanted), _AT_ONCE):
             failed |= self._put(wanted[first : first + _AT_ONCE], first)
@@ -110,7 +112,7 @@ class Rtnetlink:
             kind, flags, body = guardian.NEWQDISC, _CREATE | _REPLACE, _encoded_cutter(one)
         return _HEAD.pack(16 + len(body), kind, _REQUEST | _ACK | flags, self._seq, 0) + body
 
-    def way_out(self, sock: socket.socket) -> int:
+    def device_of(self, sock: socket.socket) -> int:
         """Index of the device that a connected TCP or UDP socket's packets leave by. Raises
         OSError."""
         (here, sport, *_), (there, dport, *scope) = sock.getsockname(), sock.getpeername()
@@ -148,9 +150,9 @@ class Rtnetlink:
 
 
 def add_fq(device: int) -> None:
-    """As a device's root, for departure times only. Its own pacing is off: it would mark every
-    socket that sends through it, and they would not pace themselves any more when it is gone.
-    Flows may queue more than its 100 packets: a socket bounds what it has there itself.
+    """Put fq at a device's root, for departure times only. Its own pacing is off: fq would mark
+    every socket that sends through it, and these would not pace themselves any more once fq is
+    gone. Its limit of 100 packets per flow is lifted: a socket bounds what it has in queues itself.
 
     Raises OSError.
     """
@@ -164,7 +166,7 @@ def add_fq(device: int) -> None:
 
 
 def add_root(device: int, handle: int, kind: str, options: bytes = b"") -> int:
-    """A root qdisc. Returns the kernel's errno."""
+    """Put a root qdisc on a device. Returns the kernel's errno."""
     create = _attribute(_KIND, kind.encode() + b"\0")
     if options:
         create += _attribute(_OPTIONS, options)
@@ -208,7 +210,7 @@ def _attributes(data: bytes) -> dict[int, bytes]:
 def _encoded_class(one: HtbClass) -> bytes:
     rate = _RATE.pack(0, _ETHERNET, 0, 0, 0, min(one.rate, _MOST_U32))
     ticks = min(one.burst * 10**9 // one.rate // _TICK_NS, _MOST_U32)
-    # The quantum only matters between classes that borrow; 0 would have the kernel warn.
+    # The quantum matters only between classes that borrow, but the kernel warns of 0.
     quantum = min(one.burst, 200_000)
     options = _attribute(1, _HTB_OPT.pack(rate, rate, ticks, ticks, quantum, 0, 0))
     if one.rate > _MOST_U32:

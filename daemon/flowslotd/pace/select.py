@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which way of pacing this host can use."""
+"""Which back ends there are, and which of them works on this host."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -7,19 +7,18 @@ from collections.abc import Callable, Sequence
 from flowslotd.pace.bpf import BpfPacer
 from flowslotd.pace.edt import EdtPacer
 from flowslotd.pace.htb import HtbPacer
-from flowslotd.pace.null import NullPacer
 from flowslotd.pace.pacer import Pacer, PacingError, Traits
 from flowslotd.pace.sockopt import SocketPacer
 
 log = logging.getLogger(__name__)
 
 AUTO = ("bpf", "socket", "none")
-"""Tried in this order: by how well they pace TCP, and none that puts anything on a device. That is
-for the host's owner to choose."""
+"""Tried in this order, best first. Back ends that put anything on a device are not among them: the
+host's owner chooses those."""
 TRAITS: dict[str, Traits] = {
     pacer.name: pacer.traits for pacer in (BpfPacer, EdtPacer, HtbPacer, SocketPacer)
 }
-"""What each can do, by name."""
+"""What each back end can do, by name."""
 BACKENDS = ("auto", "bpf", "edt", "htb", "socket", "none")
 
 
@@ -42,7 +41,7 @@ def make_pacer(
         "edt": lambda: EdtPacer(devices, sysctls),
         "htb": lambda: HtbPacer(devices),
         "socket": lambda: SocketPacer(sysctls),
-        "none": NullPacer,
+        "none": Pacer,
     }
     if backend not in BACKENDS:
         raise ValueError(f"pacing back end must be one of {', '.join(BACKENDS)}, got {backend!r}")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pacing by SO_MAX_PACING_RATE, set from outside on the jobs' sockets.
+"""Pacing by SO_MAX_PACING_RATE, set on the jobs' sockets through pidfd_getfd.
 
-For kernels where our congestion control does not load. The rate is a ceiling over whatever
-congestion control the job uses.
+For kernels where our congestion control does not load. The rate is a ceiling over the congestion
+control that the job uses.
 """
 
 import struct
@@ -16,8 +16,8 @@ from flowslotd.pace.bursts import SmallBursts
 from flowslotd.pace.pacer import PacingError, Traits
 
 MARK = 0xF5
-"""The last byte of rates that are ours: one that a killed daemon has left behind, together with its
-guardian, is not taken for the application's own."""
+"""The last byte of rates that flowslot has set. So a rate that a killed daemon and guardian have
+left behind is not taken for the application's own."""
 _LONG = struct.calcsize("@L")
 
 
@@ -41,8 +41,8 @@ class SocketPacer(AttachedPacer):
     def __init__(self, sysctls: bool = True) -> None:
         super().__init__()
         self._bursts = SmallBursts(sysctls)
-        self._rates: dict[int, int] = {}  # of those that are paced
-        self._own: dict[int, int] = {}  # what the application had set itself
+        self._rates: dict[int, int] = {}  # of paced flows
+        self._own: dict[int, int] = {}  # rates that the applications had set
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -80,16 +80,16 @@ class SocketPacer(AttachedPacer):
         return True
 
     def _limit(self, sock: socket, cookie: int, rate: int) -> int:
-        """Returns what the application had set. Raises PacingError and OSError."""
+        """Returns the rate that the application had set. Raises PacingError and OSError."""
         if sock.getsockopt(SOL_SOCKET, SO_PROTOCOL) != IPPROTO_TCP:
-            # The kernel lowers the rate of a UDP socket for good: TCP's is reckoned anew.
+            # The kernel lowers the rate of a UDP socket for good. TCP computes it anew.
             raise PacingError("its socket is not TCP")
         own = self._own.get(cookie)
         if own is None:
             option = sock.getsockopt(SOL_SOCKET, guardian.SO_MAX_PACING_RATE, _LONG)
             own = int.from_bytes(option, sys.byteorder)
             own = guardian.UNLIMITED if own & 0xFF == MARK else own
-        # The guardian must know before there is something to undo.
+        # Listed before there is something to undo.
         at = self._sockets.where(cookie)
         self._undo.list_socket(cookie, *at, (guardian.SO_MAX_PACING_RATE, _LONG, own))
         guardian.set_option(sock, guardian.SO_MAX_PACING_RATE, _LONG, min(_marked(rate), own))

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is to be undone when the daemon dies or lets its deadline pass: the daemon's side of the
-table that a guardian process (guardian.py) reads."""
+"""The table of what is to be undone when the daemon dies or lets its deadline pass.
+
+The daemon writes the table, a guardian process (guardian.py) reads it. A change is listed before it
+is made.
+"""
 
 import mmap
 import os
@@ -16,7 +19,7 @@ _ROWS = guardian.HEADER.size + guardian.CHANGES * guardian.CHANGE.size
 
 
 class UndoTable:
-    """Open from `open` to `close`. Something has to be listed before it is done."""
+    """Open from `open` to `close`, with a guardian that is replaced when it dies."""
 
     def __init__(self) -> None:
         self._memory = -1
@@ -43,11 +46,11 @@ class UndoTable:
         self.guard = Guard(table=self._memory, keep=self._keep)
 
     def close(self) -> None:
-        """The guardian undoes what is still listed, and leaves. Harmless when not open."""
+        """The guardian undoes what is still listed, and ends. Harmless when not open."""
         undone = self.guard is not None and self.guard.close()
         self.guard = None
         if self._table is not None:
-            if not undone:  # it was killed
+            if not undone:  # the guardian was killed
                 guardian.free_all(self._table)
             self._table.close()
             self._table = None
@@ -56,15 +59,15 @@ class UndoTable:
             self._memory = -1
 
     def refresh(self, deadline_ns: int) -> bool:
-        """All flows are let go past this time (CLOCK_MONOTONIC). Returns whether they were since
-        the last call."""
+        """The guardian lets all flows go after this time (CLOCK_MONOTONIC). Returns whether it has
+        done so since the last call."""
         if self._table is None:
             return False
         if self.guard is not None and not self.guard.alive():
             guard, self.guard = self.guard, None
             guard.close()
         if self.guard is None:
-            with suppress(OSError):  # no process to be had: again at the next call
+            with suppress(OSError):  # no new process now: the next call tries again
                 self.guard = Guard(table=self._memory, keep=self._keep)
         struct.pack_into("=Q", self._table, 0, deadline_ns)
         freed = int(struct.unpack_from("=Q", self._table, 8)[0])
@@ -72,8 +75,8 @@ class UndoTable:
         return was_late
 
     def list_socket(self, cookie: int, pid: int, fd: int, option: tuple[int, int, int]) -> None:
-        """`option`: number, size and value to set it to. Raises PacingError when the table is
-        full."""
+        """`option`: the number, size and value that the socket gets back. Raises PacingError when
+        the table is full."""
         assert self._table is not None
         row = self._rows.get(cookie)
         if row is None:
@@ -86,13 +89,13 @@ class UndoTable:
         self.look_again()
 
     def look_again(self) -> None:
-        """Let the guardian look once more, if the deadline has passed."""
+        """If the deadline has passed, have the guardian read the table once more."""
         if self._table is not None:
             self._listed += 1
             struct.pack_into("=Q", self._table, 16, self._listed)
 
     def free_socket(self, cookie: int) -> None:
-        """Give a socket its option back now, if it is listed. One that is closed needs none."""
+        """Give a socket its option back now, if it is listed. A closed socket is passed over."""
         row = self._rows.get(cookie)
         if row is not None and self._table is not None:
             offset = _ROWS + row * guardian.ROW.size
@@ -100,14 +103,14 @@ class UndoTable:
             self.strike_socket(cookie)
 
     def strike_socket(self, cookie: int) -> None:
-        """It is as it was."""
+        """Take a socket off the table: nothing is to be undone."""
         row = self._rows.pop(cookie, None)
         if row is not None and self._table is not None:
             struct.pack_into("=Q", self._table, _ROWS + row * guardian.ROW.size, 0)
             self._free_rows.append(row)
 
     def list_change(self, change: int, device: int, value: int) -> None:
-        """See guardian.CLASSES and the others. Raises PacingError when the table is full."""
+        """`change`: guardian.CLASSES or another kind. Raises PacingError when the table is full."""
         assert self._table is not None
         key = change, device
         row = self._changes.get(key)
@@ -119,7 +122,7 @@ class UndoTable:
         guardian.CHANGE.pack_into(self._table, offset, change, device, value)
 
     def strike_change(self, change: int, device: int) -> None:
-        """It is as it was."""
+        """Take a change off the table: the device is as it was."""
         row = self._changes.pop((change, device), None)
         if row is not None and self._table is not None:
             offset = guardian.HEADER.size + row * guardian.CHANGE.size

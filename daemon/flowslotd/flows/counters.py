@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the kernel counts of flows."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class FlowCounters:
+    """Counters of all live flows: arrays of one length, in the order of the cookies."""
+
+    cookie: NDArray[np.uint64]
+    acked: NDArray[np.int64]
+    """Acknowledged bytes, retransmissions counted once (SYN and FIN count one byte each); of UDP
+    flows, the bytes that were sent."""
+
+    @staticmethod
+    def none() -> "FlowCounters":
+        """Counters of no flow."""
+        return FlowCounters(np.zeros(0, np.uint64), np.zeros(0, np.int64))

@@ -108,7 +108,7 @@ def _open_pacer(config: Config) -> Pacer:
             devices=pacing.devices,
             sysctls=pacing.sysctls,
         )
-    except PacingError as error:
+    except (PacingError, OSError) as error:
         raise FlowslotError(f"cannot pace: {error}; `flowslot doctor` says more") from error
 
 

@@ -128,9 +128,12 @@ def test_an_arbiter_that_answers_at_once_is_obeyed_in_the_same_pass(topology, ma
 def test_entries_do_not_outlive_the_arbiters_lease(topology, make_job):
     setup, _ = at_work(topology, make_job, desk=Desk(lease_end=slot_start(1)))
     assert setup.pacer.deadline == slot_start(1)
-    setup.desk.lease_end = slot_start(99)
+    written, setup.desk.lease_end = len(setup.pacer.writes), slot_start(99)
+    setup.on_rates(Nanos(slot_start(1) - 1))  # it has ended, and another one counts
+    assert setup.pacer.deadline == slot_start(3) - 1
     setup.slot(1)
     assert setup.pacer.deadline == slot_start(3)
+    assert len(setup.pacer.writes) == written
 
 
 def test_a_grant_that_ends_lets_the_flow_go(topology, make_job):

@@ -16,6 +16,7 @@ from flowslotd.clock import monotonic
 from flowslotd.engine import open_source
 from flowslotd.flows.flow_table import FlowTable
 from flowslotd.negotiate.arbiter import ArbiterRates
+from flowslotd.negotiate.source import RateSource
 
 DEADLINE_S = 30.0
 SLOT_MS = 500  # leases of 2 s, which even a busy machine does not break
@@ -46,9 +47,11 @@ class Flows:
         self.grants |= {grant.flow: grant for grant in grants}
 
 
-class Host:
-    """`source`: what a daemon of host `name` opens. `on_rates` is called as arbiters change their
-    minds."""
+class Opened:
+    """A host's configuration, and `source`: where its daemon has its rates from.
+
+    `on_rates` is called as that has changed its mind.
+    """
 
     def __init__(
         self, folder: Path, name: str, text: str | None = None, **settings: object
@@ -60,22 +63,41 @@ class Host:
         lines = {"host": f'"{name}"', "slot_ms": SLOT_MS, "mode": '"enforce"', **settings}
         file.write_text("".join(f"{key} = {value}\n" for key, value in lines.items()))
         self.config = config.load(file)
-        self.on_rates: Callable[[], None] = lambda: None
-        self.calls = 0
-        self.flows = Flows()
-        table = FlowTable(self.config.topology, name)
-        spec = registry.get("stagger")
-        made = open_source(self.config, spec, table, on_rates=self._on_rates, on_bug=self._on_bug)
-        self.source = cast(ArbiterRates, made)
-        self.source._aggregates = cast(Any, self.flows)
         self.link = self.config.topology.link_index
+        self.calls = 0
+        self.on_rates: Callable[[], None] = lambda: None
+        self.bugs: list[BaseException] = []
+        self.source: RateSource = open_source(
+            self.config,
+            registry.get(self.config.settings.policy),
+            FlowTable(self.config.topology, name),
+            on_rates=self._on_rates,
+            on_bug=lambda kind, error: self.bugs.append(error),
+        )
 
     def _on_rates(self, now: Nanos) -> None:
         self.calls += 1
         self.on_rates()
 
-    def _on_bug(self, kind: str, error: BaseException) -> None:
-        raise error
+    def path(self, *names: str) -> tuple[int, ...]:
+        return tuple(self.link[name] for name in names)
+
+    def limit(self, link: str) -> float:
+        """What may be given out."""
+        return 0.96 * self.config.topology.links[self.link[link]].goodput
+
+
+class Host(Opened):
+    """Its rates are granted by arbiters."""
+
+    source: ArbiterRates
+
+    def __init__(
+        self, folder: Path, name: str, text: str | None = None, **settings: object
+    ) -> None:
+        super().__init__(folder, name, text, **settings)
+        self.flows = Flows()
+        self.source._aggregates = cast(Any, self.flows)
 
     # --- what it says
 
@@ -89,18 +111,11 @@ class Host:
 
     # --- what it has
 
-    def path(self, *names: str) -> tuple[int, ...]:
-        return tuple(self.link[name] for name in names)
-
     def rate(self, flow: int) -> float:
         return self.flows.grants.get(flow, Granted(flow, 0.0, 0.0)).rate
 
     def total(self) -> float:
         return sum(grant.rate for grant in self.flows.grants.values())
-
-    def limit(self, link: str) -> float:
-        """What an arbiter may give out."""
-        return 0.96 * self.config.topology.links[self.link[link]].goodput
 
     def is_about(self, flow: int, link: str) -> bool:
         """The flow has all of that link."""
@@ -126,7 +141,7 @@ class Host:
         return str(self.domain["error"])
 
 
-def negotiating(work: Callable[..., Awaitable[None]], *hosts: Host) -> None:
+def negotiating(work: Callable[..., Awaitable[None]], *hosts: Opened) -> None:
     """Run `work` while these hosts negotiate."""
 
     async def main() -> None:

@@ -12,6 +12,9 @@ from flowslot.protocol.grants import Granted
 from flowslotd.negotiate.source import RateSource
 from flowslotd.pace.enforcer import GROWTH_PER_MS
 
+from .conftest import TOPOLOGY
+from .hosts import Opened
+
 
 def at_work(topology, make_job, **all_else):
     """One flow, of cookie 7, which is active since slot 0. Its demands are granted at once."""
@@ -296,6 +299,18 @@ def test_a_schedule_is_followed_slot_by_slot(topology, make_job):
         setup.slot(n)
         rates.append(setup.pacer.entries[7].reserved)
     assert rates == [1e6, 3e6, 2e6, 2e6]
+
+
+def test_each_slot_of_a_plan_is_paced_though_no_flow_is_looked_at(topology, make_job, tmp_path):
+    source, slots = Opened(tmp_path, "h1", TOPOLOGY, policy='"mlcc"').source, []
+    setup, job = Setup(topology, source), make_job()
+    source.rates = lambda now, view: slots.append(view.slot)
+    setup.jobs.append(job)
+    start(job.flow(0, cookie=7))
+    setup.slot(0)
+    setup.events(Nanos(slot_start(1) - MILLISECOND), [job])
+    setup.slot(1)
+    assert slots == [0, 1]
 
 
 def test_decisions_about_flows_that_are_not_there_have_no_effect(topology, make_job):

@@ -338,7 +338,4 @@ class Line:
         if error:
             self._owner.failed(self._k, error)
         jitter = random.uniform(0.75, 1.25)
-        try:
-            self._owner.take(now, self._k, self._owner.host.closed(now, self._k, jitter))
-        finally:  # or nobody would dial again
-            self._owner.rearm(now)
+        self._owner.take(now, self._k, self._owner.host.closed(now, self._k, jitter))

@@ -15,12 +15,13 @@ class Denied(Exception):
 class Caller:
     """The other end of a connection.
 
+    `address`: of IPv6 the network of 64 bits, because whoever has one address has them all.
     `names`: the DNS names of its certificate; none: there is no TLS. `owner`: whom limits count
-    for, and to whom daemons' names belong: the first of those names, else the address. Of IPv6
-    the network of 64 bits counts: whoever has one address has them all.
+    for, and to whom daemons' names belong: the first of those names, else the address.
     """
 
     peer: str
+    address: str
     names: tuple[str, ...]
     owner: str
 
@@ -29,7 +30,8 @@ class Caller:
         """The caller of a gRPC call."""
         peer = unquote(context.peer())
         names = tuple(name.decode() for name in context.auth_context().get("peer_dns", ()))
-        return cls(peer, names, names[0] if names else owner_of(address_of(peer)))
+        address = owner_of(address_of(peer))
+        return cls(peer, address, names, names[0] if names else address)
 
     def check(self, field: str, host: str) -> str:
         """Returns that name of a host. Raises Denied: this caller has no certificate for it."""

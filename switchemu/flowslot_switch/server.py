@@ -17,6 +17,7 @@ from flowslot.model.topology_file import split_endpoint
 from flowslot_proto.tls import Material, TlsFiles
 from flowslot_switch import limits
 from flowslot_switch.caller import Caller
+from flowslot_switch.connections import Connection, Connections
 
 Handler = Callable[["Call"], Awaitable[None]]
 OnRejected = Callable[[str, str], None]
@@ -105,6 +106,10 @@ class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._on_rejected = on_rejected
         self._calls = limits.Quota(limits.MAX_CALLS, limits.CALLS_PER_CALLER)
         self._rates = limits.Rates(limits.CALLS_PER_S, limits.CALL_BURST)
+        self._patience = limits.Rates(limits.REFUSALS_PER_S, limits.REFUSAL_BURST)
+        self._barred: dict[str, float] = {}
+        self._connections: Connections | None = None
+        self._guarding: asyncio.Task[None] | None = None
         self._server: grpc.aio.Server | None = None
 
     async def listen(self, address: str) -> int:
@@ -123,10 +128,14 @@ class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
             port = server.add_secure_port(target, _credentials(self._tls))
         await server.start()
         self._server = server
+        self._connections = Connections(int(port))
+        self._guarding = asyncio.create_task(self._guard())
         return int(port)
 
     async def stop(self, grace_s: float) -> None:
         """Take no more calls; those that run have so long to end."""
+        if self._guarding is not None:
+            self._guarding.cancel()
         if self._server is not None:
             await self._server.stop(grace_s)
 
@@ -146,16 +155,49 @@ class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
         except CallEnded as end:
             if end.rejected:
                 self._on_rejected(str(caller), str(end))
+                self._bear(caller.address)
             await context.abort(end.code, str(end))
 
     def _admit(self, caller: Caller) -> None:
-        if not self._rates.take(caller.owner, time.monotonic_ns()):
+        if caller.address in self._barred:
+            problem = "asks too much again and again"
+        elif not self._rates.take(caller.owner, time.monotonic_ns()):
             problem = f"more than {limits.CALLS_PER_S:g} calls per second"
         elif not self._calls.take(caller.owner):
             problem = f"more than {limits.CALLS_PER_CALLER} calls at once, or too many of all"
         else:
             return
         raise CallEnded(grpc.StatusCode.RESOURCE_EXHAUSTED, problem, rejected=True)
+
+    def _bear(self, address: str) -> None:
+        """It has broken a rule or a limit; who does so again and again is shut out."""
+        if not self._patience.take(address, time.monotonic_ns()) and address not in self._barred:
+            self._barred[address] = time.monotonic() + limits.BARRED_S
+            self._shut()
+
+    async def _guard(self) -> None:
+        """Connections that make no call are seen by nobody else."""
+        assert self._connections is not None
+        looked = 0.0
+        while True:
+            now = time.monotonic()
+            self._barred = {a: until for a, until in self._barred.items() if until > now}
+            if self._barred or now - looked >= limits.LOOK_S or self._connections.full():
+                self._shut()
+                looked = now
+            await asyncio.sleep(limits.GUARD_S)
+
+    def _shut(self) -> None:
+        assert self._connections is not None
+        each = limits.CONNECTIONS_PER_ADDRESS
+
+        def on_shut(connection: Connection) -> None:
+            why = f"more than {each} connections"
+            if connection.owner in self._barred:
+                why = f"asks too much again and again: shut out for {limits.BARRED_S:g} s"
+            self._on_rejected(connection.peer, why)
+
+        self._connections.shut(each, self._barred, limits.NEW_CONNECTIONS, on_shut)
 
 
 def _credentials(tls: TlsFiles) -> grpc.ServerCredentials:

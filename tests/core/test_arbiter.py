@@ -191,19 +191,6 @@ def test_two_that_send_in_turns_do_not_keep_a_third_from_its_first_rate() -> Non
     assert max(b.committed()) <= 100.0
 
 
-def test_heirs_have_what_they_inherit_whoever_waits() -> None:
-    b = Bench()
-    b.demand(6, 0)
-    b.demand(7, 0)
-    b.demand(8, 0, 1, session=2)
-    b.step(f6=30.0, f7=40.0, f8=30.0)
-    b.demand(9, 0, session=2)
-    sent = b.step(f6=20.0, f7=60.0, f8=0.0, f9=20.0)
-    assert sent[1, 7].rate == 50.0, "10 that 6 may go on sending at no more"
-    assert (2, 9) not in sent
-    assert b.committed()[0] == 100.0
-
-
 def test_small_changes_are_ignored_except_to_zero() -> None:
     b = Bench()
     b.demand(7)

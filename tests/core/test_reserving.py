@@ -8,12 +8,9 @@ import numpy as np
 import pytest
 from mlcc_hosts import K, view_of
 
-from flowslot.decision import Decision, Pace
 from flowslot.model.units import SECOND, Nanos
 from flowslot.policy.mlcc import Dependency, MlccOptions, MlccPolicy, Update
 from flowslot.policy.mlcc.planner import PATIENCE_SLOTS, Feedback, Reserving
-
-NOBODY = np.full(1, np.nan)
 
 
 class Host:
@@ -37,15 +34,17 @@ class Host:
         view = view_of(int(at_s), flows, None, self.links)
         acked = [self.acked.get(flow, np.nan) for flow in flows]
         view = replace(view, acked=np.array(acked))
-        self.decisions: Sequence[Decision] = self.policy.decide(at(at_s), view, NOBODY, NOBODY)
-        return {
-            flow: rate
-            for pace in self.decisions
-            if isinstance(pace, Pace)
-            for flow, rate in zip(
-                pace.flows.tolist(), pace.schedule.at(view.slot).tolist(), strict=True
-            )
-        }
+        self.pace = self.policy.rates(at(at_s), view)
+        if self.pace is None:
+            return {}
+        rates = self.pace.schedule.at(view.slot).tolist()
+        return dict(zip(self.pace.flows.tolist(), rates, strict=True))
+
+    def wants(self, at_s: float) -> bool:
+        """A round is due since this moment."""
+        self.policy.wanted = False
+        self.decide(at_s)
+        return self.policy.wanted
 
     def plan(self, at_s: float, *feedback: Feedback) -> tuple[Update, ...] | None:
         self.policy.links()
@@ -87,8 +86,7 @@ def test_a_late_reply_leaves_the_old_schedule_and_no_reply_lets_go() -> None:
     assert host.plan(101.2) is None
     host.policy.answered(at(101.2), [])
     assert host.decide(102.0) == {7: 60.0}
-    (pace,) = host.decisions
-    assert isinstance(pace, Pace) and pace.ceilings.tolist() == [60.0]
+    assert host.pace is not None and host.pace.ceilings.tolist() == [60.0]
     assert host.decide(100.1 + PATIENCE_SLOTS) == {7: 60.0}
     assert host.decide(100.11 + PATIENCE_SLOTS) == {}
     updates = host.plan(103.0)
@@ -127,18 +125,12 @@ def test_what_is_taken_back_is_not_used_any_more_when_the_switch_is_told() -> No
 
 def test_who_plans_when() -> None:
     for options, replans in ((MlccOptions.repaired(), True), (MlccOptions(), False)):
-        host, calls = Host(options), []
-        host.policy.on_wanted = lambda calls=calls: calls.append(0)
-        host.decide(100.0)
-        host.decide(100.1)
-        assert len(calls) == 1
+        host = Host(options)
+        assert host.wants(100.0) and not host.wants(100.1)
         for flows in ({7: 0.0}, {7: 500.0}, {7: 600.0}, {}):
             host.left = flows
-            host.decide(100.2)
-        assert len(calls) == (5 if replans else 1)
-        host.decide(101.0)
-        host.decide(101.5)
-        assert len(calls) == (6 if replans else 2)
+            assert host.wants(100.2) == replans
+        assert host.wants(101.0) and not host.wants(101.5)
 
 
 def test_clocks_that_differ() -> None:
@@ -197,23 +189,22 @@ def test_what_has_passed_of_the_slot_when_the_tables_come_is_not_planned_with() 
 
 def test_what_other_hosts_say_is_asked_for_when_there_is_something_to_plan() -> None:
     host = Host()
-    asked: list[int] = []
-    host.policy.on_wanted = lambda: asked.append(1)
     host.policy.ask()
-    assert not asked and host.policy.in_force(at(100.0)) == ({}, 0.0), "nothing is known yet"
+    assert not host.policy.wanted and host.policy.in_force(at(100.0)) == ({}, 0.0), (
+        "nothing is known yet"
+    )
     ahead = Dependency("ring", 10.0, (20.0,), 5.0)
-    host.policy.dependencies = lambda now: {7: ahead}
     host.decide(100.0)
-    asked.clear()
-    (update,) = host.plan(100.1, says(100)) or ()
+    (update,) = host.policy.plan(at(100.1), [says(100)], lambda now: {7: ahead}) or ()
     # Of what is left of the slot, 0.9 s, no more than the others bring: 20 + 5 - 10 bytes.
     assert update.rates[0] == pytest.approx(15.0 / 0.9) and update.rates[1] == 96.0
     host.policy.settle([])
     host.policy.answered(at(100.2), [0])
     rates, left_s = host.policy.in_force(at(100.2))
     assert rates == {7: pytest.approx(15.0 / 0.9)} and left_s == pytest.approx(0.8)
+    host.policy.wanted = False
     host.policy.ask()
-    assert asked and host.policy.wanted
+    assert host.policy.wanted
     literal = Host(MlccOptions())
     literal.decide(100.0)
     literal.policy.links()

@@ -61,7 +61,6 @@ class Host(Opened):
             job=np.zeros(n, np.int64),
             job_names=["job"],
             remaining=np.array([left for _, left in self.flows.values()], np.float64),
-            cap=np.full(n, math.inf),
             guaranteed=np.zeros(n, np.bool_),
         )
         pace = self.source.rates(monotonic(), view)

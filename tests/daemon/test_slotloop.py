@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from slots import SLOT, Desk, Setup, at_once, slot_start, start
 
-from flowslot.decision import Pace
 from flowslot.model.schedule import Schedule
 from flowslot.model.units import MILLISECOND, Nanos
+from flowslot.policy.base import Pace
 from flowslot.protocol.grants import Granted
 from flowslotd.negotiate.source import RateSource
 from flowslotd.pace.enforcer import GROWTH_PER_MS

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from flowslotd.pace import Pacer, PacingError, guardian, make_pacer, pack
 from flowslotd.pace.pacer import PaceEntry
 from flowslotd.pace.select import TRAITS
 
+Flows = Callable[..., Any]
+"""The fixtures `flows` and `enlisted`."""
 MB = 1_000_000
 LONG = 3600 * 10**9
 SLOT_S = 0.060
@@ -122,9 +124,24 @@ class Bench:
         pacer.attach(flow.cookie, os.getpid(), flow.sock.fileno())
         return flow
 
+    @contextlib.contextmanager
+    def datagrams(self, pacer: Pacer, to: str, device: str = "") -> Iterator[PaceEntry]:
+        """The entry of an attached UDP socket that sends nothing."""
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, device.encode())
+            sock.connect((to, 9))
+            cookie = self.helpers.cookie_of(sock)
+            pacer.attach(cookie, os.getpid(), sock.fileno())
+            yield PaceEntry(cookie, MB, MB, True, 0)
+
     def host(self) -> dict[str, Any]:
         """All that a back end may change here, flows' sockets aside."""
         return snapshot()
+
+    def roots(self, device: str = "") -> list[dict[str, Any]]:
+        """Root qdiscs, of one device or of all."""
+        shown = [one for one in snapshot()["qdiscs"] if one.get("root")]
+        return [one for one in shown if device in ("", one["dev"])]
 
     def close(self) -> None:
         for pacer in self._pacers:
@@ -139,6 +156,18 @@ def tc(*arguments: str) -> Any:
     with contextlib.suppress(ValueError):
         return json.loads(run.stdout)
     return run.stdout
+
+
+def change(program: str, *lines: str) -> None:
+    """Commands of `ip` or `tc` in this thread's namespace, one after the other."""
+    for line in lines:
+        done = subprocess.run([program, *line.split()], check=False, capture_output=True, text=True)
+        assert not done.returncode, (line, done.stderr)
+
+
+def possible(program: str, line: str) -> bool:
+    """The same, for what some kernels do not know: whether it was done."""
+    return not subprocess.run([program, *line.split()], check=False, capture_output=True).returncode
 
 
 def snapshot() -> dict[str, Any]:
@@ -180,8 +209,12 @@ def later(ns: int = LONG) -> int:
     return time.monotonic_ns() + ns
 
 
+def apply(pacer: Pacer, *entries: PaceEntry, lasts: int = LONG) -> int:
+    return pacer.apply(pack(entries), later(lasts))
+
+
 def set_rate(pacer: Pacer, rates: dict[Any, float], lasts: int = LONG) -> int:
-    return pacer.apply(pack([entry(flow, rate) for flow, rate in rates.items()]), later(lasts))
+    return apply(pacer, *(entry(flow, rate) for flow, rate in rates.items()), lasts=lasts)
 
 
 def slots(flow: Any, count: int = 20) -> np.ndarray:

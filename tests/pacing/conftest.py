@@ -235,6 +235,18 @@ def flows(net: Net) -> Iterator[Callable[..., Flow]]:
 
 
 @pytest.fixture
+def enlisted(pacer: BpfPacer, flows: Callable[..., Flow]) -> Callable[..., Flow]:
+    """Makes flows that have selected the congestion control of `pacer`."""
+
+    def make(**how: Any) -> Flow:
+        flow = flows(**how)
+        flow.enlist(pacer.congestion_control)
+        return flow
+
+    return make
+
+
+@pytest.fixture
 def from_here() -> ModuleType:
     """The helpers of this file: tests are not a package, and cannot import it."""
     return sys.modules[__name__]

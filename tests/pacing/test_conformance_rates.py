@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every way of pacing promises: rates."""
+"""What every back end promises: rates."""
 
 import time
 

@@ -27,6 +27,7 @@ capacity_gbps = 0.2
 name = "h1-down"
 capacity_gbps = 0.2
 """
+Load = Callable[..., config.Config]
 PFIFO = "qdisc add dev eth0 root handle 7: pfifo"
 
 
@@ -51,9 +52,7 @@ MORE = {
 
 
 @ON_DEVICES
-def test_what_is_announced_for_a_device_is_what_is_done(
-    on: Bench, loaded: Callable[..., config.Config]
-) -> None:
+def test_what_is_announced_for_a_device_is_what_is_done(on: Bench, loaded: Load) -> None:
     pacer = on.pacer()
     changes = preflight.changes(loaded(f'backend = "{on.backend}"'), on.backend)
     said = {change.what for change in changes if change.where == "eth0"}
@@ -70,7 +69,7 @@ def test_what_is_announced_for_a_device_is_what_is_done(
 
 
 def test_a_named_device_that_is_refused_keeps_the_daemon_from_starting(
-    net: Any, from_here: Any, loaded: Callable[..., config.Config]
+    net: Any, from_here: Any, loaded: Load
 ) -> None:
     subprocess.run(["tc", "-n", net.here, *PFIFO.split()], check=True)
     with from_here.inside(net.here):
@@ -81,9 +80,7 @@ def test_a_named_device_that_is_refused_keeps_the_daemon_from_starting(
             make_pacer("htb", "test", devices=["eth0"])
 
 
-def test_a_foreign_qdisc_is_named(
-    net: Any, from_here: Any, loaded: Callable[..., config.Config]
-) -> None:
+def test_a_foreign_qdisc_is_named(net: Any, from_here: Any, loaded: Load) -> None:
     subprocess.run(["tc", "-n", net.here, *PFIFO.split()], check=True)
     with from_here.inside(net.here):
         for backend in ("htb", "edt"):
@@ -93,7 +90,7 @@ def test_a_foreign_qdisc_is_named(
             assert "eth0 has a root qdisc of its own, pfifo 7:, which stays" in change.what
 
 
-def test_sysctls_are_named(net: Any, from_here: Any, loaded: Callable[..., config.Config]) -> None:
+def test_sysctls_are_named(net: Any, from_here: Any, loaded: Load) -> None:
     def sysctls(pacing: str) -> list[str]:
         with from_here.inside(net.here):
             changes = preflight.changes(loaded(pacing), "socket")
@@ -107,7 +104,7 @@ def test_sysctls_are_named(net: Any, from_here: Any, loaded: Callable[..., confi
     assert stays == f"net.ipv4.tcp_tso_rtt_log stays {now}: pacing.sysctls is off"
 
 
-def test_observing_is_said_and_still_lists(loaded: Callable[..., config.Config]) -> None:
+def test_observing_is_said_and_still_lists(loaded: Load) -> None:
     observing = loaded('backend = "htb"', mode="observe")
     changes = preflight.changes(observing, "htb")
     assert any(change.where == "sockets" for change in changes)
@@ -115,6 +112,6 @@ def test_observing_is_said_and_still_lists(loaded: Callable[..., config.Config])
     assert "says mode = observe: none of this is done before it is enforce" in text
 
 
-def test_a_device_that_is_not_there(loaded: Callable[..., config.Config]) -> None:
+def test_a_device_that_is_not_there(loaded: Load) -> None:
     with pytest.raises(PacingError, match="there is no network device nowhere0"):
         preflight.changes(loaded('backend = "htb"\ndevices = ["nowhere0"]'), "htb")

@@ -85,6 +85,10 @@ class RawClient:
             self.send(stream, bytes(n))
         return n
 
+    def pending(self) -> set[int]:
+        """Calls that the server has not ended."""
+        return self.windows.keys() - self.ended.keys() - {0}
+
     def reset(self, stream: int) -> None:
         self.sock.sendall(frame(RST, 0, stream, (8).to_bytes(4)))
 
@@ -103,7 +107,10 @@ class RawClient:
         while len(self._heard) >= 9 and len(self._heard) >= 9 + int.from_bytes(self._heard[:3]):
             end = 9 + int.from_bytes(self._heard[:3])
             one, self._heard = self._heard[:end], self._heard[end:]
-            self._take(one[3], one[4], int.from_bytes(one[5:9]), one[9:])
+            try:
+                self._take(one[3], one[4], int.from_bytes(one[5:9]), one[9:])
+            except OSError:  # what is answered to does not arrive
+                return False
         return bool(heard)
 
     def answer(self, path: str, data: bytes) -> bool:

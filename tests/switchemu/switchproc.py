@@ -173,13 +173,15 @@ class Switch:
 class Peer:
     """A daemon's end of a stream, by hand."""
 
-    def __init__(self, channel: grpc.Channel, session: int) -> None:
+    def __init__(
+        self, channel: grpc.Channel, session: int, timeout_s: float | None = DEADLINE_S
+    ) -> None:
         self.session = session
         self.grants: dict[int, tuple[float, int, bool]] = {}
         self._out: queue.SimpleQueue[pb.DaemonMessage | None] = queue.SimpleQueue()
         stub = EmulatedSwitchStub(channel)
         messages: Iterator[pb.DaemonMessage] = iter(self._out.get, None)
-        self.call = stub.Negotiate(messages, wait_for_ready=True, timeout=DEADLINE_S)
+        self.call = stub.Negotiate(messages, wait_for_ready=True, timeout=timeout_s)
         self._n = 0
 
     def say(self, **parts: object) -> None:

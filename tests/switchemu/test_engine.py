@@ -144,7 +144,7 @@ def test_an_engine_that_is_closed_decides_nothing_any_more(run: Any) -> None:
 
 def test_a_stream_that_is_on_its_way_out_when_it_is_ended_leaves_no_traceback(run: Any) -> None:
     class Context:
-        caller = Caller("daemon", (), "daemon")
+        caller = Caller("daemon", "", (), "daemon")
 
         async def read(self) -> None:
             await asyncio.Event().wait()

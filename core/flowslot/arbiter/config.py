@@ -7,10 +7,9 @@ from flowslot.model.units import MILLISECOND, Nanos
 
 _SLOT = Nanos(60 * MILLISECOND)
 LEASE_SLOTS = 5
-"""With a heartbeat in every other slot, a lease bears three slots in which the machine, or the
-network, stands still: whoever loses one begins anew, and so do all that share links with it. What
-notices the death of a daemon or a switch process in time is the end of their stream, see
-GrantBook.cut."""
+"""With a heartbeat in every other slot, a lease survives three slots in which the machine, or the
+network, stands still. A daemon that loses its lease begins anew, and so do all that share links
+with it. The death of a daemon or a switch process is noticed sooner, by the end of its stream."""
 _LEASE = Nanos(LEASE_SLOTS * _SLOT)
 _GUARD = MILLISECOND
 _ACK_TIMEOUT = Nanos(2 * _LEASE)

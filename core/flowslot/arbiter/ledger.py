@@ -36,7 +36,7 @@ ROW = np.dtype(  # times are absolute, ns; rules.pxd has the same columns in the
         ("began_at", np.int64),  # when the phase of the job began in which the flow last began
         ("whole", np.float64),  # bytes that the flow began with
         ("goal", np.float64),  # what it is to have
-        ("grant", np.float64),  # what it was told last
+        ("grant", np.float64),  # what it was granted last
         ("seq", np.int64),  # number of that message
         ("oldest_pending", np.int64),
         ("held_since", np.int64),
@@ -101,7 +101,7 @@ class Ledger:
     def remove(self, session: int, flow: int) -> None:
         """Free a flow's slot. All that it commits ends."""
         slot = self.slots.pop((session, flow))
-        # What was lent to it is its lender's again: perhaps nobody has read that it was to borrow.
+        # What was lent to the flow is its lender's again: its daemon may not have read of the loan.
         rows = self.rows
         lenders = np.flatnonzero((rows["lent"] > 0) & (rows["borrower"] == slot))
         rows["pending_rate"][lenders, 0] += rows["lent"][lenders]
@@ -310,7 +310,7 @@ class Ledger:
         What is in `limit` float64[L] and not committed is free. `gain`: what each flow borrows,
         float64[n], at no cost. Flows that have nothing and want to send come first: what they wish
         for is kept for them on every link of their paths, and where that does not fit, only
-        borrowers are raised besides (ADR 27). When not all fit, each gets the same part of its wish
+        borrowers are raised besides (ADR 2). When not all fit, each gets the same part of its wish
         on its tightest link; a part that is too small to be worth a message waits. What begins or
         ceases to be standing is said as well, with or without a raise. `pressing`: only what flows
         wait for.

@@ -73,7 +73,7 @@ cpdef int64_t see(
 )
 
 @cython.locals(i=Py_ssize_t, n=Py_ssize_t)
-cpdef Py_ssize_t overdue(Row[::1] rows, int64_t before, Py_ssize_t[::1] late)
+cpdef Py_ssize_t overdue(Row[::1] rows, int64_t before, Py_ssize_t[::1] found)
 
 @cython.locals(i=Py_ssize_t, settled=cython.bint)
 cpdef bint all_settled(Row[::1] rows)

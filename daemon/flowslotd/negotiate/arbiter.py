@@ -11,16 +11,15 @@ from typing import Protocol
 
 import numpy as np
 
-from flowslot.decision import Pace
 from flowslot.model.units import MILLISECOND, Nanos
-from flowslot.policy.base import Floats, HostPolicy, View
+from flowslot.policy.base import Floats, HostPolicy, Pace, View
 from flowslot.protocol.host import Changes, Host
 from flowslot.protocol.messages import FromArbiter, FromDaemon, Opening
 from flowslotd.clock import monotonic, wall
 from flowslotd.flows.flow_info import FlowInfo
 from flowslotd.metrics import Durations, Summary
 from flowslotd.negotiate.aggregates import Aggregates, Lent
-from flowslotd.negotiate.source import NO_RESERVATIONS, RateSource, only
+from flowslotd.negotiate.source import NO_RESERVATIONS, RateSource
 
 OnRates = Callable[[Nanos], None]
 
@@ -132,8 +131,7 @@ class ArbiterRates(RateSource):
 
     def rates(self, now: Nanos, view: View) -> Pace | None:
         """See RateSource."""
-        assert view.grants is not None and view.ceilings is not None
-        return only(self._policy.decide(now, view, view.grants, view.ceilings))
+        return self._policy.decide(now, view)
 
     def covers(self, links: tuple[int, ...]) -> bool:
         """See RateSource."""

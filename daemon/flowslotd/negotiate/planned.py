@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from flowslot.decision import Pace
 from flowslot.model.units import Nanos
-from flowslot.policy.base import View
+from flowslot.policy.base import Pace, View
 from flowslot.policy.mlcc.peers import Peers
 from flowslot.policy.mlcc.planner import Planner, Reserving
 from flowslotd.config import Config

@@ -6,8 +6,8 @@ from itertools import count, repeat
 
 import numpy as np
 
-from flowslot.decision import Pace
 from flowslot.model.units import Nanos
+from flowslot.policy.base import Pace
 from flowslotd.flows.flow_table import FlowTable
 from flowslotd.flows.rows import Rows, as_structs
 from flowslotd.pace import rate_table

@@ -11,9 +11,8 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from flowslot.decision import Decision, Pace
 from flowslot.model.units import SECOND, Nanos
-from flowslot.policy.base import Floats, View
+from flowslot.policy.base import Floats, Pace, View
 from flowslot.policy.mlcc import MlccPolicy, Observed, Update
 from flowslot.policy.mlcc.peers import LocalFlow, Peers, Progress, letters
 from flowslot_sim.plane.mlcc_switch import HORIZON, TableSwitch
@@ -149,8 +148,7 @@ class MlccHost:
         policy.dependencies = self._peers.dependencies(now, self._transfers())
         wait_s = self._wiring.answer_s if self._options.atomic else 0.0
         policy.left_s = self._left_s() - wait_s - EARLY_S
-        unknown = np.full(len(self.rows), math.nan)
-        self._next = _pace(policy.decide(now, self._view(load), unknown, unknown))
+        self._next = policy.decide(now, self._view(load))
         if self._options.atomic and policy.updates:
             self._enforce()
             updates, switch = policy.updates, self._wiring.switch
@@ -166,7 +164,7 @@ class MlccHost:
 
     def _answered(self, now: Nanos, refused: list[Update]) -> None:
         if refused:
-            self._next = _pace(self._policy.refused(refused))
+            self._next = self._policy.refused(refused)
             self._attempts += 1
             self._due = self._due or self._attempts < ATTEMPTS
         self._settle(now)
@@ -246,17 +244,9 @@ class MlccHost:
             job=self._job,
             job_names=self._names,
             remaining=left,
-            cap=self._unbounded,
             guaranteed=self._free,
             load=load,
         )
-
-
-def _pace(decisions: Sequence[Decision]) -> Pace:
-    """MlccPolicy decides all in one."""
-    (pace,) = decisions
-    assert isinstance(pace, Pace)
-    return pace
 
 
 def _nobody_waits(_now: Nanos, _refused: list[Update]) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from flowslot.decision import Pace
 from flowslot.model.slot import DEFAULT_SLOT
 from flowslot.model.units import Nanos
 from flowslot.policy.base import AllocationState, Allocator, HostPolicy, View
@@ -48,14 +47,11 @@ class Fixed(Free):
             job=np.array(self._sim.job_of, np.int64),
             job_names=[job.name for job in self._sim.world.jobs],
             remaining=network.rows["total"],
-            cap=np.full(n, math.inf),
             guaranteed=np.zeros(n, np.bool_),
         )
-        unknown = np.full(n, math.nan)
-        for decision in self._policy.decide(Nanos(0), view, unknown, unknown):
-            if isinstance(decision, Pace):
-                rates = decision.schedule.at(0)
-                network.pace(decision.flows.astype(np.intp), rates, decision.ceilings)
+        pace = self._policy.decide(Nanos(0), view)
+        if pace is not None:
+            network.pace(pace.flows.astype(np.intp), pace.schedule.at(0), pace.ceilings)
 
 
 class Exact:

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What would be if nobody scheduled anything: a fair run of the same jobs, beside the real one.
+"""What would be without any scheduling: a fair run of the same jobs, beside the real one.
 
 Each job computes for as long as it was observed to, then sends as many bytes as it was observed to,
 and starts anew: closed-loop, whatever its real iterations do. A job that lags behind this reference
 would have been better off without us. (The service of a fluid fair system as a yardstick is that of
-GPS; lag is as in EEVDF.) All of it is worked out from what an arbiter is told anyway.
+GPS; lag is as in EEVDF.) All of it is worked out from what daemons report anyway.
 
-Flows share the links max-min in two runs. In one, those of a job share as one: with the same rate
-on its busiest link as any other job has there, however many they are. In the other each has a rate
-of its own, as under TCP. What a job has of the latter by opening more flows is not worth as much
-protection: this run is SLACK times slower.
+Flows share the links max-min in two runs. In the first, the flows of a job share as one: however
+many they are, they have the same rate on its busiest link as any other job has there. In the
+second, each flow has a rate of its own, as under TCP. What a job gains there by opening more flows
+deserves less protection: the second run is SLACK times slower.
 """
 
 from collections.abc import Hashable, Sequence

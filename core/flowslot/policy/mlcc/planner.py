@@ -16,10 +16,9 @@ from typing import Protocol
 
 import numpy as np
 
-from flowslot.decision import Decision, Pace
 from flowslot.model.schedule import Schedule
 from flowslot.model.units import SECOND, Nanos
-from flowslot.policy.base import Bools, Floats, HostPolicy, View
+from flowslot.policy.base import Bools, Floats, HostPolicy, Pace, View
 from flowslot.policy.mlcc import Dependency, LivelockDetector, Observed, Stall, Update
 
 PATIENCE_SLOTS = 2
@@ -43,8 +42,12 @@ class Planner(HostPolicy, Protocol):
         """What the last slot was like."""
         ...
 
-    def refused(self, updates: Sequence[Update]) -> Sequence[Decision]:
-        """Decisions without these updates."""
+    def decide(self, now: Nanos, view: View) -> Pace:
+        """See HostPolicy."""
+        ...
+
+    def refused(self, updates: Sequence[Update]) -> Pace:
+        """Rates without these updates."""
         ...
 
 
@@ -162,8 +165,7 @@ class Reserving:
             self._planner.observe(observed)
         self._observed = []
         self._planner.dependencies = dependencies(now)
-        nothing = np.full(len(view.flow), np.nan)
-        self._planned = _only(self._planner.decide(now, view, nothing, nothing))
+        self._planned = self._planner.decide(now, view)
         self._pace = _lower(self._pace, self._planned, view.slot)
         return self._planner.updates
 
@@ -171,7 +173,7 @@ class Reserving:
         """These of the updates were refused, the others are in force. True: a round is due again,
         with fresh feedback, in the same slot."""
         assert self._planned is not None, "nothing was planned"
-        self._pace = _only(self._planner.refused(refused)) if refused else self._planned
+        self._pace = self._planner.refused(refused) if refused else self._planned
         self._planned = None
         return bool(refused)
 
@@ -228,7 +230,6 @@ class Reserving:
             paths=view.paths[rows],
             job=view.job[rows],
             remaining=view.remaining[rows],
-            cap=view.cap[rows],
             guaranteed=view.guaranteed[rows],
             load=load,
             acked=None,
@@ -252,12 +253,6 @@ def _differ(old: Mapping[int, float], new: Mapping[int, float]) -> bool:
     return old.keys() != new.keys() or any(
         left > old[flow] or (left > 0) != (old[flow] > 0) for flow, left in new.items()
     )
-
-
-def _only(decisions: Sequence[Decision]) -> Pace:
-    (pace,) = decisions
-    assert isinstance(pace, Pace), "planners pace"
-    return pace
 
 
 def _lower(old: Pace | None, new: Pace, slot: int) -> Pace:

@@ -6,17 +6,16 @@ fetch the load table into the view, `decide`, send `updates` to the switches in 
 `refused` which of them were not accepted, and if any were, fetch again and `decide` again.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from flowslot.decision import Decision, Pace
 from flowslot.model.schedule import Schedule
 from flowslot.model.slot import DEFAULT_SLOT
 from flowslot.model.units import SECOND, Nanos
-from flowslot.policy.base import Floats, Rows, View
+from flowslot.policy.base import Floats, Pace, Rows, View
 from flowslot.policy.mlcc import depend
 from flowslot.policy.mlcc.bandwidth import History, Observed, history_bound, residual_bound
 from flowslot.policy.mlcc.depend import Dependency
@@ -69,7 +68,6 @@ class _Active(NamedTuple):
     flow: int
     path: Rows
     remaining: float
-    cap: float
     since: int  # slot
 
 
@@ -122,12 +120,10 @@ class MlccPolicy:
             for flow, sent in observed.sent.items():
                 self._pauses.observe(flow, self._paced.get(flow, 0.0), sent, observed.slot)
 
-    def decide(
-        self, now: Nanos, view: View, grants: Floats, ceilings: Floats
-    ) -> Sequence[Decision]:
+    def decide(self, now: Nanos, view: View) -> Pace:
         """See HostPolicy. `view.load`: as fetched just now, own schedules included, its first
-        column for `view.slot`; None: nobody but this host uses its links. `grants` and `ceilings`
-        are an arbiter's, and of no use here. Links keep their indices as long as the policy lives.
+        column for `view.slot`; None: nobody but this host uses its links. Links keep their indices
+        as long as the policy lives.
         """
         begins = view.slot != self._slot
         if begins:
@@ -140,13 +136,13 @@ class MlccPolicy:
             known = view.passed is not None
             part = max(1.0 - (view.passed or 0.0), LEAST_PART) if known else self._part(now)
             self._plan(active, view, part)
-        return self._decisions()
+        return self._pace()
 
-    def refused(self, updates: Iterable[Update]) -> Sequence[Decision]:
+    def refused(self, updates: Iterable[Update]) -> Pace:
         """Switches refused these of `updates`: those flows have what they had reserved before.
 
-        Decisions that keep to it, in place of those of `decide`; the next `decide` plans again,
-        within the same slot too.
+        Returns rates that keep to it, in place of those of `decide`; the next `decide` plans
+        again, within the same slot too.
         """
         assert self._view is not None and self._links is not None, "nothing was decided yet"
         for update in updates:
@@ -162,7 +158,7 @@ class MlccPolicy:
                 self._held[update.flow] = before
             self._again = True
         self._fresh = False
-        return self._decisions()
+        return self._pace()
 
     def _part(self, now: Nanos) -> float:
         """Of the current slot: what the next plan has of it."""
@@ -185,14 +181,14 @@ class MlccPolicy:
             path = view.paths[row]
             path = np.unique(path[path < n_links]).astype(np.intp)
             seen[flow] = since, remaining
-            active.append(_Active(flow, path, remaining, float(view.cap[row]), since))
+            active.append(_Active(flow, path, remaining, since))
         self._seen = seen
         self._pauses.keep(seen)
         return sorted(active, key=lambda a: a.since)
 
     def _key(self, active: _Active, capacity: Floats, slot: int) -> float:
         """Seconds that the flow needs alone, divided by 1 + how often it has waited so long."""
-        width = float(min(capacity[active.path].min(), active.cap))
+        width = float(capacity[active.path].min())
         alone = active.remaining / width if width > 0.0 else np.inf
         waited = (slot - active.since) * self._slot_s
         return alone / (1.0 + waited / max(alone, INSTANT_S)) if np.isfinite(alone) else alone
@@ -217,8 +213,7 @@ class MlccPolicy:
         for a in sorted(active, key=lambda a: a.flow in paused):  # what they get is left over
             if a.flow in paused:
                 rates = np.zeros(horizon)
-                most = min(float(links.free(a.path)[0]), a.cap)
-                rates[0] = min(most, a.remaining / (part * self._slot_s))
+                rates[0] = min(float(links.free(a.path)[0]), a.remaining / (part * self._slot_s))
             else:
                 rates = self._rates(a, links, part)
             links.add(a.path, rates)
@@ -232,7 +227,7 @@ class MlccPolicy:
 
     def _rates(self, active: _Active, links: Links, part: float) -> Floats:
         """Algorithm 2 for one flow: its rate in each slot, float64[K]."""
-        free = np.minimum(links.free(active.path), active.cap)
+        free = links.free(active.path)
         cost = links.cost(active.path)
         rates = self._initial(active.remaining, free, cost, part)
         dependency = self.dependencies.get(active.flow)
@@ -242,7 +237,7 @@ class MlccPolicy:
         first = float(rates[0])
         delta = depend.increase(dependency, first, seconds)
         bound = self._bound(active, links, first, float(free[0]))
-        rate = depend.adjusted(first, delta, min(bound, active.cap))
+        rate = depend.adjusted(first, delta, bound)
         rate -= depend.decrease(dependency, rate, seconds)
         if rate != first:
             # Lines 9 and 12: the later slots carry the rest, planned as before.
@@ -304,7 +299,7 @@ class MlccPolicy:
         assert self._slot is not None
         return self._slot
 
-    def _decisions(self) -> Sequence[Decision]:
+    def _pace(self) -> Pace:
         """Every flow on a known path at what is held for it; idle and new ones at 0."""
         view, links = self._view, self._links
         assert view is not None and links is not None
@@ -324,15 +319,9 @@ class MlccPolicy:
             if self.options.top_up:
                 path = view.paths[row]
                 left = float(links.free(path[path < n_links].astype(np.intp))[0])
-                tops[i] = max(min(current[i] + left, view.cap[row]), current[i])
-        return [
-            Pace(
-                view.flow[rows],
-                Schedule(view.slot, rates),
-                ceilings=tops,
-                guaranteed=np.zeros(len(rows), np.bool_),
-            )
-        ]
+                tops[i] = current[i] + max(left, 0.0)
+        no = np.zeros(len(rows), np.bool_)
+        return Pace(view.flow[rows], Schedule(view.slot, rates), ceilings=tops, guaranteed=no)
 
 
 def _update(flow: int, held: _Held, key: float = 0.0) -> Update:

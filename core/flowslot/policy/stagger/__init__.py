@@ -17,16 +17,14 @@ per iteration there.
 """
 
 import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flowslot.decision import Decision, Pace
 from flowslot.model.schedule import constant
 from flowslot.model.units import SECOND, Nanos
-from flowslot.policy.base import AllocationState, Bools, Floats, Rows, View
+from flowslot.policy.base import AllocationState, Bools, Floats, Pace, Rows, View
 from flowslot.policy.fair_reference import FairReference
 from flowslot.policy.stagger import gang_rates
 from flowslot.policy.stagger.gang_rates import ACTIVE, COMING, IDLE, NEAR_NS, OVERDUE_NS
@@ -113,7 +111,7 @@ class _Allocation:
         self._floors = floors
         _fill_in(sharing.rows, state)
         sharing.begin(state.paths, state.capacity)
-        # No job shares a link: who is active or due changes nothing.
+        # No job shares a link: it does not matter which flows are active or due.
         self.settled = sharing.serve_uncontended()
         self._whole: list[float] | None = None
         if partial:
@@ -128,12 +126,12 @@ class _Allocation:
         sharing.sum_up(ACTIVE)
         sharing.keep()
         order = self._turns()
-        # Floors, so that everybody makes progress; then what is left, gang by gang.
+        # Floors, so that every job makes progress; then what is left, gang by gang.
         sharing.lay_floors(self._floors)
         sharing.serve(order)
         if top_up:
             sharing.top_up()
-        # Standing grants: flows of active jobs that are still to come, then who is due first.
+        # Standing grants: flows of active jobs that are still to come, then jobs as they are due.
         sharing.find_coming()
         sharing.sum_up(COMING)
         sharing.stand(COMING, order)
@@ -190,10 +188,9 @@ def _fill_in(rows: NDArray[np.void], state: AllocationState) -> None:
 class StaggerPolicy:
     """The daemon's part: paces every flow at its grant."""
 
-    def decide(
-        self, now: Nanos, view: View, grants: Floats, ceilings: Floats
-    ) -> Sequence[Decision]:
+    def decide(self, now: Nanos, view: View) -> Pace:
         """See HostPolicy."""
-        known = ~np.isnan(grants)
-        schedule = constant(view.slot, grants[known])
-        return [Pace(view.flow[known], schedule, ceilings[known], view.guaranteed[known])]
+        assert view.grants is not None and view.ceilings is not None
+        known = ~np.isnan(view.grants)
+        schedule = constant(view.slot, view.grants[known])
+        return Pace(view.flow[known], schedule, view.ceilings[known], view.guaranteed[known])

@@ -150,7 +150,7 @@ class FeedbackClient:
         }
 
     def reservations(self) -> dict[str, int]:
-        """As a domain's, and schedules that were accepted by all switch processes of their path."""
+        """See RateSource; scheduled: accepted by all switch processes of their path."""
         stats = self.stats
         return {
             "granted": 0,

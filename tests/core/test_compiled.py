@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from network import World
 from test_policies import NOW, state
+from world import World
 
 import flowslot.arbiter.flow_table
 import flowslot.arbiter.issuer
@@ -128,17 +128,23 @@ def history(seed: int) -> list[Any]:
         elif what < 0.55:
             world.reconnect(host)
         elif what < 0.6:
-            world.schedule(rng.randrange(4), rng.choice([0.0, 3e7]), rng.randrange(8))
+            world.schedule(*[rng.randrange(3)] * 2, rng.choice([0.0, 3e7]), rng.randrange(8))
         elif what < 0.8:
             world.exchange(1, rng.choice([0.5, 5.0, 30.0]))
         elif what < 0.9:
             world.deliver_up(host)
         else:
             world.step()
-        sent = [list(stream.down) for h in world.hosts for stream in h.streams]
-        arbiter = world.arbiter
+        arbiter = world.processes[0].switch.arbiter
         counts = (arbiter.granted, arbiter.refused, arbiter.preempted, arbiter.expired)
-        said.append((sent, counts, arbiter.next_wakeup(world.now), arbiter.commitments().tolist()))
+        said.append(
+            (
+                list(world.decisions),
+                counts,
+                arbiter.next_wakeup(world.now),
+                arbiter.commitments().tolist(),
+            )
+        )
     return said
 
 

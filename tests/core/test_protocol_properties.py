@@ -2,78 +2,20 @@
 """Safety under any interleaving, and what must come about once the network behaves."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from scripts import HAPPENS, ONE, TWO, Event, happen
 from world import CAPACITY, CONFIG, LIMIT, World
 
 from flowslot.arbiter import LEASE_SLOTS
 
-ONE, TWO = ((0, 1, 2),), ((0,), (2, 1))
-"""Links held by one switch process, or by two."""
-
-
-def demand(w: World, i: int, k: int, n: int) -> None:
-    cap = (math.inf, math.inf, 0.0, 5e6)[n // 4 % 4]
-    w.demand(i, n % 4, 1 + n * 100, idle=n % 3 == 0, cap=cap)
-
-
-def round_trip(w: World, i: int, k: int, n: int) -> None:
-    """What daemons have to say is answered; the answers get as far as `n` says."""
-    for one, daemon in enumerate(w.daemons):
-        for at, lane in enumerate(daemon.lanes):
-            speak(w, one, at, n)
-            for _ in range(2 - n % 3):
-                w.deliver_up(one, at)
-            w.step(lane.process)
-            w.send(lane.streams[-1])
-            for _ in range(2 - n // 3 % 3):
-                w.deliver_down(one, at)
-            n //= 9
-
-
-def speak(w: World, i: int, k: int, n: int) -> None:
-    if w.daemons[i].lanes[k].open:
-        w.speak(i, k)
-
-
-MOMENTS = (0.1, 1, 1, 3, 3, 5, 10, 30, 60, 100, 130, 150, 240, 310)
-# What may happen, to lane k of daemon i; `n` decides about the details.
-HAPPENINGS: dict[str, Callable[[World, int, int, int], object]] = {
-    "demand": demand,
-    "give back": lambda w, i, k, n: w.give_back(i, n % 4, idle=n % 3 > 0),
-    "round trip": round_trip,
-    "speak": speak,
-    "up": lambda w, i, k, n: w.deliver_up(i, k),
-    "step": lambda w, i, k, n: w.step(w.processes[k]),
-    "send": lambda w, i, k, n: w.send(w.daemons[i].lanes[k].streams[-1]),
-    "down": lambda w, i, k, n: w.deliver_down(i, k),
-    "enforce": lambda w, i, k, n: w.enforce(i),
-    "time": lambda w, i, k, n: w.advance(MOMENTS[n % len(MOMENTS)]),
-    "sleep": lambda w, i, k, n: w.advance(MOMENTS[n % len(MOMENTS)], asleep=True),
-    "beat": lambda w, i, k, n: w.beat(i),
-    "end": lambda w, i, k, n: w.end(i, n % 4),
-    "old up": lambda w, i, k, n: w.deliver_up(i, k, which=n),
-    "old down": lambda w, i, k, n: w.deliver_down(i, k, which=n),
-    "old send": lambda w, i, k, n: w.send(w.daemons[i].lanes[k].streams[0]),
-    "again up": lambda w, i, k, n: w.deliver_up(i, k, which=n, again=n // 7),
-    "again down": lambda w, i, k, n: w.deliver_down(i, k, which=n, again=n // 7),
-    "close": lambda w, i, k, n: w.close(i, k),
-    "reconnect": lambda w, i, k, n: w.reconnect(i, k),
-    "crash": lambda w, i, k, n: w.crash(i),
-    "amnesia": lambda w, i, k, n: w.amnesia(w.processes[k]),
-    "schedule": lambda w, i, k, n: w.schedule(n % 4, n % 3, float(n % 11) * 1e7, n // 16 % 8),
-    # So that grants exist by the time something goes wrong.
-    "calm": lambda w, i, k, n: w.exchange(4 + n % 12, (1, 1, 30)[n % 3]),
-}
-USUAL = list(HAPPENINGS)[: list(HAPPENINGS).index("old up")]
-FREQUENT = [*USUAL * 2, *["demand", "round trip", "round trip", "enforce"] * 6]
 EVENTS = st.lists(
     st.tuples(
-        st.sampled_from((*HAPPENINGS, *FREQUENT)),
+        st.sampled_from(HAPPENS),
         st.integers(0, 2),
         st.integers(0, 1),
         st.integers(0, 2**16),
@@ -94,7 +36,7 @@ EVENTS = st.lists(
 @example([("demand", 0, 0, 1), ("demand", 0, 0, 3)], "cold", 3, False)
 def test_never_over_commits_and_recovers(
     held: Sequence[Sequence[int]],
-    events: list[tuple[str, int, int, int]],
+    events: list[Event],
     start: str,
     hosts: int,
     gathers: bool,
@@ -108,9 +50,8 @@ def test_never_over_commits_and_recovers(
             world.demand(i % hosts, i // hosts, 10**6)
         world.exchange(5)
         assert max(world.enforced(world.processes[-1])) > 0.9 * LIMIT[2]
-    for event, i, k, detail in events:
-        HAPPENINGS[event](world, i % hosts, k % len(held), detail)
-        world.check()
+    for event in events:
+        happen(world, event)
     # Whatever happened: once messages arrive again, everything is put right.
     world.exchange(LEASE_SLOTS + 20, 60)
     assert all(lane.session.live for daemon in world.daemons for lane in daemon.lanes)

@@ -123,7 +123,7 @@ class World:
         """`held`: the links of each switch process."""
         config = replace(CONFIG, gather_ns=Nanos(4 * MILLISECOND)) if gathers else CONFIG
         self.now = Nanos(1_000_000_000)
-        self.decisions: list[object] = []
+        self.decisions: list[tuple[object, ...]] = []
         """All that switch processes have said, and all that kernels were told."""
         self._wire = wire
         self._named = 0
@@ -453,6 +453,13 @@ class World:
         for which in range(len(self.daemons[i].lanes[k].streams)):
             while deliver(i, k, which):
                 self.enforce_all(i)
+
+    def close_all(self) -> None:
+        """The end of the world."""
+        for daemon in self.daemons:
+            for lane in daemon.lanes:
+                for stream in lane.streams:
+                    stream.wire.close()
 
     # --- what must always hold
 

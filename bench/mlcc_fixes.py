@@ -24,15 +24,15 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.worlds import WORLDS, slowdowns
 from flowslot.model.units import MILLISECOND, SECOND
 from flowslot.policy.mlcc import MlccOptions
 from flowslot_scenario import scenario as scenarios
-from flowslot_sim.mixes import WORLDS
 from flowslot_sim.plane.messages import Plant
 from flowslot_sim.plane.mlcc import VARIANTS, Mlcc, Variant
 from flowslot_sim.plane.wire import Delays
 from flowslot_sim.runner import control
-from flowslot_sim.simulation import Simulation, slowdowns
+from flowslot_sim.simulation import Simulation
 from flowslot_sim.stalls import Livelock, StallWatch
 from flowslot_sim.world import World, from_scenario
 

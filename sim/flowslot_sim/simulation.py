@@ -40,21 +40,6 @@ class Progress:
     """Flows that still send in this iteration."""
 
 
-def slowdowns(job: SimJob, progress: Progress, since_ns: float, now: int) -> list[float]:
-    """Of the iterations that began at `since_ns` or later; one that is not over by `now` counts,
-    with what it has taken so far, if none has taken longer: a job that starves must show."""
-    done = [
-        (ended - began) / SECOND / job.ideal_s
-        for began, ended in zip(progress.began, progress.ends, strict=False)
-        if began >= since_ns
-    ]
-    if len(progress.began) > len(progress.ends):
-        so_far = (now - progress.began[-1]) / SECOND / job.ideal_s
-        if so_far > max([1.0, *done]):
-            done.append(so_far)
-    return done
-
-
 class Stalled(Exception):
     """Nothing can ever happen any more, although jobs have bytes to send."""
 

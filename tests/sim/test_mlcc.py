@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bench.worlds import WORLDS
 from typer.testing import CliRunner
 
 from flowslot.policy.mlcc import MlccOptions
 from flowslot_scenario import scenario as scenarios
 from flowslot_sim.cli import app
-from flowslot_sim.mixes import WORLDS
 from flowslot_sim.network import FlowSpec
 from flowslot_sim.plane.messages import Plant
 from flowslot_sim.plane.mlcc import VARIANTS, Mlcc, Variant

@@ -18,6 +18,7 @@ from flowslot.model.units import SECOND, Nanos
 from flowslot.policy.mlcc.peers import Group
 from flowslot_scenario.job import compute_ns
 from flowslot_sim.network import FlowSpec
+from flowslot_sim.simulation import Progress
 from flowslot_sim.world import SimJob, World
 
 MODEL_MB = {"vgg19": 549, "vgg16": 528, "resnet50": 98, "gpt2": 1200, "bert": 450}
@@ -205,3 +206,18 @@ WORLDS: dict[str, Callable[[int], World]] = {
     **{f"mix-{name.lower()}": partial(on_one_link, name) for name in MIXES},
     **{f"two-tier-{load}": partial(on_two_tiers, load) for load in LOADS},
 }
+
+
+def slowdowns(job: SimJob, progress: Progress, since_ns: float, now: int) -> list[float]:
+    """Of the iterations that began at `since_ns` or later; one that is not over by `now` counts,
+    with what it has taken so far, if none has taken longer: a job that starves must show."""
+    done = [
+        (ended - began) / SECOND / job.ideal_s
+        for began, ended in zip(progress.began, progress.ends, strict=False)
+        if began >= since_ns
+    ]
+    if len(progress.began) > len(progress.ends):
+        so_far = (now - progress.began[-1]) / SECOND / job.ideal_s
+        if so_far > max([1.0, *done]):
+            done.append(so_far)
+    return done

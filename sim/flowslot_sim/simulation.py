@@ -38,6 +38,8 @@ class Progress:
     ends: list[int] = field(default_factory=list)
     left: int = 0
     """Flows that still send in this iteration."""
+    sends_since: int = 0
+    """When they have begun, ns."""
 
 
 class Stalled(Exception):
@@ -115,7 +117,7 @@ class Simulation:
 
     def _communicate(self, now: Nanos, j: int) -> None:
         rows = self.rows_of[j]
-        self.progress[j].left = len(rows)
+        self.progress[j].left, self.progress[j].sends_since = len(rows), now
         self.network.begin(rows)
         self.control.began(now, j, rows)
 

@@ -121,7 +121,7 @@ class World:
         wire: Callable[[], Wire] = Memory,
     ) -> None:
         """`held`: the links of each switch process."""
-        config = replace(CONFIG, gather_ns=Nanos(4 * MILLISECOND)) if gathers else CONFIG
+        config = replace(CONFIG, coalesce_ns=Nanos(4 * MILLISECOND)) if gathers else CONFIG
         self.now = Nanos(1_000_000_000)
         self.decisions: list[tuple[object, ...]] = []
         """All that switch processes have said, and all that kernels were told."""

@@ -20,9 +20,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from bench.worlds import WORLDS
 from flowslot.model.units import MILLISECOND, SECOND, Nanos
 from flowslot.policy.registry import PolicyOptions
-from flowslot_sim.mixes import WORLDS
 from flowslot_sim.plane.messages import Messages, Plant
 from flowslot_sim.plane.wire import Delays
 from flowslot_sim.runner import DEFAULTS, STANDARD, control

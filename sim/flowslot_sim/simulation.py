@@ -38,21 +38,8 @@ class Progress:
     ends: list[int] = field(default_factory=list)
     left: int = 0
     """Flows that still send in this iteration."""
-
-
-def slowdowns(job: SimJob, progress: Progress, since_ns: float, now: int) -> list[float]:
-    """Of the iterations that began at `since_ns` or later; one that is not over by `now` counts,
-    with what it has taken so far, if none has taken longer: a job that starves must show."""
-    done = [
-        (ended - began) / SECOND / job.ideal_s
-        for began, ended in zip(progress.began, progress.ends, strict=False)
-        if began >= since_ns
-    ]
-    if len(progress.began) > len(progress.ends):
-        so_far = (now - progress.began[-1]) / SECOND / job.ideal_s
-        if so_far > max([1.0, *done]):
-            done.append(so_far)
-    return done
+    sends_since: int = 0
+    """When they have begun, ns."""
 
 
 class Stalled(Exception):
@@ -130,7 +117,7 @@ class Simulation:
 
     def _communicate(self, now: Nanos, j: int) -> None:
         rows = self.rows_of[j]
-        self.progress[j].left = len(rows)
+        self.progress[j].left, self.progress[j].sends_since = len(rows), now
         self.network.begin(rows)
         self.control.began(now, j, rows)
 

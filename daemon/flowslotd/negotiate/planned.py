@@ -4,17 +4,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from flowslot.model.units import Nanos
 from flowslot.policy.base import Pace, View
+from flowslot.policy.mlcc import MlccPolicy
 from flowslot.policy.mlcc.peers import Peers
-from flowslot.policy.mlcc.planner import Planner, Reserving
+from flowslot.policy.mlcc.planner import Reserving
 from flowslotd.config import Config
 from flowslotd.flows.flow_table import FlowTable
 from flowslotd.negotiate.arbiter import OnRates
-from flowslotd.negotiate.load_tables import FeedbackClient, OnBug, Remote
+from flowslotd.negotiate.load_tables import FeedbackClient, OnBug
 from flowslotd.negotiate.peers import PeerEndpoint
 from flowslotd.negotiate.source import NO_RESERVATIONS, RateSource
+
+if TYPE_CHECKING:
+    from flowslotd.negotiate.feedback_grpc import GrpcRemote
 
 
 class PlannedRates(RateSource):
@@ -25,8 +30,8 @@ class PlannedRates(RateSource):
     def __init__(
         self,
         config: Config,
-        planner: Planner,
-        remotes: Sequence[Remote],
+        policy: MlccPolicy,
+        remotes: Sequence[GrpcRemote],
         table: FlowTable,
         *,
         on_rates: OnRates,
@@ -35,14 +40,18 @@ class PlannedRates(RateSource):
         """`on_rates`: the plan has changed; it has to be in force when this returns."""
         slot_ns = config.grid.slot_ns
         asked = bool(remotes)
-        held = [asked and link.switch is not None for link in config.topology.links]
         self._table = table
-        self._planner = Reserving(planner, held, slot_ns, config.settings.arbiter.target)
+        self._planner = Reserving(
+            policy,
+            [asked and link.switch is not None for link in config.topology.links],
+            [remote.held for remote in remotes],
+            slot_ns,
+            target=config.settings.arbiter.target,
+        )
         book = Peers(slot_ns)
         self._rounds = FeedbackClient(
             self._planner,
             remotes,
-            slot_ns,
             dependencies=lambda now: book.dependencies(now, table.transfers({})),
             on_planned=self._planned,
             on_bug=on_bug,

@@ -12,6 +12,7 @@ import argparse
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +20,16 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "switchemu"))
 from attacks import ATTACKS, Attack, Victim
 from switchproc import Switch
+from tlsfiles import TlsSwitch
 
 
-def measure(name: str, seconds: float) -> dict[str, float | str]:
-    with tempfile.TemporaryDirectory() as folder, Switch(Path(folder)) as switch:
+def measure(name: str, seconds: float, tls: bool = False) -> dict[str, float | str]:
+    """`tls`: the attacker has another host's certificate."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        switch = stack.enter_context(TlsSwitch(folder, 60, 5) if tls else Switch(folder))
         switch.start().wait_recovered()
-        with Victim(switch) as victim, Attack(switch, name) as attack:
+        with Victim(switch) as victim, Attack(switch, name, folder if tls else None) as attack:
             attack.wait_alive()
             victim.forget()
             time.sleep(seconds)
@@ -48,8 +53,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--attack", choices=["none", *ATTACKS], action="append")
+    parser.add_argument("--tls", action="store_true", help="all have certificates")
     args = parser.parse_args()
-    rows = [measure(name, args.seconds) for name in args.attack or ["none", *ATTACKS]]
+    rows = [measure(name, args.seconds, args.tls) for name in args.attack or ["none", *ATTACKS]]
     widths = {key: max(len(key), *(len(str(row[key])) for row in rows)) for key in rows[0]}
     print(*(f"{key:{width}}" for key, width in widths.items()), sep="  ")
     for row in rows:

@@ -43,6 +43,7 @@ def certs() -> None:
 @app.command()
 def init(
     folder: Annotated[Path, typer.Argument(help="where the files are made")],
+    *,
     topology: Annotated[
         Path | None, typer.Option(help="all hosts and switch processes of this topology file")
     ] = None,
@@ -64,7 +65,7 @@ def init(
         made = []
         for name, purpose in wanted.items():
             if renew or not (folder / f"{name}.pem").exists():
-                _issue(folder, name, purpose, key, ca, days)
+                _issue(folder / name, purpose, key, ca, days)
                 made.append(name)
     except OSError as error:
         raise CommandError(f"{error.filename}: {why_unreadable(error)}", 1) from None
@@ -138,27 +139,31 @@ def _authority(folder: Path) -> tuple[Key, x509.Certificate]:
 
 
 def _issue(
-    folder: Path,
-    name: str,
+    file: Path,
     purpose: x509.ObjectIdentifier,
     ca_key: Key,
     ca: x509.Certificate,
     days: int,
 ) -> None:
+    """`file`: both files' name, without its ending."""
     key = ec.generate_private_key(ec.SECP256R1())
     certificate = (
-        _builder(name, ca.subject, key, days)
+        _builder(file.name, ca.subject, key, days)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(digital_signature=True), critical=True)
         .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(file.name)]), critical=False)
         .add_extension(
             x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False
         )
         .sign(ca_key, SHA256())
     )
-    _write(folder / f"{name}.key", _pem(key), 0o600)
-    _write(folder / f"{name}.pem", certificate.public_bytes(serialization.Encoding.PEM), 0o644)
+    _write(file.with_name(f"{file.name}.key"), _pem(key), 0o600)
+    _write(
+        file.with_name(f"{file.name}.pem"),
+        certificate.public_bytes(serialization.Encoding.PEM),
+        0o644,
+    )
 
 
 def _builder(name: str, issuer: x509.Name, key: Key, days: int) -> x509.CertificateBuilder:

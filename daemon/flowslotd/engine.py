@@ -59,7 +59,7 @@ class Engine:
         self.pacer: Pacer | None = None
         self.enforcer: Enforcer | None = None
         if enforcing:
-            self.source = _open_source(
+            self.source = open_source(
                 config, spec, observer.table, on_rates=on_rates, on_bug=on_bug
             )
             # Last: if a source cannot be built, no pacer stays open.
@@ -112,11 +112,11 @@ def _open_pacer(config: Config) -> Pacer:
             devices=pacing.devices,
             sysctls=pacing.sysctls,
         )
-    except PacingError as error:
+    except (PacingError, OSError) as error:
         raise FlowslotError(f"cannot pace: {error}; `flowslot doctor` says more") from error
 
 
-def _open_source(
+def open_source(
     config: Config, spec: PolicySpec, table: FlowTable, *, on_rates: OnRates, on_bug: OnBug
 ) -> RateSource:
     """Where the policy's rates come from; nothing is connected yet."""

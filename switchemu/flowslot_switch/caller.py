@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 from urllib.parse import unquote
 
+from flowslot.model.topology_file import normal_ip
+
 
 class Denied(Exception):
     """The caller claims to be somebody else, or wants what is not its own."""
@@ -28,9 +30,9 @@ class Caller:
     @classmethod
     def of(cls, context: Any) -> Self:
         """The caller of a gRPC call."""
-        peer = unquote(context.peer())
+        peer = unquote(context.peer()).partition(":")[2]  # "ipv4:192.0.2.1:7400"
         names = tuple(name.decode() for name in context.auth_context().get("peer_dns", ()))
-        address = owner_of(address_of(peer))
+        address = owner_of(peer.rpartition(":")[0].strip("[]"))
         return cls(peer, address, names, names[0] if names else address)
 
     def check(self, field: str, host: str) -> str:
@@ -48,19 +50,16 @@ class Caller:
         return f"{self.peer} ({self.host})" if self.names else self.peer
 
 
-def address_of(peer: str) -> str:
-    """The address in what gRPC calls a peer ("ipv4:192.0.2.1:7400", "ipv6:[2001:db8::1]:7400")."""
-    return peer.partition(":")[2].rpartition(":")[0].strip("[]")
-
-
 def owner_of(address: str) -> str:
     """Whom an address belongs to, as far as limits go."""
     try:
-        ip = ipaddress.ip_address(address.partition("%")[0])
+        plain = normal_ip(address.partition("%")[0])
     except ValueError:  # of a connection that has none
         return address
-    if isinstance(ip, ipaddress.IPv6Address):
-        if ip.ipv4_mapped is None:
-            return str(ipaddress.ip_network((ip, 64), strict=False))
-        ip = ip.ipv4_mapped
-    return str(ip)
+    return str(ipaddress.ip_network((plain, 64), strict=False)) if ":" in plain else plain
+
+
+def peer_name(address: str, port: int) -> str:
+    """As gRPC writes it."""
+    plain = normal_ip(address.partition("%")[0])
+    return f"[{plain}]:{port}" if ":" in plain else f"{plain}:{port}"

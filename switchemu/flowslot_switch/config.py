@@ -57,7 +57,7 @@ class SwitchConfig:
     links: tuple[Link, ...]
     settings: ArbiterSettings
     partial: bool = False
-    tls_settings: TlsSettings = TlsSettings()
+    tls_settings: TlsSettings = field(default_factory=TlsSettings)
     tls: TlsFiles | None = field(default=None, compare=False)
     """None: plaintext."""
     topology: Topology | None = field(default=None, compare=False)

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-from flowslot_switch.caller import owner_of
+from flowslot_switch.caller import owner_of, peer_name
 
 _FILES = "/proc/self/fd"
 
@@ -57,6 +57,14 @@ class Connections:
         room = len(files) + more
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(room, hard), hard))
 
+    def queue(self, most: int) -> None:
+        """So many may wait in the kernel to be accepted. Those beyond try again by themselves."""
+        for number, file in self._look().items():
+            if number.startswith("socket:"):
+                with contextlib.suppress(OSError), _socket(file) as sock:
+                    if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                        sock.listen(most)
+
     def full(self) -> bool:
         """No more may come."""
         try:
@@ -87,7 +95,7 @@ class Connections:
             if sock.family in {socket.AF_INET, socket.AF_INET6}:
                 peer, own = sock.getpeername(), sock.getsockname()
                 if own[1] == self._port:
-                    return Connection(owner_of(peer[0]), f"{peer[0]}:{peer[1]}")
+                    return Connection(owner_of(peer[0]), peer_name(peer[0], peer[1]))
         return None
 
 

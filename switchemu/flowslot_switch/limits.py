@@ -26,8 +26,11 @@ MAX_CONNECTIONS, CONNECTIONS_PER_ADDRESS = 2048, 64
 GUARD_S, NEW_CONNECTIONS = 0.05, 16
 """So many connections may come in that time: 1000 daemons that come back at once take 3 s. With TLS
 each costs a millisecond, and each may begin MAX_STREAMS calls before it is known who it is."""
-LOOK_S = 0.5
-"""So often connections are counted; when many come, or somebody is shut out, in each GUARD_S."""
+BACKLOG = 256
+"""Of connections that wait to be accepted."""
+LOOK_S, BURST_CONNECTIONS = 0.5, 64
+"""So often connections are counted, and so many may come until then; when they do, or somebody is
+shut out, it is done in each GUARD_S."""
 HELLO_TIMEOUT_S = 5
 """A connection that has not ended its handshake, or a stream that has not said Hello by then, is
 closed."""
@@ -42,6 +45,8 @@ MESSAGES_PER_S, MESSAGE_BURST = 2000.0, 2000.0
 """Of one stream. A busy daemon sends some 35 in a slot of 60 ms."""
 ITEMS_PER_S, ITEM_BURST = 200_000.0, 100_000.0
 """Demands, acknowledgements and ends of flows in them: 2048 flows, 5 times a slot."""
+LINES_PER_S, LINE_BURST = 0.1, 1.0
+"""In the log, about what one address did wrong."""
 MAX_OWNERS = 4096
 """Callers remembered; the one that was longest silent is forgotten first."""
 

@@ -19,6 +19,7 @@ from flowslot.model.errors import ConfigError
 from flowslot.model.topology_file import Endpoint, Name
 from flowslot_proto.systemd import Notifier, watchdog_s
 from flowslot_switch.config import Overrides, SwitchConfig, load
+from flowslot_switch.nativelog import NativeLog
 from flowslot_switch.runner import Runner
 from flowslot_switch.server import Server
 from flowslot_switch.service import SwitchService
@@ -39,9 +40,16 @@ class SwitchProcess:
 
     async def run(self) -> int:
         """Serve until a signal or a failure; returns the exit status. Raises ConfigError."""
-        loop = asyncio.get_running_loop()
         service = SwitchService(self._build(self._config))
         server = Server(service.handlers(), tls=self._config.tls, on_rejected=service.rejected)
+        native = NativeLog(server.handshake_failed)
+        try:
+            return await self._serve(service, server)
+        finally:
+            native.close()
+
+    async def _serve(self, service: SwitchService, server: Server) -> int:
+        loop = asyncio.get_running_loop()
         try:
             await server.listen(self._config.listen)
         except OSError as error:

@@ -18,6 +18,7 @@ from flowslot_proto.tls import Material, TlsFiles
 from flowslot_switch import limits
 from flowslot_switch.caller import Caller
 from flowslot_switch.connections import Connection, Connections
+from flowslot_switch.nativelog import Strangers
 
 Handler = Callable[["Call"], Awaitable[None]]
 OnRejected = Callable[[str, str], None]
@@ -42,6 +43,9 @@ OPTIONS = (
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),
 )
+
+
+CLOSED_S = 0.05
 
 
 class CallEnded(Exception):
@@ -108,7 +112,9 @@ class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._rates = limits.Rates(limits.CALLS_PER_S, limits.CALL_BURST)
         self._patience = limits.Rates(limits.REFUSALS_PER_S, limits.REFUSAL_BURST)
         self._barred: dict[str, float] = {}
+        self._strangers: Strangers | None = None
         self._connections: Connections | None = None
+        self._looked = 0.0
         self._guarding: asyncio.Task[None] | None = None
         self._server: grpc.aio.Server | None = None
 
@@ -125,10 +131,13 @@ class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
         if self._tls is None:
             port = server.add_insecure_port(target)
         else:
-            port = server.add_secure_port(target, _credentials(self._tls))
+            port = server.add_secure_port(target, self._credentials(self._tls))
+        if self._tls is not None:
+            self._strangers = Strangers(int(port))
         await server.start()
         self._server = server
         self._connections = Connections(int(port))
+        self._connections.queue(limits.BACKLOG)
         self._guarding = asyncio.create_task(self._guard())
         return int(port)
 
@@ -146,6 +155,8 @@ class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     async def _serve(self, handler: Handler, _: Any, context: Any) -> None:
         caller = Caller.of(context)
+        if self._strangers is not None:
+            self._strangers.called(caller.peer)
         try:
             self._admit(caller)
             try:
@@ -175,20 +186,47 @@ class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
             self._barred[address] = time.monotonic() + limits.BARRED_S
             self._shut()
 
+    def handshake_failed(self, why: str) -> None:
+        """gRPC says so in its log; a moment later the connection is closed."""
+
+        def tell() -> None:
+            who = self._strangers.gone() if self._strangers else "somebody"
+            self._on_rejected(who, f"TLS: {why}")
+
+        asyncio.get_running_loop().call_later(CLOSED_S, tell)
+
+    def _credentials(self, tls: TlsFiles) -> grpc.ServerCredentials:
+        """Asks for the files anew at each handshake."""
+        used = tls.current()
+
+        def of(files: Material) -> grpc.ServerCertificateConfiguration:
+            pair = (files.key, files.certificate)
+            return grpc.ssl_server_certificate_configuration([pair], files.ca)
+
+        def fetch() -> grpc.ServerCertificateConfiguration | None:
+            nonlocal used
+            if self._strangers is not None:
+                self._strangers.look()
+            before, used = used, tls.current()
+            return None if used is before else of(used)
+
+        return grpc.dynamic_ssl_server_credentials(of(used), fetch, True)
+
     async def _guard(self) -> None:
         """Connections that make no call are seen by nobody else."""
         assert self._connections is not None
-        looked = 0.0
         while True:
             now = time.monotonic()
             self._barred = {a: until for a, until in self._barred.items() if until > now}
-            if self._barred or now - looked >= limits.LOOK_S or self._connections.full():
+            if self._barred or now - self._looked >= limits.LOOK_S or self._connections.full():
                 self._shut()
-                looked = now
             await asyncio.sleep(limits.GUARD_S)
 
     def _shut(self) -> None:
         assert self._connections is not None
+        now = time.monotonic()
+        calm = now - self._looked >= limits.LOOK_S
+        self._looked = now
         each = limits.CONNECTIONS_PER_ADDRESS
 
         def on_shut(connection: Connection) -> None:
@@ -197,23 +235,12 @@ class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
                 why = f"asks too much again and again: shut out for {limits.BARRED_S:g} s"
             self._on_rejected(connection.peer, why)
 
-        self._connections.shut(each, self._barred, limits.NEW_CONNECTIONS, on_shut)
-
-
-def _credentials(tls: TlsFiles) -> grpc.ServerCredentials:
-    """Asks for the files anew at each handshake."""
-    used = tls.current()
-
-    def of(files: Material) -> grpc.ServerCertificateConfiguration:
-        pair = (files.key, files.certificate)
-        return grpc.ssl_server_certificate_configuration([pair], files.ca)
-
-    def fetch() -> grpc.ServerCertificateConfiguration | None:
-        nonlocal used
-        before, used = used, tls.current()
-        return None if used is before else of(used)
-
-    return grpc.dynamic_ssl_server_credentials(of(used), fetch, True)
+        self._connections.shut(
+            each,
+            self._barred,
+            limits.BURST_CONNECTIONS if calm else limits.NEW_CONNECTIONS,
+            on_shut,
+        )
 
 
 async def _unknown(call: Call) -> None:

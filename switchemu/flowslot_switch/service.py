@@ -9,17 +9,17 @@ import numpy as np
 from google.protobuf.message import Message
 
 from flowslot.model.errors import LimitExceeded, ProtocolError, ScheduleRefused
-from flowslot.model.units import SECOND, Nanos
+from flowslot.model.units import Nanos
 from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto import methods
 from flowslot_proto.checks import MAX_NAME, M, parse
 from flowslot_proto.convert import read_links, read_rates
+from flowslot_switch import limits
 from flowslot_switch.caller import Caller, Denied
 from flowslot_switch.runner import Runner
 from flowslot_switch.server import Call, CallEnded, Handler, unary
 from flowslot_switch.stream import STATUS, Closing, Stream, check_links
 
-LOG_EVERY_NS = 10 * SECOND
 log = logging.getLogger(__name__)
 
 
@@ -31,7 +31,8 @@ class SwitchService:
         self._started = runner.now()
         self._streams: set[Stream] = set()
         self._rejected = 0
-        self._log_at = Nanos(0)
+        self._lines = limits.Rates(limits.LINES_PER_S, limits.LINE_BURST)
+        self._all_lines = limits.TokenBucket(1.0, 20.0)
         self._messages_in = 0
         self._messages_out = 0
 
@@ -57,8 +58,8 @@ class SwitchService:
         """A caller has broken a rule or a limit."""
         self._rejected += 1
         now = self.runner.now()
-        if now >= self._log_at:  # anybody can provoke these
-            self._log_at = Nanos(now + LOG_EVERY_NS)
+        address = peer.rpartition(":")[0]
+        if self._lines.take(address, now) and self._all_lines.take(now):  # anybody can provoke them
             log.warning("rejected %s: %s", peer, why)
 
     def _unary(self, kind: type[M], answer: Callable[[M, Caller], Message]) -> Handler:

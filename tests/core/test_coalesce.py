@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which changes an arbiter makes at once, which it coalesces, and what a gang is granted together."""
+"""Which changes an arbiter makes at once, which it coalesces, and how gangs are granted."""
 
 from test_arbiter import MS, Bench
 from test_standing import Bench as Standing

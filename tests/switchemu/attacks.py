@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clients that mean harm, as processes at addresses of their own, and one that does not.
 
-`python attacks.py NAME PORT` attacks until its standard input ends, then prints as JSON how often
-it has done what the attack consists of.
+`python attacks.py NAME PORT [FOLDER]` attacks until its standard input ends, then prints as JSON
+how often it has done what the attack consists of. With the certificates of a folder it speaks TLS.
 """
 
 import itertools
@@ -10,12 +10,14 @@ import json
 import os
 import select
 import socket
+import ssl
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,11 +26,9 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parent))
 from rawhttp2 import (
     END_HEADERS,
-    END_STREAM,
     HEADERS,
     PREFACE,
     RST,
-    SETTINGS,
     RawClient,
     fields,
     frame,
@@ -43,6 +43,22 @@ SOURCE = "127.0.0.66"
 Counts = dict[str, int]
 
 
+@cache
+def tls() -> ssl.SSLContext | None:
+    """With the certificate of host h2, where there is one."""
+    if len(sys.argv) < 4:
+        return None
+    folder = Path(sys.argv[3])
+    context = ssl.create_default_context(cafile=str(folder / "ca.pem"))
+    context.load_cert_chain(folder / "h2.pem", folder / "h2.key")
+    context.set_alpn_protocols(["h2"])
+    return context
+
+
+def connect(port: int) -> RawClient:
+    return RawClient(port, SOURCE, tls())
+
+
 def ended() -> bool:
     return bool(select.select([sys.stdin], [], [], 0)[0])
 
@@ -52,7 +68,7 @@ def rapid_reset(port: int, done: Counts) -> None:
     begin, burst = fields(methods.DESCRIBE), 500
     while not ended():
         try:
-            with RawClient(port, SOURCE) as raw:
+            with connect(port) as raw:
                 done["connections"] += 1
                 for first in range(1, 200_000, 2 * burst):
                     raw.sock.sendall(
@@ -70,7 +86,7 @@ def rapid_reset(port: int, done: Counts) -> None:
 
 def call_flood(port: int, done: Counts) -> None:
     """As many whole unary calls as the server takes, on some connections."""
-    many = [RawClient(port, SOURCE) for _ in range(8)]
+    many = [connect(port) for _ in range(8)]
     while not ended():
         for i, raw in enumerate(many):
             try:
@@ -84,7 +100,7 @@ def call_flood(port: int, done: Counts) -> None:
                 done["refused"] += 1
                 raw.sock.close()
                 try:
-                    many[i] = RawClient(port, SOURCE)
+                    many[i] = connect(port)
                     done["connections"] += 1
                 except OSError:
                     time.sleep(0.01)
@@ -96,7 +112,7 @@ def unfinished(port: int, done: Counts) -> None:
     while not ended():
         try:
             if len(opened) < 100:
-                raw = RawClient(port, SOURCE)
+                raw = connect(port)
                 opened.append(raw)
                 done["connections"] += 1
                 for _ in range(32):
@@ -122,11 +138,11 @@ def sessions(port: int, done: Counts) -> None:
     numbers = itertools.count(10_000)
     while not ended():
         try:
-            raw = RawClient(port, SOURCE)
+            raw = connect(port)
             opened.append(raw)
             for _ in range(30):
                 n = next(numbers)
-                hello = pb.Hello(daemon=f"d{n}", lease_ns=10**8)
+                hello = pb.Hello(daemon=f"d{n}", host="h2", lease_ns=10**8)
                 said = pb.DaemonMessage(session=n, hello=hello).SerializeToString()
                 raw.send(raw.begin(methods.NEGOTIATE), message(said))
                 done["hellos"] += 1
@@ -161,7 +177,7 @@ def trickle(port: int, done: Counts) -> None:
     while not ended():
         try:
             if len(opened) < 200:
-                raw = RawClient(port, SOURCE)
+                raw = connect(port)
                 paths = itertools.islice(itertools.cycle((methods.NEGOTIATE, methods.DESCRIBE)), 30)
                 calls = [raw.begin(path) for path in paths]
                 for call in calls:
@@ -197,9 +213,10 @@ ATTACKS: dict[str, Callable[[int, Counts], None]] = {
 class Attack:
     """A process that attacks a switch; "none": nothing happens."""
 
-    def __init__(self, switch: Switch, name: str) -> None:
+    def __init__(self, switch: Switch, name: str, tls: Path | None = None) -> None:
         self._name = name
         self._command = [sys.executable, __file__, name, str(switch.port)]
+        self._command += [str(tls)] if tls else []
         self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
@@ -250,7 +267,8 @@ class Victim:
     def __enter__(self) -> Self:
         self._channels = [self._switch.channel(), self._switch.channel()]
         self.peer = Peer(self._channels[0], 1, timeout_s=None)
-        self.peer.hello("victim")
+        hello = pb.Hello(daemon="victim", host="h1", links=["h1->s1"], lease_ns=10**8)
+        self.peer.say(hello=hello)
         self.peer.demand(7, [0])
         self.peer.read_until(lambda: self.peer.rate(7) > 0)
         self._threads = [threading.Thread(target=work) for work in (self._beat, self._call)]
@@ -267,6 +285,10 @@ class Victim:
     def forget(self) -> None:
         """What was before does not count."""
         self._result = Result()
+
+    def seen(self) -> Result:
+        """So far."""
+        return self._result
 
     def result(self) -> Result:
         self._stop()
@@ -304,7 +326,6 @@ class Victim:
 
         for _ in self._repeat(1, 0.02, work):
             pass
-
 
 
 def main() -> None:

@@ -229,9 +229,9 @@ class Arbiter:
         return Nanos(min(times))
 
     def recovered(self, now: Nanos) -> bool:
-        """A full lease has passed: nobody holds a grant that Hello did not tell of (rule 10).
-
-        It cannot end earlier: there is no telling how many daemons held grants of a predecessor.
+        """A full lease has passed: every grant that a daemon still holds is known from a Hello
+        (rule 10). Recovery cannot end earlier: how many daemons held grants of a predecessor of
+        this process is not known.
         """
         return self._recovered_at is not None and now >= self._recovered_at
 

@@ -101,7 +101,7 @@ class Ledger:
     def remove(self, session: int, flow: int) -> None:
         """Free a flow's slot. All that it commits ends."""
         slot = self.slots.pop((session, flow))
-        # What was lent to it is its lender's again: perhaps nobody has read that it was to borrow.
+        # What was lent to the flow is its lender's again: its daemon may not have read of the loan.
         rows = self.rows
         lenders = np.flatnonzero((rows["lent"] > 0) & (rows["borrower"] == slot))
         rows["pending_rate"][lenders, 0] += rows["lent"][lenders]

@@ -291,8 +291,8 @@ def starved(rows: Any, i: int) -> bool:
 
 def find_borrowers(rows: Any, wish: Any, first: Any, following: Any) -> None:
     """Which flows of each group wait for more than they may be sending at: `wish`, float64[F], is
-    how much more; `first[g]` is the first in line, -1 for nobody, and `following[i]` who comes
-    after `i`.
+    how much more; `first[g]` is the first in line, -1 for none, and `following[i]` the one after
+    `i`.
 
     Flows that have nothing come before those that have something already.
     """
@@ -395,12 +395,12 @@ def bare(rows: Any, i: int) -> bool:
 def keep_room(  # noqa: PLR0917
     rows: Any, paths: Any, raised: Any, gain: Any, room: Any, base: Any, rates: Any
 ) -> int:
-    """Strike from `raised`, with `base` and `rates`, who has something and crosses a link where
-    there is too little for those that are bare. Returns how many are left.
+    """Strike from `raised`, with `base` and `rates`, flows that have something and cross a link
+    where there is too little for those that are bare. Returns how many are left.
 
-    Not even what would cost no room: flows that are lowered and raised in turns, faster than
-    they acknowledge it, would be committed to all that they ever had. Borrowers are left, as their
-    lender is committed to so much less.
+    They are not even given what would cost no room: flows that are lowered and raised in turns,
+    faster than they acknowledge it, would be committed to all that they ever had. Borrowers are
+    left, as their lender is committed to so much less.
     """
     n = 0
     for k in range(len(raised)):

@@ -23,7 +23,7 @@ class FairAllocator:
         return None
 
     def standing(self) -> Bools | None:
-        """No flow's: who is active decides."""
+        """No flow's: rates depend on which flows are active."""
         return None
 
 

@@ -73,8 +73,10 @@ class Switch(Generic[S]):
         Raises ProtocolError when the Hello makes no sense, SessionEnded when its session is over.
         """
         session = opening.hello.session
-        if stream in self._peers and self._peers[stream].session == session:
-            return
+        if stream in self._peers:
+            if self._peers[stream].session == session:
+                return
+            raise ProtocolError("field `hello`: only the first message of a stream has one")
         if opening.lease_ns > self._config.lease_ns:
             raise ProtocolError(
                 f"field `hello.lease_ns`: is {opening.lease_ns / 1e6:g} ms, but must be at most "
@@ -107,7 +109,8 @@ class Switch(Generic[S]):
         session = peer.session
         if message.session != session:
             raise ProtocolError(f"field `session`: is {message.session}, not {session}")
-        arbiter.done(now, session, message.dones)
+        if message.dones:
+            arbiter.done(now, session, message.dones)
         demands = [self._own(peer, demand) for demand in message.demands]
         refusals = arbiter.demand(now, session, demands) if demands else []
         if message.acks:

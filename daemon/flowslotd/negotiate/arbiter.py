@@ -197,9 +197,11 @@ class ArbiterRates(RateSource):
         self._error = error
 
     def _speak(self, now: Nanos) -> None:
-        """Something may have been said to the sessions: send it, and look again in time."""
+        """Sessions may have something to say, or no lease any more; and look again in time."""
         for session, client in zip(self.host.sessions, self._clients, strict=True):
-            if session.has_news:
+            if session.lost:
+                client.lose()
+            elif session.has_news:
                 client.wake()
         self.rearm(now)
 
@@ -224,9 +226,7 @@ class ArbiterRates(RateSource):
         try:
             self.take(now, 0, self.host.wake(now))
             for session, client in zip(self.host.sessions, self._clients, strict=True):
-                if session.lost:
-                    client.lose()
-                elif session.dial(now):
+                if session.dial(now):
                     client.dial()
                 else:
                     client.wake()
@@ -254,7 +254,7 @@ class ArbiterRates(RateSource):
             "messages_in": self._messages_in,
             "messages_out": self._messages_out,
             "round_trip": self._round_trip.summary(),
-            "error": self._error,
+            "error": self._error or self.host.own_counts.error,
             "state": "switch" if self.host.own is None else "fallback",
         }
         streams: list[dict[str, object]] = [

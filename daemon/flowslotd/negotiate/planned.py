@@ -61,6 +61,10 @@ class PlannedRates(RateSource):
         self._all = True
         self._slot = -1
 
+    def beat(self, now: Nanos) -> bool:
+        """See RateSource. Each slot has rates of its own."""
+        return True
+
     def negotiate(self, now: Nanos, slot: int, *, moved: bool, small: bool) -> None:
         """See RateSource."""
         self._all |= moved or slot != self._slot

@@ -37,7 +37,8 @@ class RateSource:
         """
 
     def beat(self, now: Nanos) -> bool:
-        """Once per slot, before `negotiate`: whether small news may be said."""
+        """Once per slot, before `negotiate`: whether that has to follow, though no flow is looked
+        at; small news may be said then."""
         return False
 
     @property

@@ -82,6 +82,7 @@ class SwitchClient:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
+        await self._channel.close()
 
     def describe(self) -> dict[str, object]:
         """For `flowslot status`."""
@@ -113,6 +114,8 @@ class SwitchClient:
             _log.exception("negotiation failed")
             error = repr(problem)
         finally:
+            if self._asking is not None:
+                self._asking.cancel()
             self.connected = False
             self._pid = self._asking = None
         self.line.closed(monotonic(), error)

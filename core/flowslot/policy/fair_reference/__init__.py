@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What would be if nobody scheduled anything: a fair run of the same jobs, beside the real one.
+"""What would be without any scheduling: a fair run of the same jobs, beside the real one.
 
 Each job computes for as long as it was observed to, then sends as many bytes as it was observed to,
 and starts anew: closed-loop, whatever its real iterations do. A job that lags behind this reference

@@ -97,7 +97,7 @@ class Run:
     def see(  # noqa: PLR0917
         self, now: float, need: Floats, job: Ints, remaining: Floats, wait: Floats, idle: Floats
     ) -> None:
-        """Whose real communication has begun or ended since the last look.
+        """Find the jobs whose real communication has begun or ended since the last look.
 
         `job`, int64[F], and `remaining`, `wait` and `idle`, float64[F], as in AllocationState.
         """

@@ -32,7 +32,7 @@ class MlccOptions:
     """A flow may use what nobody has reserved of the current slot, beyond its rate; so its last
     bytes do not trickle through a whole slot."""
     order: Order = "arrival"
-    """Whose plan is made first. `arrival`: first come, first served, in favour of elephants.
+    """Which flow is planned first. `arrival`: first come, first served, in favour of elephants.
     `shortest`: by the time that the flow needs alone, shortened as it waits so that none starves.
     Across hosts it only holds if the caller sends updates by `Update.key`."""
 

@@ -111,7 +111,7 @@ class _Allocation:
         self._floors = floors
         _fill_in(sharing.rows, state)
         sharing.begin(state.paths, state.capacity)
-        # No job shares a link: who is active or due changes nothing.
+        # No job shares a link: it does not matter which flows are active or due.
         self.settled = sharing.serve_uncontended()
         self._whole: list[float] | None = None
         if partial:
@@ -126,12 +126,12 @@ class _Allocation:
         sharing.sum_up(ACTIVE)
         sharing.keep()
         order = self._turns()
-        # Floors, so that everybody makes progress; then what is left, gang by gang.
+        # Floors, so that every job makes progress; then what is left, gang by gang.
         sharing.lay_floors(self._floors)
         sharing.serve(order)
         if top_up:
             sharing.top_up()
-        # Standing grants: flows of active jobs that are still to come, then who is due first.
+        # Standing grants: flows of active jobs that are still to come, then jobs as they are due.
         sharing.find_coming()
         sharing.sum_up(COMING)
         sharing.stand(COMING, order)

@@ -198,14 +198,14 @@ class Sharing:
                 self.rates[i] = self.flows[i].rate = rate
         self.take_away()
 
-    # --- who takes part
+    # --- which flows take part
 
     def serve_uncontended(self) -> bool:
         """Jobs that share no link with another one get their rates; True: no other job is left.
 
         Their flows' role, and that of those whose path is closed, is OUT. Rates depend on the bytes
-        per iteration only, not on who is active or how far: what an idle sibling leaves unused for
-        the moment is for the top-up in the kernel.
+        per iteration only, not on which flows are active or how far. What an idle sibling leaves
+        unused for the moment is for the top-up in the kernel.
         """
         self.find_uncontended()
         found, settled = False, True
@@ -246,7 +246,7 @@ class Sharing:
                 self.meets[self.flows[i].job] = 1
 
     def classify(self) -> None:
-        """Who takes part in the turns: active flows, and idle ones with what they will send."""
+        """Which flows take part in the turns: active ones, and idle ones that will send."""
         self.clear(self.sums)
         for i in range(len(self.flows)):
             if self.flows[i].remaining > 0 and self.flows[i].role != _out:
@@ -334,7 +334,7 @@ class Sharing:
         for job in range(len(self.seconds)):
             self.seconds[job] = bottleneck(self.sums, job, self.capacity, 1.0)
 
-    # --- who gets what
+    # --- what each flow gets
 
     def lay_floors(self, parts: Floats) -> None:
         """Set a part of all active flows' max-min fair rates aside: `sums`, as `hold`. `parts`,

@@ -21,8 +21,7 @@ from flowslotd.flows.flow_info import PROTOCOLS
 from flowslotd.flows.flow_table import FlowTable
 from flowslotd.negotiate.aggregates import Aggregates
 from flowslotd.negotiate.arbiter import ArbiterRates, Client, OnRates
-from flowslotd.negotiate.load_tables import OnBug
-from flowslotd.negotiate.planned import PlannedRates
+from flowslotd.negotiate.load_tables import OnBug, PlannedRates
 from flowslotd.negotiate.source import FixedRates, RateSource
 from flowslotd.observe.observer import Observer
 from flowslotd.pace import handover

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The I/O around `Reserving`: makes its calls to switch processes, one round after the other.
+"""Rates by a plan against the load tables of switch processes (MLCC).
 
-The slot loop is never waited for, nor does it wait.
+The I/O around `Reserving`: makes its calls, one round after the other. The slot loop is never
+waited for, nor does it wait.
 """
 
 from __future__ import annotations
@@ -9,19 +10,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from flowslot.model.units import SECOND, Nanos
-from flowslot.policy.mlcc import Dependency
+from flowslot.policy.base import Pace, View
+from flowslot.policy.mlcc import MlccPolicy
+from flowslot.policy.mlcc.peers import Peers
 from flowslot.policy.mlcc.planner import Feedback, Fetch, Reserve, Reserving
 from flowslotd.clock import monotonic
+from flowslotd.config import Config
+from flowslotd.flows.flow_table import FlowTable
 from flowslotd.metrics import Durations
+from flowslotd.negotiate.arbiter import OnRates
+from flowslotd.negotiate.peers import PeerEndpoint
+from flowslotd.negotiate.source import NO_RESERVATIONS, RateSource
 
 if TYPE_CHECKING:  # without switch processes a daemon does without gRPC
     from flowslotd.negotiate.feedback_grpc import GrpcRemote
 
-OnPlanned = Callable[[Nanos], None]
 OnBug = Callable[[str, BaseException], None]
 _log = logging.getLogger(__name__)
 
@@ -30,26 +37,41 @@ class NoAnswer(Exception):
     """A switch process does not answer, in time or in a way that makes sense; says why."""
 
 
-class FeedbackClient:
-    """Runs the rounds of one `Reserving`. `on_planned`: its rates have changed."""
+class PlannedRates(RateSource):
+    """Plans are made for whole slots, and for all flows of this host together."""
+
+    at_boundary = joint = reports = True
 
     def __init__(
         self,
-        policy: Reserving,
+        config: Config,
+        policy: MlccPolicy,
         remotes: Sequence[GrpcRemote],
+        table: FlowTable,
         *,
-        dependencies: Callable[[Nanos], Mapping[int, Dependency]],
-        on_planned: OnPlanned,
+        on_rates: OnRates,
         on_bug: OnBug,
     ) -> None:
-        """`remotes`: as `policy` numbers switch processes."""
+        """`on_rates`: the plan has changed; it has to be in force when this returns."""
+        slot_ns = config.grid.slot_ns
+        asked = bool(remotes)
         self.livelocks = self.starvations = 0
         self.last_error = ""
-        self._policy = policy
+        self.planner = Reserving(
+            policy,
+            [asked and link.switch is not None for link in config.topology.links],
+            [remote.held for remote in remotes],
+            slot_ns,
+            target=config.settings.arbiter.target,
+        )
+        self._table = table
         self._remotes = remotes
-        self._dependencies = dependencies
-        self._on_planned = on_planned
+        self._book = Peers(slot_ns)
+        self.peers = PeerEndpoint(config, self._book, self._ask)
+        self._on_rates = on_rates
         self._on_bug = on_bug
+        self._all = True
+        self._slot = -1
         self._round_trip = Durations()
         """From asking for the load tables to the last of them."""
         self._settled = Durations()
@@ -57,56 +79,40 @@ class FeedbackClient:
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    def wake(self) -> None:
-        """A round is wanted."""
-        self._wake.set()
+    def beat(self, now: Nanos) -> bool:
+        """See RateSource. Each slot has rates of its own."""
+        return True
 
-    async def start(self) -> None:
-        """Begin."""
-        self._task = asyncio.create_task(self._run())
+    def negotiate(self, now: Nanos, slot: int, *, moved: bool, small: bool) -> None:
+        """See RateSource."""
+        self._all |= moved or slot != self._slot
+        self._slot = slot
 
-    async def close(self) -> None:
-        """End; reservations are taken back as far as the switch processes answer."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-        await asyncio.gather(*map(self._reserve, self._policy.end(monotonic())))
-        for remote in self._remotes:
-            await remote.close()
+    def due(self, now: Nanos) -> set[int] | None:
+        """See RateSource."""
+        every, self._all = self._all, False
+        return None if every else set()
 
-    @property
-    def grpc_connections(self) -> int:
-        """Open connections to switch processes."""
-        return sum(remote.connected for remote in self._remotes)
+    def rates(self, now: Nanos, view: View) -> Pace | None:
+        """See RateSource."""
+        pace = self.planner.rates(now, view)
+        self._wake_if_wanted()
+        return pace
 
-    def describe(self) -> dict[str, object]:
-        """For `flowslot status`."""
-        counts = self._policy.counts
-        return {
-            "switches": [
-                {"switch": remote.switch, "live": remote.connected} for remote in self._remotes
-            ],
-            "rounds": counts.rounds,
-            "late": counts.late,
-            "undone": counts.undone,
-            "livelocks": self.livelocks,
-            "starvations": self.starvations,
-            "round_trip": self._round_trip.summary(),
-            "settled": self._settled.summary(),
-            "error": self.last_error,
-        }
+    def tell(self, now: Nanos) -> None:
+        """See RateSource."""
+        if self.peers.listening:
+            rates, left_s = self.planner.in_force(now)
+            self.peers.tell(self._table.transfers(rates), left_s)
 
-    def reservations(self) -> dict[str, int]:
-        """See RateSource; scheduled: accepted by all switch processes of their path."""
-        counts = self._policy.counts
-        return {
-            "granted": 0,
-            "scheduled": counts.accepted,
-            "refused": counts.refused,
-            "preempted": 0,
-            "expired": 0,
-        }
+    def _ask(self) -> None:
+        """What this host's flows depend on has changed."""
+        self.planner.ask()
+        self._wake_if_wanted()
+
+    def _wake_if_wanted(self) -> None:
+        if self.planner.wanted:
+            self._wake.set()
 
     # --- rounds
 
@@ -116,26 +122,26 @@ class FeedbackClient:
             self._wake.clear()
             try:
                 self._report_stalls()
-                while self._policy.wanted:
+                while self.planner.wanted:
                     await self._round()
             except Exception as error:  # ours; flows are let go as of a switch without answer
                 self._on_bug("feedback", error)
 
     async def _round(self) -> None:
         began = monotonic()
-        fetches = self._policy.begin(began)
-        answers = await asyncio.gather(*map(self._fetch, fetches))
+        answers = await asyncio.gather(*map(self._fetch, self.planner.begin(began)))
         fetched = monotonic()
         self._round_trip.add(fetched - began)
-        calls = self._policy.plan(fetched, answers, self._dependencies(fetched))
+        known = self._book.dependencies(fetched, self._table.transfers({}))
+        calls = self.planner.plan(fetched, answers, known)
         if calls is None:
             return
         if calls:
-            self._on_planned(monotonic())
+            self._planned()
         while calls:
             accepted = await asyncio.gather(*map(self._reserve, calls))
-            calls = self._policy.reserved(monotonic(), accepted)
-        self._on_planned(monotonic())
+            calls = self.planner.reserved(monotonic(), accepted)
+        self._planned()
         self._settled.add(monotonic() - fetched)
 
     async def _fetch(self, call: Fetch) -> Feedback | None:
@@ -156,7 +162,11 @@ class FeedbackClient:
             self._silent(remote, error)
             return None
 
-    # --- what is said of it
+    def _planned(self) -> None:
+        now = monotonic()
+        self._all = True
+        self._on_rates(now)
+        self.tell(now)
 
     def _silent(self, remote: GrpcRemote, error: NoAnswer) -> None:
         text = f"switch process {remote.switch}: {error}"
@@ -165,7 +175,7 @@ class FeedbackClient:
         self.last_error = text
 
     def _report_stalls(self) -> None:
-        for stall in self._policy.stalls:
+        for stall in self.planner.stalls:
             n, slots = len(stall.flows), stall.slot - stall.since + 1
             if stall.kind == "livelock":
                 self.livelocks += 1
@@ -175,7 +185,57 @@ class FeedbackClient:
                 text = f"starvation: {n} flows did not move for {slots} slots while others did"
             _log.error("%s", text)
             self.last_error = text
-        self._policy.stalls.clear()
+        self.planner.stalls.clear()
+
+    # --- for `flowslot status`
+
+    @property
+    def grpc_connections(self) -> int:  # type: ignore[override]
+        """Open connections to switch processes."""
+        return sum(remote.connected for remote in self._remotes)
+
+    def describe(self) -> dict[str, dict[str, object] | None]:
+        """See RateSource."""
+        counts = self.planner.counts
+        rounds: dict[str, object] = {
+            "switches": [{"switch": r.switch, "live": r.connected} for r in self._remotes],
+            "rounds": counts.rounds,
+            "late": counts.late,
+            "undone": counts.undone,
+            "livelocks": self.livelocks,
+            "starvations": self.starvations,
+            "round_trip": self._round_trip.summary(),
+            "settled": self._settled.summary(),
+            "error": self.last_error,
+        }
+        return super().describe() | {"feedback": rounds, "peers": self.peers.describe()}
+
+    def why_unpaced(self) -> str:
+        """See RateSource."""
+        return "no plan yet, or its switch process does not answer"
+
+    def reservations(self) -> dict[str, int]:
+        """See RateSource; scheduled: accepted by all switch processes of their path."""
+        counts = self.planner.counts
+        return NO_RESERVATIONS | {"scheduled": counts.accepted, "refused": counts.refused}
+
+    # --- life
+
+    async def start(self) -> None:
+        """See RateSource."""
+        await self.peers.start()
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """See RateSource; what is reserved is given back where switch processes answer."""
+        self.peers.close()
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        await asyncio.gather(*map(self._reserve, self.planner.end(monotonic())))
+        for remote in self._remotes:
+            await remote.close()
 
 
 def _left_s(until: Nanos) -> float:

@@ -5,6 +5,7 @@ import os
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from flowslot.arbiter import LEASE_SLOTS, ArbiterConfig
 from flowslot.model.errors import FlowslotError
@@ -20,8 +21,7 @@ from flowslotd.flows.flow_info import PROTOCOLS
 from flowslotd.flows.flow_table import FlowTable
 from flowslotd.negotiate.aggregates import Aggregates
 from flowslotd.negotiate.arbiter import ArbiterRates, Client, OnRates
-from flowslotd.negotiate.load_tables import OnBug, Remote
-from flowslotd.negotiate.planned import PlannedRates
+from flowslotd.negotiate.load_tables import OnBug, PlannedRates
 from flowslotd.negotiate.source import FixedRates, RateSource
 from flowslotd.observe.observer import Observer
 from flowslotd.pace import handover
@@ -29,6 +29,9 @@ from flowslotd.pace.enforcer import Enforcer
 from flowslotd.pace.pacer import Pacer, PacingError
 from flowslotd.pace.select import make_pacer
 from flowslotd.slotloop import SlotLoop
+
+if TYPE_CHECKING:
+    from flowslotd.negotiate.feedback_grpc import GrpcRemote
 
 
 class Engine:
@@ -125,8 +128,8 @@ def open_source(
     )
     if spec.planner is not None:
         remotes = _remotes(config)
-        planner = spec.planner(options)
-        return PlannedRates(config, planner, remotes, table, on_rates=on_rates, on_bug=on_bug)
+        policy = spec.planner(options)
+        return PlannedRates(config, policy, remotes, table, on_rates=on_rates, on_bug=on_bug)
     if not spec.needs_arbiter:
         return FixedRates(spec.host_policy(options))
     clients = _clients(config)
@@ -193,7 +196,7 @@ def _clients(config: Config) -> list[Client]:
     return [SwitchClient(topology, switch, host, config.tls) for switch in switches]
 
 
-def _remotes(config: Config) -> list[Remote]:
+def _remotes(config: Config) -> "list[GrpcRemote]":
     if not config.switches:
         return []
     from flowslotd.negotiate.feedback_grpc import GrpcRemote  # noqa: PLC0415

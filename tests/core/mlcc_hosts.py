@@ -2,6 +2,7 @@
 """Hosts that run MLCC against a switch, for its tests. Capacity 100 bytes/s, slots of 1 s."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -38,8 +39,8 @@ def decide(
     policy: MlccPolicy, view: View, at_s: float | None = None
 ) -> tuple[Pace, dict[int, list[float]]]:
     """The decision at `at_s` (default: the slot's beginning), and each flow's rates."""
-    at_ns = Nanos(round((view.slot if at_s is None else at_s) * SECOND))
-    pace = policy.decide(at_ns, view)
+    at_s = view.slot if at_s is None else at_s
+    pace = policy.decide(Nanos(round(at_s * SECOND)), replace(view, passed=at_s - view.slot))
     return pace, rates_of(pace)
 
 

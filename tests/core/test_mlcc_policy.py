@@ -88,14 +88,6 @@ def test_a_path_that_changes_is_given_back_first() -> None:
     assert [(u.links, bool(u.rates.any())) for u in policy.updates] == [((0,), False), ((1,), True)]
 
 
-def test_only_what_switches_give_out_is_planned() -> None:
-    _, rates = decide(MlccPolicy(PAPER, SECOND, 0.9), view_of(0, {1: ((0,), 100.0)}, NONE))
-    assert rates == {1: slots(90.0, 10.0)}
-    for reservable in (0.0, 1.1):
-        with pytest.raises(ValueError, match="reservable"):
-            MlccPolicy(PAPER, SECOND, reservable)
-
-
 def test_rounding_errors_of_a_load_table_are_neither_load_nor_room() -> None:
     load = NONE.copy()
     load[0, :2] = 1e-9, 100.0 - 1e-9
@@ -126,11 +118,9 @@ def test_replanning_within_a_slot_counts_on_the_rest_of_it() -> None:
 
 def test_a_decision_that_comes_late_in_its_slot_counts_on_what_is_left() -> None:
     policy = host(replace(PAPER, cost="rhs"))
-    policy.left_s = 0.5  # feedback has taken half of the slot
-    _, rates = decide(policy, view_of(0, {1: ((0,), 120.0)}, NONE))
+    _, rates = decide(policy, view_of(0, {1: ((0,), 120.0)}, NONE), at_s=0.5)
     assert rates == {1: slots(100.0, 70.0)}
-    policy.left_s = -0.1
-    _, rates = decide(policy, view_of(1, {1: ((0,), 1.0)}, NONE))
+    _, rates = decide(policy, view_of(1, {1: ((0,), 1.0)}, NONE), at_s=2.1)
     assert rates == {1: slots(16.0)}
 
 

@@ -11,7 +11,6 @@ from flowslot.model.units import Nanos
 from flowslot.policy.base import Allocator, HostPolicy
 from flowslot.policy.fair import FairAllocator, FairPolicy
 from flowslot.policy.mlcc import MlccOptions, MlccPolicy
-from flowslot.policy.mlcc.planner import Planner
 from flowslot.policy.stagger import StaggerAllocator, StaggerPolicy
 from flowslot.policy.static import StaticPolicy
 
@@ -42,7 +41,7 @@ class PolicySpec:
 
     `needs_arbiter`: its host part works from grants. `paces`: it sets rates (otherwise a daemon
     running it only observes). `planner`: makes the host part of a policy that plans against the
-    switches' load tables and reserves by explicit schedules; `reserving.Reserving` runs it.
+    switches' load tables and reserves by explicit schedules; `planner.Reserving` runs it.
     """
 
     name: str
@@ -50,7 +49,7 @@ class PolicySpec:
     allocator: Callable[[PolicyOptions], Allocator] | None
     needs_arbiter: bool
     paces: bool
-    planner: Callable[[PolicyOptions], Planner] | None = None
+    planner: Callable[[PolicyOptions], MlccPolicy] | None = None
 
     @property
     def feedback(self) -> bool:

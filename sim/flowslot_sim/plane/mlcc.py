@@ -17,6 +17,7 @@ from flowslot.model.units import SECOND, Nanos
 from flowslot.policy.base import Floats
 from flowslot.policy.mlcc import MlccOptions, MlccPolicy
 from flowslot.policy.mlcc.peers import Progress
+from flowslot.policy.mlcc.planner import Reserving
 from flowslot_sim.plane.messages import Plant
 from flowslot_sim.plane.mlcc_host import MlccHost, Wiring
 from flowslot_sim.plane.mlcc_switch import TableSwitch
@@ -68,14 +69,8 @@ class Mlcc:
             by_key=options.order == "shortest",
             random=self._random,
         )
-        delays = plant.delays
-        wiring = Wiring(
-            send=self._send,
-            switch=self.switch,
-            slot_ns=plant.slot_ns,
-            answer_s=(delays.low + delays.high) / SECOND,
-            tell=self._tell,
-        )
+        wiring = Wiring(self._send, self.switch, plant.slot_ns, self._tell)
+        links = range(len(sim.world.links))
         mine: dict[str, list[int]] = {}
         for row, flow in enumerate(sim.flows):
             mine.setdefault(flow.host, []).append(row)
@@ -84,7 +79,14 @@ class Mlcc:
                 sim,
                 name,
                 rows,
-                policy=MlccPolicy(options, plant.slot_ns),
+                planner=Reserving(
+                    MlccPolicy(options, plant.slot_ns),
+                    [True] * len(links),
+                    [links],
+                    plant.slot_ns,
+                    at_once=not options.atomic,
+                ),
+                top_up=options.top_up,
                 wiring=wiring,
             )
             for name, rows in mine.items()
@@ -101,14 +103,19 @@ class Mlcc:
     def began(self, now: Nanos, job: int, flows: Sequence[int]) -> None:
         """See Control."""
         for host, rows in self._by_host(flows).items():
-            self.hosts[host].began(now, rows)
+            self.hosts[host].began(rows)
 
     def ended(self, now: Nanos, flows: Sequence[int]) -> None:
         """See Control."""
-        for host, rows in self._by_host(flows).items():
-            self.hosts[host].ended(now, rows)
+        for host in self._by_host(flows):
+            self.hosts[host].ended(now)
 
     # --- evidence
+
+    def counts(self) -> tuple[int, int]:
+        """Updates that were accepted, and refused."""
+        each = [host.planner.counts for host in self.hosts.values()]
+        return sum(c.accepted for c in each), sum(c.refused for c in each)
 
     def writes(self) -> int:
         """Rates put into force."""
@@ -120,8 +127,9 @@ class Mlcc:
         """A slot begins, for all hosts."""
         slot_ns = self._plant.slot_ns
         counted = self._counters()
-        loads = (counted - self._counted) / (slot_ns / SECOND) if self._count_links else None
+        controlled, carried = (counted - self._counted) / (slot_ns / SECOND)
         self._counted = counted
+        loads = (controlled, carried) if self._count_links else None
         for host in self.hosts.values():
             host.begin_slot(now, now // slot_ns, loads)
         self._sim.events.after(slot_ns, self._slot)

@@ -11,14 +11,14 @@ import numpy as np
 from flowslot.model.errors import ScheduleRefused
 from flowslot.model.loadtable import LoadTable
 from flowslot.model.units import Nanos
-from flowslot.policy.base import Floats
 from flowslot.policy.mlcc import Update
+from flowslot.policy.mlcc.planner import Feedback
 from flowslot_sim.events import Events
 
 HORIZON = 10
 """K: slots of a schedule."""
-Answer = Callable[[Nanos, list[Update]], None]
-"""Takes those updates of a call that were refused."""
+Answer = Callable[[Nanos, list[bool]], None]
+"""Takes which updates of a call were accepted."""
 
 
 class TableSwitch:
@@ -43,19 +43,18 @@ class TableSwitch:
         those with the smallest key come first, and not those of an arbitrary host."""
         most = capacity if atomic else [math.inf] * len(capacity)
         self.table = LoadTable(len(capacity), HORIZON, most)
-        self.accepted = 0
-        self.refused = 0
+        self._capacity = np.array(capacity)
         self._events = events
         self._slot_ns = slot_ns
         self._by_key = by_key
         self._random = random
         self._waiting: list[tuple[Sequence[Update], Answer]] = []
 
-    def fetch(self, now: Nanos) -> tuple[int, Floats]:
-        """FetchFeedback: the current slot, and the load from it on, payload bytes/s,
-        float64[L, K]."""
+    def fetch(self, now: Nanos, links: tuple[int, ...]) -> Feedback:
+        """FetchFeedback."""
         self.table.advance(now // self._slot_ns)
-        return self.table.slot, self.table.load(range(len(self.table.capacity)))
+        at = list(links)
+        return Feedback(self.table.slot, links, self.table.load(links), self._capacity[at])
 
     def update(self, now: Nanos, updates: Sequence[Update], answer: Answer) -> None:
         """UpdateSchedule of one host. Decided once all that arrives at this moment has arrived:
@@ -68,16 +67,12 @@ class TableSwitch:
         self.table.advance(now // self._slot_ns)
         waiting, self._waiting = self._waiting, []
         drawn: list[int] = self._random.permutation(len(waiting)).tolist()
-        queue = [(update, i) for i in drawn for update in waiting[i][0]]
+        queue = [update for i in drawn for update in waiting[i][0]]
         if self._by_key:
-            # Sorting is stable, and what is taken back has the smallest key: a host's order stays.
-            queue.sort(key=lambda one: one[0].key)
-        refused: list[list[Update]] = [[] for _ in waiting]
-        for update, i in queue:
-            if not self._take(update):
-                refused[i].append(update)
-        for (_, answer), its in zip(waiting, refused, strict=True):
-            answer(now, its)
+            queue.sort(key=lambda update: update.key)
+        accepted = {id(update): self._take(update) for update in queue}
+        for updates, answer in waiting:
+            answer(now, [accepted[id(update)] for update in updates])
 
     def _take(self, update: Update) -> bool:
         """Whether it fits. What was for slots that are over by now is dropped."""
@@ -86,7 +81,5 @@ class TableSwitch:
         try:
             self.table.update(update.flow, update.links, rates)
         except ScheduleRefused:
-            self.refused += 1
             return False
-        self.accepted += 1
         return True

@@ -74,27 +74,17 @@ class _Active(NamedTuple):
 class MlccPolicy:
     """A HostPolicy. Flows that are not on a path are left alone, idle ones get rate 0.
 
-    `slot_ns`: length of a slot. `reservable`: part of a link's capacity that switches give out.
-    `updates`: what the last `decide` wants sent. `dependencies`: of the flows that have any, by
-    identifier; set it before `decide`. `left_s`: seconds of the current slot in which what is
-    decided next will be in force; None: counted from the slot's first decision, as if that were
-    made when the slot begins and held at once.
+    `slot_ns`: length of a slot. `updates`: what the last `decide` wants sent. `dependencies`: of
+    the flows that have any, by identifier; set it before `decide`.
     """
 
-    def __init__(
-        self,
-        options: MlccOptions | None = None,
-        slot_ns: Nanos = DEFAULT_SLOT,
-        reservable: float = 1.0,
-    ) -> None:
-        if slot_ns <= 0 or not 0.0 < reservable <= 1.0:
-            raise ValueError("slot_ns must be greater than 0, reservable in (0, 1]")
+    def __init__(self, options: MlccOptions | None = None, slot_ns: Nanos = DEFAULT_SLOT) -> None:
+        if slot_ns <= 0:
+            raise ValueError("slot_ns must be greater than 0")
         self.options = MlccOptions() if options is None else options
         self.updates: tuple[Update, ...] = ()
         self.dependencies: Mapping[int, Dependency] = {}
-        self.left_s: float | None = None
         self._slot_s = slot_ns / SECOND
-        self._reservable = reservable
         self._history = History()
         self._pauses = Pauses()
         self._held: dict[int, _Held] = {}
@@ -102,7 +92,6 @@ class MlccPolicy:
         self._seen: dict[int, tuple[int, float]] = {}  # active since which slot, bytes left
         self._paced: dict[int, float] = {}  # least that each flow had, all through the slot
         self._slot: int | None = None
-        self._began: Nanos = Nanos(0)
         self._again = False
         self._fresh = False  # what is decided holds from the slot's beginning
         self._links: Links | None = None
@@ -127,15 +116,13 @@ class MlccPolicy:
         """
         begins = view.slot != self._slot
         if begins:
-            self._slot, self._began, self._paced = view.slot, now, {}
+            self._slot, self._paced = view.slot, {}
         self._view, self.updates, self._accepted = view, (), {}
         self._fresh = begins or self._again
         active = self._active(view)
         if begins or self._again or self.options.replan_on_events or self._links is None:
             self._again = False
-            known = view.passed is not None
-            part = max(1.0 - (view.passed or 0.0), LEAST_PART) if known else self._part(now)
-            self._plan(active, view, part)
+            self._plan(active, view, min(max(1.0 - view.passed, LEAST_PART), 1.0))
         return self._pace()
 
     def refused(self, updates: Iterable[Update]) -> Pace:
@@ -159,13 +146,6 @@ class MlccPolicy:
             self._again = True
         self._fresh = False
         return self._pace()
-
-    def _part(self, now: Nanos) -> float:
-        """Of the current slot: what the next plan has of it."""
-        left_s = self.left_s
-        if left_s is None:
-            left_s = self._slot_s - (now - self._began) / SECOND
-        return min(max(left_s / self._slot_s, LEAST_PART), 1.0)
 
     # --- what there is to plan
 
@@ -199,7 +179,7 @@ class MlccPolicy:
         """Plan every active flow; `part` of the current slot is left."""
         horizon = view.horizon if view.load is None else view.load.shape[1]
         own = {flow: held.at(view.slot, horizon) for flow, held in self._held.items()}
-        capacity = view.capacity * self._reservable
+        capacity = view.capacity
         load = np.zeros((len(capacity), horizon)) if view.load is None else view.load
         mine = [] if view.load is None else [(self._held[f].path, own[f]) for f in own]
         limits = self._history.limits(capacity, history=self.options.bound == "paper")

@@ -50,14 +50,11 @@ class Connections:
         unlimited()  # to look takes files, too
         files = self._look()
         count: Counter[str] = Counter()
-        for number, connection in list(self._known.items()):
-            if connection is None:
-                continue
-            count[connection.owner] += 1
-            if connection.owner in barred or count[connection.owner] > each:
-                self._known[number] = None  # shut down once
-                with contextlib.suppress(OSError), _socket(files[number]) as sock:
-                    sock.shutdown(socket.SHUT_RDWR)
+        for number, connection in self._known.items():
+            if connection is not None:
+                count[connection.owner] += 1
+                if connection.owner in barred or count[connection.owner] > each:
+                    self._shut(number, files[number])
                     on_shut(connection)
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(len(files) + more, hard), hard))
@@ -69,6 +66,18 @@ class Connections:
                 with contextlib.suppress(OSError), _socket(file) as sock:
                     if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                         sock.listen(most)
+
+    def cut(self, peer: str) -> None:
+        """Shut one down."""
+        files = self._look()
+        for number, connection in self._known.items():
+            if connection is not None and connection.peer == peer:
+                self._shut(number, files[number])
+
+    def _shut(self, number: str, file: int) -> None:
+        self._known[number] = None  # once
+        with contextlib.suppress(OSError), _socket(file) as sock:
+            sock.shutdown(socket.SHUT_RDWR)
 
     def full(self) -> bool:
         """No more may come."""

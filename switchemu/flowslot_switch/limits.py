@@ -38,6 +38,8 @@ HELLO_TIMEOUT_S = 5
 closed."""
 UNARY_S = 5.0
 """A call of one message each way that is not over by then is ended."""
+SETTLE_S = 1.0
+"""A caller that does not take our last message for so long loses its connection."""
 IDLE_S = 60
 """A connection without a call is closed after so long."""
 KEEPALIVE_S = 5

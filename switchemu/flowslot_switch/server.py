@@ -64,6 +64,7 @@ class Call:
     def __init__(self, context: Any, caller: Caller) -> None:
         self.caller = caller
         self._context = context
+        self._writing: asyncio.Future[None] | None = None
 
     async def read(self) -> bytes | None:
         """The next message; None: the caller says no more."""
@@ -71,8 +72,17 @@ class Call:
         return message if isinstance(message, bytes) else None
 
     async def write(self, message: bytes) -> None:
-        """Waits while the caller does not read."""
-        await self._context.write(message)
+        """Waits while the caller does not read. Whoever gives up waiting stops nothing: gRPC cannot
+        end a call while a message is on its way."""
+        self._writing = asyncio.ensure_future(self._context.write(message))
+        self._writing.add_done_callback(lambda task: task.cancelled() or task.exception())
+        await asyncio.shield(self._writing)
+
+    async def settled(self) -> bool:
+        """Whether the last message has gone out, now or soon."""
+        if self._writing is not None:
+            await asyncio.wait([self._writing], timeout=limits.SETTLE_S)
+        return self._writing is None or self._writing.done()
 
 
 def unary(answer: Callable[[Caller, bytes], bytes]) -> Handler:
@@ -161,18 +171,22 @@ class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     async def _serve(self, handler: Handler, _: Any, context: Any) -> None:
         caller = Caller.of(context)
+        call = Call(context, caller)
         if self._strangers is not None:
             self._strangers.called(caller.peer)
         try:
             self._admit(caller)
             try:
-                await handler(Call(context, caller))
+                await handler(call)
             finally:
                 self._calls.give_back(caller.owner)
         except CallEnded as end:
             if end.rejected:
                 self._on_rejected(str(caller), str(end))
                 self._bear(caller.address)
+            if not await call.settled() and self._connections is not None:
+                self._connections.cut(caller.peer)  # it does not read: that ends the call, too
+            await call.settled()
             await context.abort(end.code, str(end))
 
     def _admit(self, caller: Caller) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flowslot_proto.tls import utc_now
 from flowslot_shm.layout import SLOT, State
 from flowslotd.clock import monotonic
 from flowslotd.control import Answer, Json
@@ -44,6 +45,10 @@ def status(daemon: Daemon) -> Json:
         "feedback": engine.feedback.describe() if engine.feedback else None,
         "peers": engine.peers.describe() if engine.peers else None,
         "reservations": engine.reservations(),
+        "tls": {
+            "mode": settings.tls.mode(),
+            **(daemon.config.tls.describe(utc_now()) if daemon.config.tls else {}),
+        },
         "grpc_connections": engine.grpc_connections,
         "clock_offset_us": domain.clock_offset_us() if domain else None,
         "slot": {

@@ -30,6 +30,7 @@ _READY_S = 20.0
 _GRACE_S = 3.0
 _DAEMON_PORT = 7401
 _SWITCH_PORT = 7400
+_TLS = "[tls]\ninsecure = true\n"  # nobody else is in these networks
 
 
 class SwitchProcesses:
@@ -111,7 +112,7 @@ class ControlPlane:
         """Start (again) a switch process."""
         process = "switch" if name == SWITCH else f"switch-{name}"
         config = self._state.folder / f"{name}.switch.toml"  # no host's name has a dot
-        config.write_text(f'name = "{name}"\ntopology = "topology.toml"\n')
+        config.write_text(f'name = "{name}"\ntopology = "topology.toml"\n{_TLS}')
         command = [*venv_program("flowslot-switch", "flowslot_switch.main"), "--config"]
         self.switches[name] = start(
             self._state, process, self._net.control, [*command, str(config)], urgent=True
@@ -140,7 +141,7 @@ class ControlPlane:
             'topology = "topology.toml"',
             f'runtime_dir = "{self._state.folder / host}"',
             f"use_switch = {str(self.use_switch).lower()}",
-            f'[pacing]\nbackend = "{self._backend}"',
+            _TLS + f'[pacing]\nbackend = "{self._backend}"',
         ]
         if not all(job.reports for job in self._scenario.jobs):
             lines.append("[unpatched]\npslite = true")

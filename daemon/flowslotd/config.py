@@ -2,7 +2,7 @@
 """The daemon's configuration file, and what it refers to."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -145,15 +145,14 @@ def load(file: Path) -> Config:
         raise ConfigError(str(file), "topology", problem) from None
     topology = parse_topology(text, str(topology_file))
     _check(settings, topology, file)
-    tls = open_files(settings.tls, str(file), file.parent, settings.host)
-    config = Config(file, topology_file, settings, topology, tls)
+    config = Config(file, topology_file, settings, topology)
     spec = registry.get(settings.policy)
     if settings.enforces(spec) and (spec.needs_arbiter or spec.feedback):
         reached = [topology.switches[name].address for name in config.switches]
         settings.tls.check(str(file), reached)
     else:
         settings.tls.check(str(file), [])
-    return config
+    return replace(config, tls=open_files(settings.tls, str(file), file.parent, settings.host))
 
 
 def read(file: Path) -> str:

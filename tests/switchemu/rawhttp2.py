@@ -43,12 +43,17 @@ class RawClient:
     """One connection, from any of this machine's addresses; says what it is told to."""
 
     def __init__(
-        self, port: int, source: str = "127.0.0.1", tls: ssl.SSLContext | None = None
+        self,
+        port: int,
+        source: str = "127.0.0.1",
+        tls: ssl.SSLContext | None = None,
+        window: int = 65535,
     ) -> None:
+        """`window`: bytes that the server may send on a stream."""
         self.sock = socket.create_connection(("127.0.0.1", port), 10.0, (source, 0))
         if tls is not None:
             self.sock = tls.wrap_socket(self.sock, server_hostname="s1")
-        self.sock.sendall(PREFACE + frame(SETTINGS, 0, 0, b""))
+        self.sock.sendall(PREFACE + frame(SETTINGS, 0, 0, b"\0\4" + window.to_bytes(4)))
         self.windows = {0: 65535}
         self.ended: dict[int, bytes] = {}
         """Streams that the server has ended, and the frame that did it; 0: all of them."""

@@ -104,3 +104,11 @@ def test_a_call_without_a_message_is_no_unary_call(raw: RawClient) -> None:
     call = raw.begin(methods.DESCRIBE, END_HEADERS | END_STREAM)
     raw.wait(call)
     assert call in raw.ended
+
+
+def test_an_answer_that_nobody_takes_is_not_kept(unhurried_switch: Switch) -> None:
+    with RawClient(unhurried_switch.port, window=0) as raw:
+        call = raw.begin(methods.DESCRIBE)
+        raw.send(call, message(b""), end=True)
+        assert raw.wait(call), "the call, or the connection, is ended"
+    assert unhurried_switch.describe().pid

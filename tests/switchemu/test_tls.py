@@ -35,7 +35,7 @@ def fails(channel: grpc.Channel) -> tuple[grpc.StatusCode, str]:
     [
         ("", "it has no certificate"),
         ("other/h1", "its certificate is not accepted: unable to get local issuer certificate"),
-        ("h1-expired", "its certificate is not accepted: certificate has expired"),
+        ("expired/h1", "its certificate is not accepted: certificate has expired"),
         ("s1", "its certificate is not accepted: unsupported certificate purpose"),
     ],
 )

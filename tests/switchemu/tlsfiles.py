@@ -22,7 +22,7 @@ def make(folder: Path, *, hosts: str = "h1,h2", switches: str = "s1", **flags: b
 
 
 def expired(folder: Path, name: str) -> None:
-    """A certificate of that CA that was good until an hour ago."""
+    """A certificate of that CA that was good until an hour ago, in "expired"."""
 
     class Past(datetime):
         @classmethod
@@ -30,9 +30,10 @@ def expired(folder: Path, name: str) -> None:
             return datetime.now(UTC) - timedelta(days=1, hours=1)
 
     key, ca = certs._authority(folder)
+    (folder / "expired").mkdir()
     certs.datetime = Past
     try:
-        certs._issue(folder / name, x509.ExtendedKeyUsageOID.CLIENT_AUTH, key, ca, 1)
+        certs._issue(folder / "expired" / name, x509.ExtendedKeyUsageOID.CLIENT_AUTH, key, ca, 1)
     finally:
         certs.datetime = datetime
 
@@ -54,7 +55,7 @@ class TlsSwitch(Switch):
         make(folder)
         (folder / "other").mkdir()
         make(folder / "other")
-        expired(folder, "h1-expired")
+        expired(folder, "h1")
         arbiter = f"[arbiter]\nslot_ms = {slot_ms}\nlease_slots = {lease_slots}\n"
         self.configure(section("s1") + arbiter)
 

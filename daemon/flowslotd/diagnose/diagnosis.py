@@ -6,6 +6,7 @@ import textwrap
 from dataclasses import dataclass
 from typing import Any
 
+from flowslot_proto.tls import SOON, TlsFiles, TlsSettings, utc_now
 from flowslotd.diagnose.probe import Finding, probe, usable_backend, usable_backends
 from flowslotd.pace.select import AUTO, TRAITS
 
@@ -48,6 +49,24 @@ def diagnose(wanted: str = "auto") -> Diagnosis:
         backend = "none"
         why = f"the configuration wants {wanted}, which does not work: {works[wanted].detail}"
     return Diagnosis(wanted, backend, why, findings)
+
+
+def tls(settings: TlsSettings, files: TlsFiles | None) -> Finding:
+    """How this host and switch processes know each other."""
+    if settings.insecure:
+        advice = "Give ca, certificate and key in [tls]; `flowslot certs init` makes them."
+        detail = "insecure = true: no TLS, anybody may pretend to be any host"
+        return Finding("TLS", "warn", detail, advice)
+    if files is None:
+        return Finding("TLS", "ok", "none: switch processes are on this machine, or there are none")
+    good, now = files.current(), utc_now()
+    detail = f"certificate of {', '.join(good.names)}, until {good.ends:%Y-%m-%d}"
+    if problem := files.error or good.doubt(now):
+        return Finding("TLS", "missing", problem, "Bring good files; they are read at once.")
+    if good.ends - now < SOON:
+        advice = "Make a new one: `flowslot certs init --renew`, or as your CA has it."
+        return Finding("TLS", "warn", f"{detail}: soon", advice)
+    return Finding("TLS", "ok", detail)
 
 
 def as_data(found: Diagnosis) -> dict[str, Any]:

@@ -46,9 +46,9 @@ def opening(session: int, *links: str, daemon: str = "d1", lease_ns: int = LEASE
     return Opening(Hello(daemon, session), links or ("a", "b"), lease_ns)
 
 
-def begun(config: ArbiterConfig = CONFIG) -> Switch:
+def begun(config: ArbiterConfig = CONFIG) -> Switch[str]:
     """Past its recovery; stream "s" has joined, as session 1, and nothing waits for it."""
-    switch = Switch(Nanos(0), ("a", "b"), (1e8, 1e8), config, Counting())
+    switch = Switch[str](Nanos(0), ("a", "b"), (1e8, 1e8), config, Counting())
     switch.decide(Nanos(0))
     switch.join(START, "s", opening(1))
     switch.decide(START)

@@ -35,7 +35,7 @@ class Process:
     links: list[int]
     config: ArbiterConfig
     partial: bool
-    switch: Switch = field(init=False)
+    switch: "Switch[Stream]" = field(init=False)
     life: int = 0
     load: Floats = field(init=False)
     """When it was last looked at."""

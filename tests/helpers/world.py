@@ -313,7 +313,6 @@ class World:
         process = process or self.processes[0]
         process.switch.decide(self.now)
         for stream, _ in process.switch.take_ended():
-            assert isinstance(stream, Stream)
             self._leave(stream)
 
     def send(self, stream: Stream) -> int:
@@ -368,8 +367,7 @@ class World:
     def _answer(self, process: Process) -> int:
         if self.now >= process.switch.next_wakeup:
             self.step(process)
-        streams = process.switch.take_ready()
-        return sum(self.send(stream) for stream in streams if isinstance(stream, Stream))
+        return sum(map(self.send, process.switch.take_ready()))
 
     def _deliver_all(self, deliver: Callable[[int, int, int], bool], i: int, k: int) -> None:
         for which in range(len(self.daemons[i].lanes[k].streams)):

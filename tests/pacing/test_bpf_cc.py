@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Our congestion control in this kernel."""
 
+import math
 import socket
 import sys
 import time
@@ -153,6 +154,9 @@ def test_only_changes_are_written_and_strangers_passed_over(pacer: BpfPacer, flo
     both = pack([entry(flow, MB), entry(stranger, MB)])
     assert [pacer.apply(both, later()) for _ in range(2)] == [1, 0]
     assert apply(pacer, entry(stranger, MB), entry(flow, 2 * MB)) == 1
+    held = pacer._ctl[pacer._slot(flow.cookie) :][:1]
+    assert apply(pacer, entry(flow, -1.0, ceiling=math.inf, growth=math.nan)) == 1
+    assert held[["reserved", "ceiling", "growth"]].tolist() == [(0, 2**60, 0)]
     pacer.release(flow.cookie)
     pacer.refresh(later())
     assert pacer._ctl["deadline_ns"][pacer._slot(flow.cookie)] == 0

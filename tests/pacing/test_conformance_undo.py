@@ -84,10 +84,10 @@ def test_what_is_undone_before_it_is_done_is_undone_again(
     pacer = on.pacer()
     flow = on.flow(pacer)
     before = options(flow)
-    list_socket = UndoTable.list_socket
+    list_row = UndoTable.list
 
     def slowly(*arguments: Any) -> None:
-        list_socket(*arguments)
+        list_row(*arguments)
         time.sleep(0.1)
 
     def then_fails(*arguments: Any) -> int:
@@ -95,7 +95,7 @@ def test_what_is_undone_before_it_is_done_is_undone_again(
         raise OSError
 
     whole = pacer._set  # type: ignore[attr-defined]
-    monkeypatch.setattr(UndoTable, "list_socket", slowly)
+    monkeypatch.setattr(UndoTable, "list", slowly)
     if fails:
         monkeypatch.setattr(pacer, "_set", then_fails)
     with pytest.raises(OSError) if fails else contextlib.nullcontext():

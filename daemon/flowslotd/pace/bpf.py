@@ -13,28 +13,20 @@ of jobs that have not selected it yet. So a slot is found by its socket's cookie
 """
 
 import errno
-import mmap
 import os
 import re
 import secrets
+import sys
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flowslotd.flows.counters import FlowCounters
-from flowslotd.pace.guard import Guard
 from flowslotd.pace.layout import CTL, EVENT, SLOTS, STAT, EventKind
-from flowslotd.pace.libbpf import F_LINK, Map, Object, RingBuffer, built
-from flowslotd.pace.pacer import (
-    Entries,
-    KernelEvent,
-    Kind,
-    Pacer,
-    PacingError,
-    Traits,
-)
+from flowslotd.pace.libbpf import F_LINK, Object, RingBuffer, read
+from flowslotd.pace.pacer import Entries, KernelEvent, Kind, Pacer, PacingError, Traits
+from flowslotd.pace.undo import Guard
 
 PLACEHOLDER = b"fs_placeholder_\0"
 OBJECT = "flowslot.bpf.o"
@@ -107,12 +99,9 @@ class BpfPacer(Pacer):
 
     def open(self) -> None:
         """Load, register, map. Raises PacingError."""
-        file = built(OBJECT)
-        if file is None:
-            raise PacingError(f"{OBJECT} is missing: build it with `make -C bpf`")
-        elf = file.read_bytes()
+        elf = read(OBJECT)
         if elf.count(PLACEHOLDER) != 1:
-            raise PacingError(f"{file} is not the program that this version expects: rebuild it")
+            raise PacingError(f"{OBJECT} is not the program that this version expects: rebuild it")
         elf = elf.replace(PLACEHOLDER, self.congestion_control.encode().ljust(16, b"\0"))
         try:
             try:
@@ -124,7 +113,7 @@ class BpfPacer(Pacer):
                 self._load(elf, link=False)
         except OSError as error:
             self.close()
-            raise PacingError(f"the kernel refuses {file.name}: {error}") from error
+            raise PacingError(f"the kernel refuses {OBJECT}: {error}") from error
 
     def _load(self, elf: bytes, *, link: bool) -> None:
         obj = self._object = Object(elf)
@@ -136,18 +125,13 @@ class BpfPacer(Pacer):
         obj.load()
         free = obj.map("fs_free")
         for slot in range(self._slots - 1, 0, -1):
-            free.push(slot)
-        self._ctl = self._map(obj.map("fs_ctl"), CTL, writable=True)
-        self._stat = self._map(obj.map("fs_stat"), STAT, writable=False)
+            free.put(None, slot.to_bytes(4, sys.byteorder))
+        self._ctl = obj.table("fs_ctl", CTL, self._slots)
+        self._stat = obj.table("fs_stat", STAT, self._slots, writable=False)
         self._ring = RingBuffer(obj.map("fs_events").fd, self._pending.append)
         self._link = ops.attach_struct_ops(link=link)
         if not link:
             self._guard = Guard(struct_ops=ops.fd)
-
-    def _map(self, table: Map, dtype: np.dtype[Any], *, writable: bool) -> NDArray[np.void]:
-        access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        shared = mmap.mmap(table.fd, self._slots * dtype.itemsize, mmap.MAP_SHARED, access)
-        return np.frombuffer(shared, dtype)
 
     def close(self) -> None:
         """Make all flows ordinary TCP and unregister."""
@@ -228,11 +212,7 @@ class BpfPacer(Pacer):
 
     def _slot(self, cookie: int) -> int:
         """The flow's slot; 0: it has none."""
-        slot = self._index.get(cookie, 0)
-        if cookie and self._stat["cookie"][slot] != cookie:
-            self._scan()
-            slot = self._index.get(cookie, 0)
-        return slot
+        return int(self._slots_of(np.array([cookie], np.uint64))[0])
 
     def _scan(self) -> None:
         """Find out who is where in the used part of the table."""
@@ -250,11 +230,8 @@ class BpfPacer(Pacer):
 
     def _claim(self, slots: Slots, cookies: NDArray[np.uint64]) -> None:
         """Make entries of slots that another flow had before ours."""
-        self._ctl["deadline_ns"][slots] = 0
-        self._ctl["drain_at"][slots] = 0
-        self._ctl["base_rtt_us"][slots] = 0
-        self._ctl["guaranteed"][slots] = 0
-        self._ctl["lender"][slots] = 0
+        self._ctl["deadline_ns"][slots] = 0  # first: no longer in force
+        self._ctl[slots] = np.zeros(1, CTL)
         self._ctl["cookie"][slots] = cookies
         for cookie in cookies.tolist() if self._lenders else ():
             self._disown(cookie)

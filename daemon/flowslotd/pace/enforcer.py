@@ -139,6 +139,7 @@ class Enforcer:
         entries["ceiling"] = np.maximum(rates, ceilings)
         entries["growth"] = np.where(ceilings > rates, growth, 0)
         entries["guaranteed"], entries["queue_us"] = pace.guaranteed[mine], queue_us
-        changed = at[self._entries[at] != entries]
+        raw = f"V{ENTRY.itemsize}"  # compared as bytes
+        changed = at[self._entries[at].view(raw) != entries.view(raw)]
         self._entries[at] = entries
         return at, changed

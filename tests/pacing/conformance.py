@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flowslotd.pace import Pacer, PacingError, guardian, make_pacer, pack
-from flowslotd.pace.pacer import PaceEntry
-from flowslotd.pace.select import TRAITS
+from flowslotd.pace import guardian
+from flowslotd.pace.pacer import PaceEntry, Pacer, PacingError, pack
+from flowslotd.pace.select import TRAITS, make_pacer
 
 Flows = Callable[..., Any]
 """The fixtures `flows` and `enlisted`."""

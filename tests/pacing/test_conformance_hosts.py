@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from pytest import MonkeyPatch
 
-from flowslotd.pace import PaceEntry, PacingError, make_pacer
+from flowslotd.pace.pacer import PaceEntry, PacingError
+from flowslotd.pace.select import make_pacer
 
 from .conformance import (
     FREE,

@@ -105,8 +105,9 @@ def test_what_is_undone_before_it_is_done_is_undone_again(
 
 OWNER = """
 import sys, time
-from flowslotd.pace import PaceEntry, make_pacer, pack
 from flowslotd.pace.bpf import BpfPacer
+from flowslotd.pace.pacer import PaceEntry, pack
+from flowslotd.pace.select import make_pacer
 if "without-link" in sys.argv:
     load = BpfPacer._load
     BpfPacer._load = lambda self, elf, link: load(self, elf, link=False)

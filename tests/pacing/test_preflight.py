@@ -10,7 +10,9 @@ import pytest
 
 from flowslotd import config
 from flowslotd.diagnose import diagnosis, preflight
-from flowslotd.pace import PacingError, guardian, make_pacer
+from flowslotd.pace import guardian
+from flowslotd.pace.pacer import PacingError
+from flowslotd.pace.select import make_pacer
 
 from .conformance import MB, ON_DEVICES, Bench, set_rate
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from flowslotd.pace import guardian, make_pacer
+from flowslotd.pace import guardian
 from flowslotd.pace.pacer import PaceEntry
+from flowslotd.pace.select import make_pacer
 from flowslotd.pace.sockopt import SocketPacer
 
 from .conformance import MB, Flows, apply, later, set_rate

@@ -289,22 +289,16 @@ class BpfPacer(Pacer):
         """See `Pacer`. No system call."""
         if lenders == self._lenders:
             return
-        gone = [one for one, lender in self._lenders.items() if lenders.get(one) != lender]
-        if gone:
-            self._ctl["lender"][self._slots_of(np.array(gone, np.uint64))] = 0
-        written = {
-            one: lender for one, lender in lenders.items() if self._lenders.get(one) == lender
-        }
-        new = [(one, lender) for one, lender in lenders.items() if one not in written]
-        if new:
-            slots = self._slots_of(np.array(new, np.uint64).ravel())
-            owned = ((slots != 0) & self._owned(slots)).reshape(-1, 2).all(axis=1)
-            pairs = [pair for pair, mine in zip(new, owned.tolist(), strict=True) if mine]
-            borrowing, lending = slots.reshape(-1, 2)[owned].T
-            self._ctl["lender_cookie"][borrowing] = [lender & 0xFFFF_FFFF for _, lender in pairs]
-            self._ctl["lender"][borrowing] = lending
-            written.update(pairs)
-        self._lenders = written
+        pairs = np.array(list(lenders.items()), np.uint64).reshape(-1, 2)
+        slots = self._slots_of(pairs.ravel())
+        owned = ((slots != 0) & self._owned(slots)).reshape(-1, 2).all(axis=1)
+        kept = dict(pairs[owned].tolist())
+        gone = [one for one, lender in self._lenders.items() if kept.get(one) != lender]
+        self._ctl["lender"][self._slots_of(np.array(gone, np.uint64))] = 0
+        borrowing, lending = slots.reshape(-1, 2)[owned].T
+        self._ctl["lender_cookie"][borrowing] = pairs[owned, 1] & np.uint64(0xFFFF_FFFF)
+        self._ctl["lender"][borrowing] = lending
+        self._lenders = kept
 
     def _disown(self, cookie: int) -> None:
         """An entry is not, or no longer, this flow's: it neither lends nor borrows."""

@@ -132,14 +132,6 @@ class Found(NamedTuple):
     attributes: bytes
 
 
-@contextlib.contextmanager
-def _asked(kind: int, flags: int, body: bytes) -> Iterator[socket.socket]:
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as rtnetlink:
-        rtnetlink.settimeout(5)
-        rtnetlink.send(message(kind, flags, body))
-        yield rtnetlink
-
-
 def message(kind: int, flags: int, body: bytes, seq: int = 1) -> bytes:
     """A request to rtnetlink."""
     return struct.pack("=IHHII", 16 + len(body), kind, _NLM_REQUEST | flags, seq, 0) + body
@@ -156,30 +148,32 @@ def ask(
     """Make one request about traffic control. `create`: attributes of a new object. Returns the
     kernel's errno."""
     body = tcmsg(device, handle, parent, info) + create
-    _, answer = request(kind, NLM_ACK | (NLM_CREATE if create else 0), body)
+    _, answer = next(answers(kind, NLM_ACK | (NLM_CREATE if create else 0), body))
     return -int(struct.unpack_from("=i", answer)[0])
 
 
-def request(kind: int, flags: int, body: bytes) -> tuple[int, bytes]:
-    """Kind and body of the kernel's answer. Raises OSError."""
-    with _asked(kind, flags, body) as rtnetlink:
-        answer = rtnetlink.recv(4096)
-    return struct.unpack_from("=H", answer, 4)[0], answer[16:]
-
-
-def dump(kind: int, body: bytes) -> Iterator[bytes]:
-    """All objects of a kind, as in the kernel's messages. Nothing where the kernel refuses. Raises
+def answers(kind: int, flags: int, body: bytes) -> Iterator[tuple[int, bytes]]:
+    """Kind and body of the kernel's answers to one request, up to an end or an error. Raises
     OSError."""
-    with _asked(kind, _NLM_DUMP, body) as rtnetlink:
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as rtnetlink:
+        rtnetlink.settimeout(5)
+        rtnetlink.send(message(kind, flags, body))
         while True:
             answer = rtnetlink.recv(1 << 17)
             at = 0
             while at + 16 <= len(answer):
                 size, type_ = struct.unpack_from("=IH", answer, at)
+                yield type_, answer[at + 16 : at + size]
                 if type_ in (_NLMSG_ERROR, _NLMSG_DONE):
                     return
-                yield answer[at + 16 : at + size]
                 at += (size + 3) & ~3
+
+
+def dump(kind: int, body: bytes) -> list[bytes]:
+    """All objects of a kind, as in the kernel's messages. Nothing where the kernel refuses. Raises
+    OSError."""
+    found = answers(kind, _NLM_DUMP, body)
+    return [one for type_, one in found if type_ not in (_NLMSG_ERROR, _NLMSG_DONE)]
 
 
 def found(kind: int, device: int = 0, parent: int = 0) -> list[Found]:
@@ -241,7 +235,7 @@ def set_queue_length(device: int, value: int) -> None:
     """Set a device's txqueuelen, in packets. Raises OSError."""
     body = struct.pack("=BxHiII", 0, 0, device, 0, 0)
     body += struct.pack("=HHI", 8, _IFLA_TXQLEN, value)
-    request(_SETLINK, NLM_ACK, body)
+    next(answers(_SETLINK, NLM_ACK, body))
 
 
 def restore_sysctl(value: int) -> None:

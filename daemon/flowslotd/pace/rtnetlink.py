@@ -105,7 +105,7 @@ def device_of(sock: socket.socket) -> int:
         if value:
             fields[field] = struct.pack("=i", value)
     body = _RTMSG.pack(family, 8 * len(peer), 8 * len(peer), 0, 0, 0, 0, 0, 0) + _pack(fields)
-    kind, answer = guardian.request(_GETROUTE, 0, body)
+    kind, answer = next(guardian.answers(_GETROUTE, 0, body))
     if kind != _NEWROUTE:
         raise OSError(-struct.unpack_from("=i", answer)[0], "no route")
     oif = attributes(answer[_RTMSG.size :]).get(_RTA_OIF)

@@ -10,9 +10,10 @@ all of it.
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from socket import IPPROTO_TCP, SO_PRIORITY, SO_PROTOCOL, SOL_SOCKET, TCP_INFO, socket
 
 from flowslotd.pace import guardian
@@ -104,18 +105,19 @@ class HtbPacer(AttachedPacer):
         devices = {index for flow in self._flows.values() for index in flow.devices}
         for cookie in list(self._flows):
             self.release(cookie)
-        self._drain(devices)
-        super().close()
-
-    def _drain(self, devices: set[int]) -> None:
         end = time.monotonic() + DRAIN_S
         with suppress(OSError):
-            while time.monotonic() < end and any(
-                self._is_mine(handle) and waiting
-                for index in devices
-                for handle, (_, _, waiting) in class_counts(index).items()
-            ):
+            while time.monotonic() < end and self._waits(devices):
                 time.sleep(0.002)
+        super().close()
+
+    def _waits(self, devices: set[int]) -> bool:
+        """Whether there are packets in our classes. Raises OSError."""
+        return any(
+            waiting and handle >> 12 == self._handle(0) >> 12
+            for counts in _class_counts(devices).values()
+            for handle, (_, _, waiting) in counts.items()
+        )
 
     def _add(self, device: Device) -> None:
         assert self._egress is not None
@@ -194,7 +196,7 @@ class HtbPacer(AttachedPacer):
         if failed:
             self._begin_anew({index for cookie in failed for index in self._flows[cookie].devices})
         for cookie in new:
-            if cookie in self._flows and self._touch(cookie, self._director(cookie)) is None:
+            if cookie in self._flows and not self._touch(cookie, partial(self._direct, cookie)):
                 self._let_go(cookie)
         return {cookie for cookie, _ in wanted if cookie not in self._flows}
 
@@ -224,15 +226,10 @@ class HtbPacer(AttachedPacer):
             messages.append(cutter(index, handle, most, WAITING))
         return messages
 
-    def _director(self, cookie: int) -> Callable[[socket], bool]:
-        """Returns what directs the packets of a flow's socket into its class."""
-        handle = self._handle(self._flows[cookie].minor)
-
-        def direct(sock: socket) -> bool:
-            guardian.set_option(sock, SO_PRIORITY, 4, handle)
-            return True
-
-        return direct
+    def _direct(self, cookie: int, sock: socket) -> bool:
+        """Direct the packets of a flow's socket into its class. Raises OSError."""
+        guardian.set_option(sock, SO_PRIORITY, 4, self._handle(self._flows[cookie].minor))
+        return True
 
     def _gone(self, cookie: int) -> None:
         """The flow's class sends what it still has, and may serve another flow."""
@@ -250,9 +247,6 @@ class HtbPacer(AttachedPacer):
     def _handle(self, minor: int) -> int:
         assert self._egress is not None
         return guardian.HTB | self._egress.number << 12 | minor
-
-    def _is_mine(self, handle: int) -> bool:
-        return self._egress is not None and handle >> 12 & 15 == self._egress.number
 
     # -- what the kernel tells ------------------------------------------------------------------
 

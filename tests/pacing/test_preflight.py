@@ -15,6 +15,7 @@ from flowslotd.pace.pacer import PacingError
 from flowslotd.pace.select import make_pacer
 
 from .conformance import MB, ON_DEVICES, Bench, set_rate
+from .traffic import inside
 
 pytestmark = pytest.mark.root
 
@@ -71,10 +72,10 @@ def test_what_is_announced_for_a_device_is_what_is_done(on: Bench, loaded: Load)
 
 
 def test_a_named_device_that_is_refused_keeps_the_daemon_from_starting(
-    net: Any, from_here: Any, loaded: Load
+    net: Any, loaded: Load
 ) -> None:
     subprocess.run(["tc", "-n", net.here, *PFIFO.split()], check=True)
-    with from_here.inside(net.here):
+    with inside(net.here):
         named = loaded('backend = "htb"\ndevices = ["eth0"]')
         (change,) = [one for one in preflight.changes(named, "htb") if one.where == "eth0"]
         assert change.what.startswith("the daemon would not start: eth0 has a root qdisc")
@@ -82,9 +83,9 @@ def test_a_named_device_that_is_refused_keeps_the_daemon_from_starting(
             make_pacer("htb", "test", devices=["eth0"])
 
 
-def test_a_foreign_qdisc_is_named(net: Any, from_here: Any, loaded: Load) -> None:
+def test_a_foreign_qdisc_is_named(net: Any, loaded: Load) -> None:
     subprocess.run(["tc", "-n", net.here, *PFIFO.split()], check=True)
-    with from_here.inside(net.here):
+    with inside(net.here):
         for backend in ("htb", "edt"):
             changes = preflight.changes(loaded(f'backend = "{backend}"'), backend)
             (change,) = [one for one in changes if one.where == "eth0"]
@@ -92,13 +93,13 @@ def test_a_foreign_qdisc_is_named(net: Any, from_here: Any, loaded: Load) -> Non
             assert "eth0 has a root qdisc of its own, pfifo 7:, which stays" in change.what
 
 
-def test_sysctls_are_named(net: Any, from_here: Any, loaded: Load) -> None:
+def test_sysctls_are_named(net: Any, loaded: Load) -> None:
     def sysctls(pacing: str) -> list[str]:
-        with from_here.inside(net.here):
+        with inside(net.here):
             changes = preflight.changes(loaded(pacing), "socket")
         return [change.what for change in changes if change.where == "sysctl"]
 
-    with from_here.inside(net.here):
+    with inside(net.here):
         now = Path(guardian.SYSCTL).read_text().strip()
     assert now != "0"
     assert sysctls('backend = "socket"') == [f"net.ipv4.tcp_tso_rtt_log: {now} becomes 0"]

@@ -19,13 +19,14 @@ from flowslotd.pace.select import make_pacer
 from flowslotd.pace.sockopt import SocketPacer
 
 from .conformance import MB, Flows, apply, later, set_rate
+from .traffic import inside, soon
 
 pytestmark = pytest.mark.root
 
 
 @pytest.fixture
-def sockets(net: Any, from_here: Any) -> Iterator[SocketPacer]:
-    with from_here.inside(net.here):  # where a sysctl may be changed
+def sockets(net: Any) -> Iterator[SocketPacer]:
+    with inside(net.here):  # where a sysctl may be changed
         pacer = make_pacer("socket", "test")
         assert isinstance(pacer, SocketPacer)
         yield pacer
@@ -122,13 +123,13 @@ def test_no_descriptor_is_kept(sockets: SocketPacer, flows: Flows) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_drained_is_noticed(sockets: SocketPacer, flows: Flows, from_here: Any) -> None:
+def test_drained_is_noticed(sockets: SocketPacer, flows: Flows) -> None:
     flow = flows(busy=False)
     attach(sockets, flow)
     base = int(sockets.counters().acked[0])
     sockets.watch(flow.cookie, base + 50_000)
     flow.sock.sendall(bytes(60_000))
-    assert from_here.soon(lambda: int(sockets.counters().acked[0]) >= base + 60_000)
+    assert soon(lambda: int(sockets.counters().acked[0]) >= base + 60_000)
     assert [(event.kind, event.cookie) for event in sockets.events()] == [("drained", flow.cookie)]
     sockets.counters()
     assert sockets.events() == []

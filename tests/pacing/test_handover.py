@@ -83,7 +83,7 @@ def test_the_borrower_has_its_lenders_rate_while_that_has_drained(pair: Pair) ->
     assert pair.borrower.comes_to(MB), "its lender has something left"
     pair.send(40_000)
     assert pair.borrower.comes_to(7 * MB)
-    pair.send(10_000)  # the next iteration has begun, nobody has told us yet
+    pair.send(10_000)  # the next iteration has begun, nobody has reported it yet
     assert pair.borrower.comes_to(MB)
 
 
@@ -92,7 +92,7 @@ def test_more_than_was_announced_is_no_end(pair: Pair) -> None:
     assert pair.borrower.comes_to(MB)
 
 
-def test_it_is_what_the_donor_has_at_that_moment(pair: Pair) -> None:
+def test_it_is_what_the_lender_has_at_that_moment(pair: Pair) -> None:
     pair.send(100_000)
     assert pair.borrower.comes_to(7 * MB)
     pair.pacer.apply(pack([entry(pair.lender, 2 * MB)]), later())

@@ -12,7 +12,6 @@ from flowslotd import config
 from flowslotd.diagnose import diagnosis, preflight
 from flowslotd.pace import guardian
 from flowslotd.pace.pacer import PacingError
-from flowslotd.pace.select import make_pacer
 
 from .conformance import MB, ON_DEVICES, Bench, set_rate
 from .traffic import inside
@@ -71,25 +70,16 @@ def test_what_is_announced_for_a_device_is_what_is_done(on: Bench, loaded: Load)
     assert bool(on.host()["egress"]) == (on.backend == "edt")
 
 
-def test_a_named_device_that_is_refused_keeps_the_daemon_from_starting(
-    net: Any, loaded: Load
-) -> None:
-    subprocess.run(["tc", "-n", net.here, *PFIFO.split()], check=True)
-    with inside(net.here):
-        named = loaded('backend = "htb"\ndevices = ["eth0"]')
-        (change,) = [one for one in preflight.changes(named, "htb") if one.where == "eth0"]
-        assert change.what.startswith("the daemon would not start: eth0 has a root qdisc")
-        with pytest.raises(PacingError, match="eth0 has a root qdisc of its own, pfifo 7:"):
-            make_pacer("htb", "test", devices=["eth0"])
-
-
-def test_a_foreign_qdisc_is_named(net: Any, loaded: Load) -> None:
+@pytest.mark.parametrize("named", [False, True])
+def test_a_foreign_qdisc_is_named(net: Any, loaded: Load, named: bool) -> None:
     subprocess.run(["tc", "-n", net.here, *PFIFO.split()], check=True)
     with inside(net.here):
         for backend in ("htb", "edt"):
-            changes = preflight.changes(loaded(f'backend = "{backend}"'), backend)
+            settings = f'backend = "{backend}"' + ('\ndevices = ["eth0"]' if named else "")
+            changes = preflight.changes(loaded(settings), backend)
             (change,) = [one for one in changes if one.where == "eth0"]
             assert change.when == "never"
+            assert change.what.startswith("the daemon would not start: ") == named
             assert "eth0 has a root qdisc of its own, pfifo 7:, which stays" in change.what
 
 

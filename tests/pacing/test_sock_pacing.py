@@ -71,13 +71,19 @@ def test_another_socket_under_the_same_number_is_not_touched(
     assert events == [("closed", flow.cookie)]
 
 
-def test_a_file_under_the_same_number_is_a_closed_flow(
-    sockets: SocketPacer, tmp_path: Path
+@pytest.mark.parametrize("gone", ["process", "socket"])
+def test_what_is_no_socket_any_more_is_a_closed_flow(
+    sockets: SocketPacer, tmp_path: Path, gone: str
 ) -> None:
-    with (tmp_path / "file").open("w") as file:
-        sockets.attach(12345, os.getpid(), file.fileno())
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    with (tmp_path / "file").open("w") as file:  # under the number that a socket had
+        sockets.attach(
+            12345, *((ended.pid, 3) if gone == "process" else (os.getpid(), file.fileno()))
+        )
         assert sockets.counters().cookie.size == 0
     assert [event.kind for event in sockets.events()] == ["closed"]
+    assert apply(sockets, PaceEntry(12345, MB, MB, guaranteed=True, growth=0)) == 0
 
 
 def test_a_process_that_cannot_be_seen_is_named(sockets: SocketPacer) -> None:
@@ -101,15 +107,6 @@ def test_one_follows_whoever_keeps_the_sysctl(sockets: SocketPacer) -> None:
     finally:
         second.close()
     assert sysctl() != 0
-
-
-def test_a_vanished_process_is_a_closed_flow(sockets: SocketPacer) -> None:
-    gone = subprocess.Popen(["true"])
-    gone.wait()
-    sockets.attach(12345, gone.pid, 3)
-    assert sockets.counters().cookie.size == 0
-    assert [event.kind for event in sockets.events()] == ["closed"]
-    assert apply(sockets, PaceEntry(12345, MB, MB, guaranteed=True, growth=0)) == 0
 
 
 def test_no_descriptor_is_kept(sockets: SocketPacer, flows: Flows) -> None:

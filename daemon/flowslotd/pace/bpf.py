@@ -279,7 +279,7 @@ class BpfPacer(Pacer):
         for kind, cookie, acked, at_ns in zip(*columns, strict=True):
             event = KernelEvent(KINDS[kind], cookie, acked, at_ns)
             if event.kind == "drained" and self._watched.pop(cookie, None) is None:
-                continue  # was told already, or is not wanted any more
+                continue  # was reported already, or is not wanted any more
             if event.kind == "closed":
                 self._watched.pop(cookie, None)
             out.append(event)

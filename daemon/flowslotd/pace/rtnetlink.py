@@ -8,7 +8,6 @@ import struct
 from collections.abc import Mapping, Sequence
 
 from flowslotd.pace import guardian
-from flowslotd.pace.guardian import message
 from flowslotd.pace.pacer import PacingError
 
 _NEWROUTE, _GETROUTE, _NEWTCLASS, _NEWTFILTER = 24, 26, 40, 44
@@ -69,7 +68,9 @@ class Rtnetlink:
     def _put(self, wanted: Sequence[Request], first: int) -> dict[int, int]:
         begin = self._seq % _MOST_SEQ + 1
         self._seq = begin + len(wanted) - 1
-        self._socket.send(b"".join(message(*one, seq) for seq, one in enumerate(wanted, begin)))
+        self._socket.send(
+            b"".join(guardian.message(*one, seq) for seq, one in enumerate(wanted, begin))
+        )
         failed, answered = {}, 0
         while answered < len(wanted):
             answer = self._socket.recv(1 << 16)
@@ -98,12 +99,8 @@ def device_of(sock: socket.socket) -> int:
         _RTA_SPORT: struct.pack("!H", sport),
         _RTA_DPORT: struct.pack("!H", dport),
     }
-    for field, value in (
-        (_RTA_OIF, device),
-        (_RTA_MARK, sock.getsockopt(socket.SOL_SOCKET, socket.SO_MARK)),
-    ):
-        if value:
-            fields[field] = struct.pack("=i", value)
+    chosen = {_RTA_OIF: device, _RTA_MARK: sock.getsockopt(socket.SOL_SOCKET, socket.SO_MARK)}
+    fields |= {field: struct.pack("=i", value) for field, value in chosen.items() if value}
     body = _RTMSG.pack(family, 8 * len(peer), 8 * len(peer), 0, 0, 0, 0, 0, 0) + _pack(fields)
     kind, answer = next(guardian.answers(_GETROUTE, 0, body))
     if kind != _NEWROUTE:
@@ -128,7 +125,7 @@ def add_htb(device: int) -> None:
 
 
 def add_clsact(device: int) -> None:
-    """Raises OSError."""
+    """What filters at a device's egress hang on. Raises OSError."""
     create(guardian.NEWQDISC, "clsact", device, guardian.CLSACT, guardian.CLSACT_ROOT)
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Our congestion control in this kernel."""
 
+import math
 import socket
 import sys
 import time
@@ -14,6 +15,7 @@ from flowslotd.pace.layout import Mode
 from flowslotd.pace.pacer import UNPACED, pack
 
 from .conformance import MB, Flows, apply, entry, later, set_rate
+from .traffic import HERE, cookie_of, inside, soon
 
 pytestmark = pytest.mark.root
 
@@ -74,19 +76,17 @@ def rto_us(flow: Any) -> int:
 
 
 def test_lost_tails_of_paced_flows_are_sent_again_within_a_slot(
-    pacer: BpfPacer, enlisted: Flows, from_here: Any
+    pacer: BpfPacer, enlisted: Flows
 ) -> None:
     """The kernel's own least timeout of 200 ms would cost three slots."""
     flow = enlisted()
-    assert from_here.soon(lambda: flow.received() > 10 * MB)
+    assert soon(lambda: flow.received() > 10 * MB)
     assert rto_us(flow) >= 200_000, "nobody paces it"
     set_rate(pacer, {flow: 10 * MB})
-    assert from_here.soon(lambda: 20_000 <= rto_us(flow) < 50_000)
+    assert soon(lambda: 20_000 <= rto_us(flow) < 50_000)
 
 
-def test_send_buffers_hold_more_than_a_moment(
-    pacer: BpfPacer, enlisted: Flows, from_here: Any
-) -> None:
+def test_send_buffers_hold_more_than_a_moment(pacer: BpfPacer, enlisted: Flows) -> None:
     """A paced flow's window is small; the kernel would have its application wake up every ms."""
     flow = enlisted(busy=False)
     set_rate(pacer, {flow: 20 * MB})
@@ -153,6 +153,9 @@ def test_only_changes_are_written_and_strangers_passed_over(pacer: BpfPacer, flo
     both = pack([entry(flow, MB), entry(stranger, MB)])
     assert [pacer.apply(both, later()) for _ in range(2)] == [1, 0]
     assert apply(pacer, entry(stranger, MB), entry(flow, 2 * MB)) == 1
+    held = pacer._ctl[pacer._slot(flow.cookie) :][:1]
+    assert apply(pacer, entry(flow, -1.0, ceiling=math.inf, growth=math.nan)) == 1
+    assert held[["reserved", "ceiling", "growth"]].tolist() == [(0, 2**60, 0)]
     pacer.release(flow.cookie)
     pacer.refresh(later())
     assert pacer._ctl["deadline_ns"][pacer._slot(flow.cookie)] == 0
@@ -191,7 +194,7 @@ def test_more_flows_than_slots(pacer: BpfPacer, enlisted: Flows) -> None:
     assert set_rate(pacer, {fresh: 5 * MB}) == 1
 
 
-def test_events(pacer: BpfPacer, flows: Flows, from_here: Any) -> None:
+def test_events(pacer: BpfPacer, flows: Flows) -> None:
     flow = flows(busy=False)
     seen: list[Any] = []
 
@@ -204,14 +207,14 @@ def test_events(pacer: BpfPacer, flows: Flows, from_here: Any) -> None:
     base = int(pacer.counters().acked[0])
     pacer.watch(flow.cookie, base + 100_000)
     flow.sock.sendall(bytes(60_000))
-    assert from_here.soon(lambda: int(pacer.counters().acked[0]) == base + 60_000)
+    assert soon(lambda: int(pacer.counters().acked[0]) == base + 60_000)
     assert not happened("drained")
     flow.sock.sendall(bytes(60_000))
-    assert from_here.soon(lambda: happened("drained"))
+    assert soon(lambda: happened("drained"))
     pacer.watch(flow.cookie, base + 110_000)  # has been reached already
-    assert from_here.soon(lambda: sum(e.kind == "drained" for e in seen + pacer.events()) >= 1)
+    assert soon(lambda: sum(e.kind == "drained" for e in seen + pacer.events()) >= 1)
     flow.stop()
-    assert from_here.soon(lambda: happened("closed"))
+    assert soon(lambda: happened("closed"))
     kinds = [event.kind for event in seen]
     assert kinds[0] == "new"
     assert kinds[-1] == "closed"
@@ -219,18 +222,16 @@ def test_events(pacer: BpfPacer, flows: Flows, from_here: Any) -> None:
     assert pacer.counters().cookie.size == 0
 
 
-def test_a_target_that_was_passed_before_is_reported_once(
-    pacer: BpfPacer, enlisted: Flows, from_here: Any
-) -> None:
+def test_a_target_that_was_passed_before_is_reported_once(pacer: BpfPacer, enlisted: Flows) -> None:
     flow = enlisted(busy=False)
     flow.sock.sendall(bytes(50_000))
-    assert from_here.soon(lambda: int(pacer.counters().acked[0]) >= 50_000)
+    assert soon(lambda: int(pacer.counters().acked[0]) >= 50_000)
     pacer.events()
     pacer.watch(flow.cookie, 40_000)
     assert [(e.kind, e.cookie) for e in pacer.events()] == [("drained", flow.cookie)]
     assert pacer.events() == []
     flow.sock.sendall(bytes(50_000))  # now the kernel sees it, too
-    assert from_here.soon(lambda: int(pacer.counters().acked[0]) >= 100_000)
+    assert soon(lambda: int(pacer.counters().acked[0]) >= 100_000)
     assert "drained" not in [event.kind for event in pacer.events()]
 
 
@@ -246,20 +247,18 @@ def test_events_wake_a_selector(pacer: BpfPacer, enlisted: Flows) -> None:
     assert select.select([fd], [], [], 0)[0] == []
 
 
-def test_a_listener_hands_it_to_the_connections_it_accepts(
-    net: Any, pacer: BpfPacer, from_here: Any
-) -> None:
-    with from_here.inside(net.here):
+def test_a_listener_hands_it_to_the_connections_it_accepts(net: Any, pacer: BpfPacer) -> None:
+    with inside(net.here):
         server = socket.create_server(("", 0))
-    with from_here.inside(net.there):
+    with inside(net.there):
         client = socket.socket()
     with server, client:
         name = pacer.congestion_control.encode()
         server.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)
-        client.connect((from_here.HERE, server.getsockname()[1]))
+        client.connect((HERE, server.getsockname()[1]))
         peer, _ = server.accept()
         with peer:
             assert pacer.counters().cookie.size == 0  # nobody has asked for its cookie
-            cookie = from_here.cookie_of(peer)
+            cookie = cookie_of(peer)
             peer.sendall(b"x")
-            assert from_here.soon(lambda: pacer.counters().cookie.tolist() == [cookie])
+            assert soon(lambda: pacer.counters().cookie.tolist() == [cookie])

@@ -15,6 +15,7 @@ from flowslotd.pace.bpf import BpfPacer, unique_name
 from flowslotd.pace.pacer import PacingError
 
 from .conformance import MB, Flows, apply, entry, set_rate
+from .traffic import names
 
 pytestmark = pytest.mark.root
 
@@ -57,18 +58,18 @@ def test_jobs_need_no_privileges(pacer: BpfPacer, net: Any) -> None:
     subprocess.run([sys.executable, "-c", select], check=True)
 
 
-def test_closing_leaves_nothing(flows: Flows, from_here: Any) -> None:
+def test_closing_leaves_nothing(flows: Flows) -> None:
     pacer = BpfPacer("test", slots=64)
     gc.collect()  # what earlier tests have left must not go between two counts
     before = len(os.listdir("/proc/self/fd"))
     pacer.open()
-    assert pacer.congestion_control in from_here.names()
+    assert pacer.congestion_control in names()
     flow = flows()
     flow.enlist(pacer.congestion_control)
     set_rate(pacer, {flow: MB})
     assert flow.comes_to(MB)
     pacer.close()
-    assert pacer.congestion_control not in from_here.names()
+    assert pacer.congestion_control not in names()
     assert flow.exceeds(50 * MB)
     flow.stop()
     assert len(os.listdir("/proc/self/fd")) == before

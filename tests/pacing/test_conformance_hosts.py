@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from pytest import MonkeyPatch
 
-from flowslotd.pace import PaceEntry, PacingError, make_pacer
+from flowslotd.pace.pacer import PaceEntry, PacingError
+from flowslotd.pace.select import make_pacer
 
 from .conformance import (
     FREE,
@@ -28,6 +29,7 @@ from .conformance import (
     set_rate,
     tc,
 )
+from .traffic import HERE, cookie_of, soon
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
 
@@ -96,7 +98,7 @@ def test_the_ports_of_a_bond_are_paced_when_they_are_named(on: Bench) -> None:
         "link set eth0 down",
         "link set eth0 master bond0",
         "address flush dev eth0",
-        f"address add {on.helpers.HERE}/24 dev bond0",
+        f"address add {HERE}/24 dev bond0",
         "link set bond0 up",
     )
     before = on.host()
@@ -209,7 +211,7 @@ def test_sockets_that_nobody_can_pace(on: Bench) -> None:
         unconnected = stack.enter_context(socket.socket())
         elsewhere = stack.enter_context(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW))
         odd = [pair[0], plain, unconnected, elsewhere]
-        cookies = [on.helpers.cookie_of(sock) for sock in odd]
+        cookies = [cookie_of(sock) for sock in odd]
         for sock, cookie in zip(odd, cookies, strict=True):
             pacer.attach(cookie, os.getpid(), sock.fileno())
         apply(pacer, *(PaceEntry(c, MB, MB, True, 0) for c in (*cookies, flow.cookie)))
@@ -233,7 +235,7 @@ def test_over_a_path_with_delay_and_loss(on: Bench) -> None:
     for rate in (2 * MB, MB):
         assert set_rate(pacer, {flow: rate}) == 1
         # A ceiling to TCP's own rate, but for `bpf`, which keeps it.
-        assert on.helpers.soon(lambda rate=rate: 0.6 < flow.rate(0.6) / rate < 1.1, 30)
+        assert soon(lambda rate=rate: 0.6 < flow.rate(0.6) / rate < 1.1, 30)
 
 
 @pytest.mark.parametrize("on", ["edt", "htb", "socket"], indirect=True)
@@ -273,7 +275,7 @@ def test_a_socket_that_is_bound_to_a_device(on: Bench) -> None:
 def test_devices_that_are_not_this_hosts_are_left_alone(on: Bench) -> None:
     """A job may have sockets on any device: with another program, or through `lo`."""
     pacer = on.pacer()
-    pacer.leave_by([on.helpers.HERE])
+    pacer.leave_by([HERE])
     flow = on.flow(pacer)
     change("ip", "link set lo up", *OTHER_DEVICE)
     before = on.host()["qdiscs"]
@@ -284,7 +286,7 @@ def test_devices_that_are_not_this_hosts_are_left_alone(on: Bench) -> None:
     assert on.host()["qdiscs"] == before
     assert set_rate(pacer, {flow: MB}) == 1
     assert flow.comes_to(MB)
-    pacer.leave_by([on.helpers.HERE, "10.80.0.1"])  # as after a reload
+    pacer.leave_by([HERE, "10.80.0.1"])  # as after a reload
     with on.datagrams(pacer, "10.80.0.2") as entry:
         assert apply(pacer, entry) == 1
 

@@ -21,6 +21,7 @@ from pytest import MonkeyPatch
 from flowslotd.pace.undo import UndoTable
 
 from .conformance import FREE, LONG, MB, MOST, ON_DEVICES, Bench, later, options, set_own, set_rate
+from .traffic import Flow, names, soon
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
 
@@ -50,7 +51,7 @@ def test_devices_stay_set_up_when_the_daemon_is_late(on: Bench) -> None:
     roots = on.roots()
     assert options(flow) != before
     set_rate(pacer, {flow: MB}, lasts=10**8)
-    assert on.helpers.soon(lambda: options(flow) == before)
+    assert soon(lambda: options(flow) == before)
     time.sleep(0.2)  # the guardian lets go of classes after sockets
     assert on.roots() == roots
     # Another one that comes and goes leaves them, too.
@@ -69,9 +70,9 @@ def test_what_is_set_after_the_deadline_is_let_go(on: Bench) -> None:
     flow = on.flow(pacer)
     before = options(flow)
     set_rate(pacer, {flow: MB}, lasts=0)
-    assert on.helpers.soon(lambda: options(flow) == before)
+    assert soon(lambda: options(flow) == before)
     set_rate(pacer, {flow: 2 * MB}, lasts=-1)
-    assert on.helpers.soon(lambda: options(flow) == before)
+    assert soon(lambda: options(flow) == before)
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -84,10 +85,10 @@ def test_what_is_undone_before_it_is_done_is_undone_again(
     pacer = on.pacer()
     flow = on.flow(pacer)
     before = options(flow)
-    list_socket = UndoTable.list_socket
+    list_row = UndoTable.list
 
     def slowly(*arguments: Any) -> None:
-        list_socket(*arguments)
+        list_row(*arguments)
         time.sleep(0.1)
 
     def then_fails(*arguments: Any) -> int:
@@ -95,18 +96,19 @@ def test_what_is_undone_before_it_is_done_is_undone_again(
         raise OSError
 
     whole = pacer._set  # type: ignore[attr-defined]
-    monkeypatch.setattr(UndoTable, "list_socket", slowly)
+    monkeypatch.setattr(UndoTable, "list", slowly)
     if fails:
         monkeypatch.setattr(pacer, "_set", then_fails)
     with pytest.raises(OSError) if fails else contextlib.nullcontext():
         assert set_rate(pacer, {flow: MB}, lasts=0) == 1
-    assert on.helpers.soon(lambda: options(flow) == before)
+    assert soon(lambda: options(flow) == before)
 
 
 OWNER = """
 import sys, time
-from flowslotd.pace import PaceEntry, make_pacer, pack
 from flowslotd.pace.bpf import BpfPacer
+from flowslotd.pace.pacer import PaceEntry, pack
+from flowslotd.pace.select import make_pacer
 if "without-link" in sys.argv:
     load = BpfPacer._load
     BpfPacer._load = lambda self, elf, link: load(self, elf, link=False)
@@ -138,7 +140,7 @@ def owned_by_another(on: Bench, *how: str) -> Iterator[tuple[Any, int, set[int]]
             if not name:
                 pacer = on.pacer()  # says why, or that it works after all
                 pytest.fail(f"{pacer.name} works here, but not in a process of its own")
-            flow = on.helpers.Flow(on.net, most=MOST)
+            flow = Flow(on.net, most=MOST)
             on.flows.append(flow)
             set_own(flow)
             if name.strip():
@@ -168,18 +170,18 @@ def loaded() -> set[int]:
 @pytest.mark.parametrize("how", ["link", "without-link"])
 @pytest.mark.parametrize("on", ["bpf"], indirect=True)
 def test_a_killed_daemons_congestion_control_and_programs_go(on: Bench, how: str) -> None:
-    before = set(on.helpers.names())
+    before = set(names())
     with owned_by_another(on, how) as (flow, _, programs):
-        assert programs and set(on.helpers.names()) - before
-    assert on.helpers.soon(lambda: set(on.helpers.names()) <= before)
+        assert programs and set(names()) - before
+    assert soon(lambda: set(names()) <= before)
     assert flow.exceeds(FREE)
     flow.stop()
-    assert on.helpers.soon(lambda: not programs & loaded())
+    assert soon(lambda: not programs & loaded())
 
 
 @pytest.mark.parametrize("disturbed", [False, True])
 def test_fail_open_and_restore_when_the_daemon_is_killed(on: Bench, disturbed: bool) -> None:
-    before, plain = on.host(), on.helpers.Flow(on.net, busy=False)
+    before, plain = on.host(), Flow(on.net, busy=False)
     on.flows.append(plain)
     set_own(plain)
     with owned_by_another(on) as (flow, watcher, _):
@@ -189,10 +191,10 @@ def test_fail_open_and_restore_when_the_daemon_is_killed(on: Bench, disturbed: b
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 os.kill(watcher, number)
     if watcher:
-        assert on.helpers.soon(lambda: has_ended(watcher))
+        assert soon(lambda: has_ended(watcher))
     assert flow.exceeds(FREE)
-    assert on.helpers.soon(lambda: on.host() == before), on.host()
-    assert on.helpers.soon(lambda: options(flow) == options(plain))
+    assert soon(lambda: on.host() == before), on.host()
+    assert soon(lambda: options(flow) == options(plain))
 
 
 def has_ended(pid: int) -> bool:

@@ -10,9 +10,11 @@ import pytest
 
 from flowslotd import config
 from flowslotd.diagnose import diagnosis, preflight
-from flowslotd.pace import PacingError, guardian, make_pacer
+from flowslotd.pace import guardian
+from flowslotd.pace.pacer import PacingError
 
 from .conformance import MB, ON_DEVICES, Bench, set_rate
+from .traffic import inside
 
 pytestmark = pytest.mark.root
 
@@ -68,35 +70,26 @@ def test_what_is_announced_for_a_device_is_what_is_done(on: Bench, loaded: Load)
     assert bool(on.host()["egress"]) == (on.backend == "edt")
 
 
-def test_a_named_device_that_is_refused_keeps_the_daemon_from_starting(
-    net: Any, from_here: Any, loaded: Load
-) -> None:
+@pytest.mark.parametrize("named", [False, True])
+def test_a_foreign_qdisc_is_named(net: Any, loaded: Load, named: bool) -> None:
     subprocess.run(["tc", "-n", net.here, *PFIFO.split()], check=True)
-    with from_here.inside(net.here):
-        named = loaded('backend = "htb"\ndevices = ["eth0"]')
-        (change,) = [one for one in preflight.changes(named, "htb") if one.where == "eth0"]
-        assert change.what.startswith("the daemon would not start: eth0 has a root qdisc")
-        with pytest.raises(PacingError, match="eth0 has a root qdisc of its own, pfifo 7:"):
-            make_pacer("htb", "test", devices=["eth0"])
-
-
-def test_a_foreign_qdisc_is_named(net: Any, from_here: Any, loaded: Load) -> None:
-    subprocess.run(["tc", "-n", net.here, *PFIFO.split()], check=True)
-    with from_here.inside(net.here):
+    with inside(net.here):
         for backend in ("htb", "edt"):
-            changes = preflight.changes(loaded(f'backend = "{backend}"'), backend)
+            settings = f'backend = "{backend}"' + ('\ndevices = ["eth0"]' if named else "")
+            changes = preflight.changes(loaded(settings), backend)
             (change,) = [one for one in changes if one.where == "eth0"]
             assert change.when == "never"
+            assert change.what.startswith("the daemon would not start: ") == named
             assert "eth0 has a root qdisc of its own, pfifo 7:, which stays" in change.what
 
 
-def test_sysctls_are_named(net: Any, from_here: Any, loaded: Load) -> None:
+def test_sysctls_are_named(net: Any, loaded: Load) -> None:
     def sysctls(pacing: str) -> list[str]:
-        with from_here.inside(net.here):
+        with inside(net.here):
             changes = preflight.changes(loaded(pacing), "socket")
         return [change.what for change in changes if change.where == "sysctl"]
 
-    with from_here.inside(net.here):
+    with inside(net.here):
         now = Path(guardian.SYSCTL).read_text().strip()
     assert now != "0"
     assert sysctls('backend = "socket"') == [f"net.ipv4.tcp_tso_rtt_log: {now} becomes 0"]

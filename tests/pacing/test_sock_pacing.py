@@ -13,18 +13,20 @@ from typing import Any
 
 import pytest
 
-from flowslotd.pace import guardian, make_pacer
+from flowslotd.pace import guardian
 from flowslotd.pace.pacer import PaceEntry
+from flowslotd.pace.select import make_pacer
 from flowslotd.pace.sockopt import SocketPacer
 
 from .conformance import MB, Flows, apply, later, set_rate
+from .traffic import inside, soon
 
 pytestmark = pytest.mark.root
 
 
 @pytest.fixture
-def sockets(net: Any, from_here: Any) -> Iterator[SocketPacer]:
-    with from_here.inside(net.here):  # where a sysctl may be changed
+def sockets(net: Any) -> Iterator[SocketPacer]:
+    with inside(net.here):  # where a sysctl may be changed
         pacer = make_pacer("socket", "test")
         assert isinstance(pacer, SocketPacer)
         yield pacer
@@ -69,13 +71,19 @@ def test_another_socket_under_the_same_number_is_not_touched(
     assert events == [("closed", flow.cookie)]
 
 
-def test_a_file_under_the_same_number_is_a_closed_flow(
-    sockets: SocketPacer, tmp_path: Path
+@pytest.mark.parametrize("gone", ["process", "socket"])
+def test_what_is_no_socket_any_more_is_a_closed_flow(
+    sockets: SocketPacer, tmp_path: Path, gone: str
 ) -> None:
-    with (tmp_path / "file").open("w") as file:
-        sockets.attach(12345, os.getpid(), file.fileno())
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    with (tmp_path / "file").open("w") as file:  # under the number that a socket had
+        sockets.attach(
+            12345, *((ended.pid, 3) if gone == "process" else (os.getpid(), file.fileno()))
+        )
         assert sockets.counters().cookie.size == 0
     assert [event.kind for event in sockets.events()] == ["closed"]
+    assert apply(sockets, PaceEntry(12345, MB, MB, guaranteed=True, growth=0)) == 0
 
 
 def test_a_process_that_cannot_be_seen_is_named(sockets: SocketPacer) -> None:
@@ -101,15 +109,6 @@ def test_one_follows_whoever_keeps_the_sysctl(sockets: SocketPacer) -> None:
     assert sysctl() != 0
 
 
-def test_a_vanished_process_is_a_closed_flow(sockets: SocketPacer) -> None:
-    gone = subprocess.Popen(["true"])
-    gone.wait()
-    sockets.attach(12345, gone.pid, 3)
-    assert sockets.counters().cookie.size == 0
-    assert [event.kind for event in sockets.events()] == ["closed"]
-    assert apply(sockets, PaceEntry(12345, MB, MB, guaranteed=True, growth=0)) == 0
-
-
 def test_no_descriptor_is_kept(sockets: SocketPacer, flows: Flows) -> None:
     flow = flows(busy=False)
     attach(sockets, flow)
@@ -121,13 +120,13 @@ def test_no_descriptor_is_kept(sockets: SocketPacer, flows: Flows) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_drained_is_noticed(sockets: SocketPacer, flows: Flows, from_here: Any) -> None:
+def test_drained_is_noticed(sockets: SocketPacer, flows: Flows) -> None:
     flow = flows(busy=False)
     attach(sockets, flow)
     base = int(sockets.counters().acked[0])
     sockets.watch(flow.cookie, base + 50_000)
     flow.sock.sendall(bytes(60_000))
-    assert from_here.soon(lambda: int(sockets.counters().acked[0]) >= base + 60_000)
+    assert soon(lambda: int(sockets.counters().acked[0]) >= base + 60_000)
     assert [(event.kind, event.cookie) for event in sockets.events()] == [("drained", flow.cookie)]
     sockets.counters()
     assert sockets.events() == []

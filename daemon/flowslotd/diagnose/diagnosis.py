@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flowslot_proto.tls import SOON, TlsFiles, TlsSettings, utc_now
-from flowslotd.diagnose.probe import Finding, probe, usable_backend, usable_backends
+from flowslotd.diagnose.probe import Finding, probe, usable_backends
 from flowslotd.pace.select import AUTO, TRAITS
 
 _WIDTH = 100
@@ -22,10 +22,6 @@ class Diagnosis:
     why: str
     findings: list[Finding]
 
-    def works(self) -> dict[str, Finding]:
-        """For each back end, the finding that decides."""
-        return usable_backends(self.findings)
-
 
 def diagnose(wanted: str = "auto") -> Diagnosis:
     """`wanted`: as `pacing.backend` in a configuration. Takes some tenths of a second, and leaves
@@ -33,14 +29,12 @@ def diagnose(wanted: str = "auto") -> Diagnosis:
     findings = probe()
     works = usable_backends(findings)
     if wanted == "auto":
-        backend = usable_backend(findings)
-        passed_over = [
-            f"{name} does not work ({works[name].detail})"
-            for name in AUTO[: AUTO.index(backend)]
-            if name in works
-        ]
-        order = " then ".join(name for name in AUTO if name in works)
-        why = "; ".join([f"auto tries {order}", *passed_over])
+        order = [name for name in AUTO if name in works]
+        backend = next((name for name in order if works[name].status == "ok"), "none")
+        reasons = [f"auto tries {' then '.join(order)}"]
+        for name in order[: order.index(backend)] if backend in order else order:
+            reasons.append(f"{name} does not work ({works[name].detail})")
+        why = "; ".join(reasons)
     elif wanted == "none":
         backend, why = "none", "the configuration says so"
     elif works[wanted].status == "ok":
@@ -71,7 +65,7 @@ def tls(settings: TlsSettings, files: TlsFiles | None) -> Finding:
 
 def as_data(found: Diagnosis) -> dict[str, Any]:
     """For JSON and YAML."""
-    works = found.works()
+    works = usable_backends(found.findings)
     return {
         "backend": found.backend,
         "why": found.why,
@@ -93,7 +87,7 @@ def table(found: Diagnosis) -> str:
         if finding.advice:
             lines.append(f"{'':8} {'':{width}}  -> {finding.advice}")
     lines += ["", "Back ends (pacing.backend):"]
-    works = found.works()
+    works = usable_backends(found.findings)
     for name, traits in TRAITS.items():
         state = "works here" if works[name].status == "ok" else f"not here: {works[name].detail}"
         lines.append(f"  {name:7} {state}")

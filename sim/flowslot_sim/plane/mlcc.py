@@ -19,7 +19,7 @@ from flowslot.policy.mlcc import MlccOptions, MlccPolicy
 from flowslot.policy.mlcc.peers import Progress
 from flowslot.policy.mlcc.planner import Reserving
 from flowslot_sim.plane.messages import Plant
-from flowslot_sim.plane.mlcc_host import MlccHost, Wiring
+from flowslot_sim.plane.mlcc_host import MlccHost
 from flowslot_sim.plane.mlcc_switch import TableSwitch
 from flowslot_sim.simulation import Simulation
 from flowslot_sim.stalls import StallWatch
@@ -69,27 +69,16 @@ class Mlcc:
             by_key=options.order == "shortest",
             random=self._random,
         )
-        wiring = Wiring(self._send, self.switch, plant.slot_ns, self._tell)
         links = range(len(sim.world.links))
-        mine: dict[str, list[int]] = {}
-        for row, flow in enumerate(sim.flows):
-            mine.setdefault(flow.host, []).append(row)
+
+        def planner() -> Reserving:
+            policy, held = MlccPolicy(options, plant.slot_ns), [True] * len(links)
+            return Reserving(policy, held, [links], plant.slot_ns, at_once=not options.atomic)
+
+        top_up, slot_ns = options.top_up, plant.slot_ns
         self.hosts = {
-            name: MlccHost(
-                sim,
-                name,
-                rows,
-                planner=Reserving(
-                    MlccPolicy(options, plant.slot_ns),
-                    [True] * len(links),
-                    [links],
-                    plant.slot_ns,
-                    at_once=not options.atomic,
-                ),
-                top_up=options.top_up,
-                wiring=wiring,
-            )
-            for name, rows in mine.items()
+            name: MlccHost(sim, self, name, rows, planner(), top_up=top_up, slot_ns=slot_ns)
+            for name, rows in self._by_host(range(len(sim.flows))).items()
         }
         self._counted = self._counters()
 
@@ -102,8 +91,8 @@ class Mlcc:
 
     def began(self, now: Nanos, job: int, flows: Sequence[int]) -> None:
         """See Control."""
-        for host, rows in self._by_host(flows).items():
-            self.hosts[host].began(rows)
+        for host in self._by_host(flows):
+            self.hosts[host].moved()
 
     def ended(self, now: Nanos, flows: Sequence[int]) -> None:
         """See Control."""
@@ -145,10 +134,12 @@ class Mlcc:
             by_host.setdefault(self._sim.flows[row].host, []).append(row)
         return by_host
 
-    def _send(self, deliver: Callable[[Nanos], None]) -> None:
+    def send(self, deliver: Callable[[Nanos], None]) -> None:
+        """Do something a message's delay later."""
         self.messages += 1
         self._sim.events.after(self._plant.delays.draw(self._random), deliver)
 
-    def _tell(self, host: str, teller: str, n: int, said: Sequence[Progress]) -> None:
+    def tell(self, host: str, teller: str, n: int, said: Sequence[Progress]) -> None:
+        """Let another host know what `teller` says in its message `n`."""
         if host in self.hosts and host != teller:  # as daemons do
-            self._send(partial(self.hosts[host].hear, teller=teller, n=n, said=said))
+            self.send(partial(self.hosts[host].hear, teller=teller, n=n, said=said))

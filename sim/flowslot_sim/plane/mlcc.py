@@ -7,20 +7,22 @@ between them and the switches take a message's delay each way.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
+from flowslot.model.errors import ScheduleRefused
+from flowslot.model.loadtable import LoadTable
 from flowslot.model.units import SECOND, Nanos
 from flowslot.policy.base import Floats
-from flowslot.policy.mlcc import MlccOptions, MlccPolicy
+from flowslot.policy.mlcc import MlccOptions, MlccPolicy, Update
 from flowslot.policy.mlcc.peers import Progress
-from flowslot.policy.mlcc.planner import Reserving
+from flowslot.policy.mlcc.planner import Feedback, Reserving
 from flowslot_sim.plane.messages import Plant
-from flowslot_sim.plane.mlcc_host import MlccHost
-from flowslot_sim.plane.mlcc_switch import TableSwitch
+from flowslot_sim.plane.mlcc_host import HORIZON, MlccHost
 from flowslot_sim.simulation import Simulation
 from flowslot_sim.stalls import StallWatch
 
@@ -49,6 +51,67 @@ VARIANTS = {
 with every remedy."""
 
 
+Answer = Callable[[Nanos, list[bool]], None]
+"""Takes which updates of a call were accepted."""
+
+
+class TableSwitch:
+    """FetchFeedback and UpdateSchedule, over core's load table: that of Arbiter.update_schedule.
+
+    With option `atomic`, what does not fit is refused. Otherwise the paper's switch, which adds up
+    whatever it is told: a table without bounds. All links are in one table, so that an update holds
+    for its whole path or not at all, also where switches of their own would have to agree.
+    """
+
+    def __init__(
+        self, sim: Simulation, slot_ns: Nanos, options: MlccOptions, random: np.random.Generator
+    ) -> None:
+        """With order `shortest`, of updates that arrive at the same moment those with the smallest
+        key come first, and not those of an arbitrary host."""
+        self._capacity = np.array(sim.world.capacity)
+        most = self._capacity if options.atomic else np.full(len(self._capacity), math.inf)
+        self.table = LoadTable(len(most), HORIZON, most)
+        self._events = sim.events
+        self._slot_ns = slot_ns
+        self._by_key = options.order == "shortest"
+        self._random = random
+        self._waiting: list[tuple[Sequence[Update], Answer]] = []
+
+    def fetch(self, now: Nanos, links: tuple[int, ...]) -> Feedback:
+        """FetchFeedback."""
+        self.table.advance(now // self._slot_ns)
+        at = list(links)
+        return Feedback(self.table.slot, links, self.table.load(links), self._capacity[at])
+
+    def update(self, now: Nanos, updates: Sequence[Update], answer: Answer) -> None:
+        """UpdateSchedule of one host. Decided once all that arrives at this moment has arrived:
+        hosts are on one grid, and whoever happens to come first must not always be the same."""
+        self._waiting.append((updates, answer))
+        if len(self._waiting) == 1:
+            self._events.at(now, self._decide)
+
+    def _decide(self, now: Nanos) -> None:
+        self.table.advance(now // self._slot_ns)
+        waiting, self._waiting = self._waiting, []
+        drawn: list[int] = self._random.permutation(len(waiting)).tolist()
+        queue = [update for i in drawn for update in waiting[i][0]]
+        if self._by_key:
+            queue.sort(key=lambda update: update.key)
+        accepted = {id(update): self._take(update) for update in queue}
+        for updates, answer in waiting:
+            answer(now, [accepted[id(update)] for update in updates])
+
+    def _take(self, update: Update) -> bool:
+        """Whether it fits. What was for slots that are over by now is dropped."""
+        late = self.table.slot - update.slot
+        rates = update.rates[late:].tolist()
+        try:
+            self.table.update(update.flow, update.links, rates)
+        except ScheduleRefused:
+            return False
+        return True
+
+
 class Mlcc:
     """See Control. `watch` reports stalls, and ends the run when nothing moves any more."""
 
@@ -61,14 +124,7 @@ class Mlcc:
         self._plant = plant
         self._count_links = variant.count_links
         self._random = np.random.default_rng([seed, 11])
-        self.switch = TableSwitch(
-            sim.events,
-            sim.world.capacity,
-            plant.slot_ns,
-            atomic=options.atomic,
-            by_key=options.order == "shortest",
-            random=self._random,
-        )
+        self.switch = TableSwitch(sim, plant.slot_ns, options, self._random)
         links = range(len(sim.world.links))
 
         def planner() -> Reserving:

@@ -13,11 +13,13 @@ from flowslot.model.units import Nanos
 from flowslot.policy.base import Floats
 from flowslot.policy.mlcc.peers import LocalFlow, Peers, Progress, letters
 from flowslot.policy.mlcc.planner import Feedback, Fetch, Reserve, Reserving
-from flowslot_sim.plane.mlcc_switch import HORIZON
 from flowslot_sim.simulation import Simulation
 
 if TYPE_CHECKING:
     from flowslot_sim.plane.mlcc import Mlcc
+
+HORIZON = 10
+"""K: slots of a schedule."""
 
 
 class MlccHost:

@@ -5,13 +5,15 @@ gRPC tells of a connection when it makes its first call, has a limit for all of 
 and accepts as fast as they come, whatever else waits. So connections are looked up among our open
 files, and those of which one address has too many are shut down: gRPC finds them closed, as if the
 other side had gone. And there is room for some new files only until the next look: what else wants
-to be accepted waits in the kernel, which costs nothing.
+to be accepted waits in the kernel, which costs nothing. What Python opens itself (a module that it
+imports late, say) never lacks room.
 """
 
 import contextlib
 import os
 import resource
 import socket
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection
 from typing import NamedTuple
@@ -33,6 +35,7 @@ class Connections:
 
     def __init__(self, port: int) -> None:
         self._port = port
+        self._limits = False
         self._known: dict[str, Connection | None] = {}
         """By the kernel's number of the socket; the oldest first."""
 
@@ -41,8 +44,10 @@ class Connections:
     ) -> None:
         """Shut down those of barred owners, and what others have beyond `each`. Until the next time
         `more` may come."""
-        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # to look takes files, too
+        if not self._limits:
+            self._limits = True
+            sys.addaudithook(_make_room)
+        unlimited()  # to look takes files, too
         files = self._look()
         count: Counter[str] = Counter()
         for number, connection in list(self._known.items()):
@@ -54,8 +59,8 @@ class Connections:
                 with contextlib.suppress(OSError), _socket(files[number]) as sock:
                     sock.shutdown(socket.SHUT_RDWR)
                     on_shut(connection)
-        room = len(files) + more
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(room, hard), hard))
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(len(files) + more, hard), hard))
 
     def queue(self, most: int) -> None:
         """So many may wait in the kernel to be accepted. Those beyond try again by themselves."""
@@ -68,7 +73,7 @@ class Connections:
     def full(self) -> bool:
         """No more may come."""
         try:
-            os.close(os.open("/", os.O_PATH))
+            os.close(os.dup(2))
         except OSError:
             return True
         return False
@@ -97,6 +102,18 @@ class Connections:
                 if own[1] == self._port:
                     return Connection(owner_of(peer[0]), peer_name(peer[0], peer[1]))
         return None
+
+
+def unlimited() -> None:
+    """As many files as there may be."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _make_room(event: str, _: object) -> None:
+    """Python is about to open something (see its table of audit events)."""
+    if event in {"open", "socket.__new__", "socket.getaddrinfo"}:
+        unlimited()
 
 
 def _socket(file: int) -> socket.socket:

@@ -15,7 +15,7 @@ MAX_STREAMS = 8
 for a moment one for each flow; but calls are begun here one after the other anyway."""
 MAX_CALLS, CALLS_PER_CALLER = 4096, 128
 """At once."""
-CALLS_PER_S, CALL_BURST = 2000.0, 2000.0
+CALLS_PER_S, CALL_BURST = 2000.0, 500.0
 """Calls that one caller may begin. A daemon under MLCC begins up to 17 for each flow."""
 REFUSALS_PER_S, REFUSAL_BURST = 10.0, 200.0
 """Calls of one address that may be rejected, for a rule or a limit; then it is shut out."""
@@ -28,6 +28,8 @@ GUARD_S, NEW_CONNECTIONS = 0.05, 16
 each costs a millisecond, and each may begin MAX_STREAMS calls before it is known who it is."""
 BACKLOG = 256
 """Of connections that wait to be accepted."""
+FEW_CONNECTIONS = 4
+"""... while somebody is shut out, who most likely is among them."""
 LOOK_S, BURST_CONNECTIONS = 0.5, 64
 """So often connections are counted, and so many may come until then; when they do, or somebody is
 shut out, it is done in each GUARD_S."""

@@ -41,7 +41,12 @@ class SwitchProcess:
     async def run(self) -> int:
         """Serve until a signal or a failure; returns the exit status. Raises ConfigError."""
         service = SwitchService(self._build(self._config))
-        server = Server(service.handlers(), tls=self._config.tls, on_rejected=service.rejected)
+        server = Server(
+            service.handlers(),
+            tls=self._config.tls,
+            guarded=True,
+            on_rejected=service.rejected,
+        )
         native = NativeLog(server.handshake_failed)
         try:
             return await self._serve(service, server)

@@ -17,7 +17,7 @@ from flowslot.model.topology_file import split_endpoint
 from flowslot_proto.tls import Material, TlsFiles
 from flowslot_switch import limits
 from flowslot_switch.caller import Caller
-from flowslot_switch.connections import Connection, Connections
+from flowslot_switch.connections import Connection, Connections, unlimited
 from flowslot_switch.nativelog import Strangers
 
 Handler = Callable[["Call"], Awaitable[None]]
@@ -102,11 +102,14 @@ class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
         handlers: Mapping[str, Handler],
         *,
         tls: TlsFiles | None = None,
+        guarded: bool = False,
         on_rejected: OnRejected = lambda peer, why: None,
     ) -> None:
-        """`tls` None: plaintext. `on_rejected`: a caller has broken a rule or a limit."""
+        """`tls` None: plaintext. `guarded`: connections have limits, see Connections; for a process
+        that does nothing else. `on_rejected`: a caller has broken a rule or a limit."""
         self._handlers = handlers
         self._tls = tls
+        self._guarded = guarded
         self._on_rejected = on_rejected
         self._calls = limits.Quota(limits.MAX_CALLS, limits.CALLS_PER_CALLER)
         self._rates = limits.Rates(limits.CALLS_PER_S, limits.CALL_BURST)
@@ -136,6 +139,8 @@ class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
             self._strangers = Strangers(int(port))
         await server.start()
         self._server = server
+        if not self._guarded:
+            return int(port)
         self._connections = Connections(int(port))
         self._connections.queue(limits.BACKLOG)
         self._guarding = asyncio.create_task(self._guard())
@@ -145,6 +150,7 @@ class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
         """Take no more calls; those that run have so long to end."""
         if self._guarding is not None:
             self._guarding.cancel()
+            unlimited()
         if self._server is not None:
             await self._server.stop(grace_s)
 
@@ -223,9 +229,14 @@ class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
             await asyncio.sleep(limits.GUARD_S)
 
     def _shut(self) -> None:
-        assert self._connections is not None
+        if self._connections is None:
+            return
         now = time.monotonic()
-        calm = now - self._looked >= limits.LOOK_S
+        more = limits.NEW_CONNECTIONS
+        if self._barred:
+            more = limits.FEW_CONNECTIONS
+        elif now - self._looked >= limits.LOOK_S:
+            more = limits.BURST_CONNECTIONS
         self._looked = now
         each = limits.CONNECTIONS_PER_ADDRESS
 
@@ -238,7 +249,7 @@ class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._connections.shut(
             each,
             self._barred,
-            limits.BURST_CONNECTIONS if calm else limits.NEW_CONNECTIONS,
+            more,
             on_shut,
         )
 

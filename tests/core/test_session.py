@@ -312,46 +312,6 @@ def test_nonsense_counts_as_nothing(rate: float) -> None:
     assert (talker.one.grant(1).rate, talker.one.grant(1).share) == (0.0, 0.0)
 
 
-def test_repeated_and_outdated_grants_change_nothing() -> None:
-    talker = begun()
-    talker.hear(2, [grant(3, 60.0)])
-    for seq in (2, 3):
-        news = talker.hear(3, [grant(seq, 90.0, ack=True)])
-        assert not (news.raised or news.lowered or news.acks)
-    assert talker.one.grant(1).rate == 60.0
-
-
-def test_other_sessions_and_closed_streams_have_no_effect() -> None:
-    one = begun().one
-    for session in (6, 8):
-        news = one.received(at(2), FromArbiter(session, [grant(9, 90.0)], (), HeartbeatEcho(1)))
-        assert news == News(session)
-    one.closed(at(3))
-    assert one.received(at(4), FromArbiter(7, [grant(9, 90.0)])) == News(7)
-    assert one.grant(1).rate == 50.0 and one.live, "kept for the next stream"
-
-
-def test_a_flow_that_is_gone_stays_gone_until_its_next_life() -> None:
-    talker = begun()
-    talker.hear(2, [grant(2, 50.0, inc=3)])
-    talker.one.done([Done(1, 2)])
-    assert talker.say(3).dones == [Done(1, 3)], "the arbiter has heard of a later one"
-    assert talker.hear(3, [grant(3, 60.0, inc=3, ack=True)]).acks == []
-    assert math.isnan(talker.one.grant(1).rate)
-    talker.hear(4, [grant(4, 30.0, inc=4)])
-    assert talker.one.grant(1).rate == 30.0
-
-
-def test_acknowledgements_wait_until_the_change_is_in_force() -> None:
-    talker = begun()
-    one = talker.one
-    news = one.received(at(2), FromArbiter(7, [grant(2, 10.0, ack=True)]))
-    assert news.lowered == [1]
-    assert not one.has_news and one.take_message(at(3), 0) is None
-    one.enforced(news)
-    assert talker.say(4).acks == [Ack(1, 1, 2)]
-
-
 @pytest.mark.parametrize("event", ["gone", "closed", "connected", "lost"])
 def test_an_acknowledgement_that_comes_too_late_is_not_made(event: str) -> None:
     one = begun().one
@@ -458,12 +418,6 @@ def test_the_next_stream_takes_over_what_is_held_and_says_everything_again() -> 
     assert one.lease_end == at(20 + ORPHAN), "a heartbeat of the old stream"
     assert talker.hear(51, [grant(1, 9.0, standing=True)]).raised == [1], "numbers begin anew"
     assert one.lease_end == at(40 + 240), "a grant proves that Hello has come"
-
-
-def test_a_stream_that_ends_never_makes_a_lease_longer() -> None:
-    talker = begun()
-    talker.one.closed(at(200))
-    assert talker.one.lease_end == at(240)
 
 
 # --- heartbeats

@@ -8,15 +8,14 @@ it looks at its leases; who crashes, and who forgets. `check` holds after every 
 """
 
 import math
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
+from lanes import CAPACITY, CONFIG, LIMIT, NAMES, OWN, PATHS, STREAMS, Daemon, Lane, Process, Stream
 from wires import Memory, Wire
 
-from flowslot.arbiter import ArbiterConfig
 from flowslot.model.errors import ScheduleRefused, SessionEnded
 from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.policy.base import Floats
@@ -26,86 +25,8 @@ from flowslot.protocol.host import Changes, Host
 from flowslot.protocol.loopback import Loopback
 from flowslot.protocol.messages import Demand, Done, FromArbiter, FromDaemon, Opening
 from flowslot.protocol.session import News, Session
-from flowslot.protocol.switch import Switch
 
-CAPACITY = np.array([100e6, 100e6, 60e6])
-NAMES = ("a", "b", "c")
-PATHS = ((0,), (1,), (0, 1), (1, 2), (0, 2))
-OWN = (0, 2)
-"""Links that each host takes for its own while no switch process is live."""
-CONFIG = ArbiterConfig()
-LIMIT = CONFIG.target * CAPACITY
-SEEN = 64
-"""Messages kept for repetition, in each direction of a stream."""
-STREAMS = 3
-"""Streams of a lane that still deliver: the present one, and some that were given up."""
-
-
-@dataclass(eq=False)
-class Process:
-    """A switch process. Each life of it knows nothing of the one before."""
-
-    links: list[int]
-    config: ArbiterConfig
-    partial: bool
-    switch: Switch = field(init=False)
-    life: int = 0
-    load: Floats = field(init=False)
-    """When it was last looked at."""
-    greeted: bool = False
-    """Since then a daemon has said Hello."""
-
-    def begin(self, now: Nanos) -> None:
-        names, goodput = [NAMES[link] for link in self.links], CAPACITY[self.links].tolist()
-        allocator = StaggerAllocator(partial=self.partial)
-        self.switch = Switch(now, names, goodput, self.config, allocator)
-        self.switch.decide(now)
-        self.load = np.zeros(len(self.links))
-        self.life += 1
-
-
-@dataclass(eq=False)
-class Stream:
-    """One stream to one life of a process. `up`, `down`: what is on its way, a message or the end
-    of the stream."""
-
-    process: Process
-    life: int
-    wire: Wire
-    up: deque[bool] = field(default_factory=deque)
-    down: deque[bool] = field(default_factory=deque)
-    seen_up: deque[tuple[FromDaemon, Opening | None]] = field(
-        default_factory=lambda: deque(maxlen=SEEN)
-    )
-    seen_down: deque[FromArbiter] = field(default_factory=lambda: deque(maxlen=SEEN))
-    ended: bool = False
-    """By the switch process."""
-
-
-@dataclass(eq=False)
-class Lane:
-    """A daemon's session with one process."""
-
-    process: Process
-    session: Session
-    streams: list[Stream]
-    open: bool = False
-    in_force: set[tuple[int, int, int]] = field(default_factory=set)
-    """(session, flow, grant) of what was put into force."""
-
-
-@dataclass(eq=False)
-class Daemon:
-    """A host: its daemon, the demands made, and what its kernel enforces."""
-
-    host: Host
-    lanes: list[Lane]
-    demands: dict[int, Demand] = field(default_factory=dict)
-    incs: dict[int, int] = field(default_factory=dict)
-    kernel: dict[int, float] = field(default_factory=dict)
-    news: deque[tuple[int, Changes]] = field(default_factory=deque)
-    """What has come on which lane, and is not in force yet."""
-    beaten: int = 0
+__all__ = ["CAPACITY", "CONFIG", "LIMIT", "World"]
 
 
 class World:
@@ -121,7 +42,7 @@ class World:
         wire: Callable[[], Wire] = Memory,
     ) -> None:
         """`held`: the links of each switch process."""
-        config = replace(CONFIG, gather_ns=Nanos(4 * MILLISECOND)) if gathers else CONFIG
+        config = replace(CONFIG, coalesce_ns=Nanos(4 * MILLISECOND)) if gathers else CONFIG
         self.now = Nanos(1_000_000_000)
         self.decisions: list[tuple[object, ...]] = []
         """All that switch processes have said, and all that kernels were told."""
@@ -280,8 +201,9 @@ class World:
     def connect(self, i: int, k: int = 0) -> None:
         """A stream is open; its first message is written."""
         daemon, lane = self.daemons[i], self.daemons[i].lanes[k]
-        stream = Stream(lane.process, lane.process.life, self._wire())
+        stream = Stream(lane.process, self._wire())
         for old in lane.streams[: 1 - STREAMS]:
+            self._leave(old)
             old.wire.close()
         lane.streams = [*lane.streams[1 - STREAMS :], stream]
         self.enforce_all(i)
@@ -478,20 +400,20 @@ class World:
     def enforced(self, process: Process) -> Floats:
         """What all kernels enforce at this moment of what the process has a say in, on each of its
         links."""
-        lanes = [(d, lane) for d in self.daemons for lane in d.lanes if lane.process is process]
-        load = sum((self._load(d, lane) for d, lane in lanes), np.zeros(len(CAPACITY)))
+        load, k = np.zeros(len(CAPACITY)), self.processes.index(process)
+        for daemon in self.daemons:
+            load += self._load(daemon, daemon.lanes[k])
         self._ghosts = [ghost for ghost in self._ghosts if ghost[0] > self.now]
-        load += sum((ghost for _, of, ghost in self._ghosts if of is process), np.zeros(1))
+        for _, of, ghost in self._ghosts:
+            load += ghost if of is process else 0.0
         return load[process.links]
 
     def granted(self, process: Process) -> Floats:
         """What daemons believe that the process grants them, on each of its links."""
-        load = np.zeros(len(CAPACITY))
+        load, k = np.zeros(len(CAPACITY)), self.processes.index(process)
         for daemon in self.daemons:
-            for lane in daemon.lanes:
-                for flow, demand in daemon.demands.items() if lane.process is process else ():
-                    rate = lane.session.grant(flow).rate
-                    load[list(demand.links)] += rate if rate > 0 else 0.0
+            for flow, demand in daemon.demands.items():
+                load[list(demand.links)] += max(0.0, daemon.lanes[k].session.grant(flow).rate)
         return load[process.links]
 
     def check(self) -> None:

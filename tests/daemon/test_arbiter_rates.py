@@ -6,7 +6,7 @@ import math
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -237,32 +237,6 @@ def test_a_live_switch_grants_and_covers_whole_paths(tmp_path: Path, switch: Swi
         assert host.source.grpc_connections == 1
 
     negotiating(work, host)
-
-
-def test_two_daemons_on_one_link_are_never_over_committed(tmp_path: Path, switch: Switch) -> None:
-    switch.start().wait_recovered()
-    hosts = [Host(tmp_path, "h1"), Host(tmp_path, "h2")]
-    limit = hosts[0].limit("s1->h2") * (1 + 1e-9)
-    totals = [0.0]
-
-    def demand(inc: int, remaining: Callable[[int], int]) -> None:
-        for flow in range(8):
-            left = remaining(inc + flow + flow // 4)
-            hosts[flow // 4].demand(flow, "s1->h2", remaining=left, inc=inc)
-
-    async def work() -> None:
-        await until(lambda: all(h.state == "switch" for h in hosts), "live")
-        for host in hosts:
-            host.on_rates = lambda: totals.append(sum(h.total() for h in hosts))
-        for inc in range(1, 30):
-            demand(inc, lambda turn: 10**7 if turn % 3 else 0)
-            await asyncio.sleep(0.02)
-        demand(40, lambda turn: 10**9)
-        await until(lambda: totals[-1] > 0.99 * limit, "all capacity is given out")
-        assert max(totals) <= limit
-        assert [h.state for h in hosts] == ["switch", "switch"]
-
-    negotiating(work, *hosts)
 
 
 @pytest.mark.parametrize("killed", [True, False])

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from flowslot.model.slot import DEFAULT_SLOT
 from flowslot.model.units import SECOND, Nanos
 from flowslot.policy.mlcc import LivelockDetector, Stall
@@ -52,9 +50,9 @@ class StallWatch:
 
     def _tick(self, now: Nanos) -> None:
         """A slot is over. Raises Livelock."""
-        rows = self._sim.network.rows
-        left = np.where(rows["active"], rows["total"] - rows["sent"], 0.0)
-        self.stalls += self._detector.feed(self._slot, range(len(rows)), left, rows["active"])
+        network = self._sim.network
+        active, flows = network.rows["active"], range(len(network.rows))
+        self.stalls += self._detector.feed(self._slot, flows, network.left(), active)
         self._give_up(now)
         self._slot += 1
         self._sim.events.after(self._slot_ns, self._tick)

@@ -130,7 +130,7 @@ def test_what_one_switch_refuses_is_undone_at_the_other(
         said = await fetch(call)
         if set(link) <= set(call.links) and not taken:
             rates = np.full(10, 0.5 * host.limit("s2->h2"))
-            other = Update(9, link, wall() // host.slot_ns, rates, 1.0)
+            other = Update(9, link, wall() // host.slot_ns, rates, 0.0 * rates)
             taken.append(await host.source._reserve(Reserve(call.switch, other, call.until)))
         return said
 

@@ -130,8 +130,6 @@ class Reserving:
         self._acked: tuple[int, Mapping[int, float]] = (_NEVER, {})
         self._observed: list[Observed] = []
         self._pace: Pace | None = None
-        self._accepted: dict[int, Update] = {}
-        """The last update of each flow that is in force at all its switch processes."""
         self._again = 0  # so often plans of this slot were refused
         # Of the round under way:
         self._round = Nanos(0)  # when it began
@@ -227,8 +225,8 @@ class Reserving:
         self._pace = planned if self._at_once else _lower(self._pace, planned, view.slot)
         # What is given back goes first. What is asked for is not sent one by one, which would take
         # as many round trips: should updates overtake each other, only a preference is lost.
-        back = [update for update in self._policy.updates if update.key == 0.0]
-        more = [update for update in self._policy.updates if update.key != 0.0]
+        back = [update for update in self._policy.updates if update.before is None]
+        more = [update for update in self._policy.updates if update.before is not None]
         self._batches, self._refused = [back, more], []
         return self._next(now)
 
@@ -242,30 +240,27 @@ class Reserving:
                 for call, ok in zip(self._calls, answers, strict=True)
                 if call.update.flow == update.flow
             ]
-            before = self._accepted.get(update.flow, _nothing(update))
             if all(ok for _, ok in its):
                 self.counts.accepted += bool(its)
-                self._accepted[update.flow] = update
-                if not update.rates.any():
-                    del self._accepted[update.flow]
                 continue
             self.counts.refused += 1
             self._refused.append(update)
-            # Less than was just accepted, unless the policy does not give back first: then it may
-            # be refused, and what is too much there ends with the next update.
-            until = Nanos(self._round + self._slot_ns)
-            undo += [
-                Reserve(call.switch, replace(before, links=call.update.links), until)
-                for call, ok in its
-                if ok
-            ]
+            if update.before is not None:
+                # Less than was just accepted, unless the policy does not give back first: then it
+                # may be refused, and what is too much there ends with the next update.
+                until = Nanos(self._round + self._slot_ns)
+                undo += [
+                    replace(c, update=replace(c.update, rates=update.before), until=until)
+                    for c, ok in its
+                    if ok
+                ]
         self.counts.undone += len(undo)
         self._batch, self._calls = [], tuple(undo)
         return self._calls or self._next(now)
 
     def end(self, now: Nanos) -> tuple[Reserve, ...]:
         """Nobody plans any more: what takes all reservations back."""
-        self._batches = [[_nothing(update) for update in self._accepted.values()]]
+        self._batches = [list(self._policy.give_back())]
         return self._send(Nanos(now + self._slot_ns))
 
     def _next(self, now: Nanos) -> tuple[Reserve, ...]:
@@ -400,8 +395,3 @@ def _lower(old: Pace | None, new: Pace, slot: int) -> Pace:
         most = np.array([had.get(flow, np.inf) for flow in new.flows.tolist()])
         rates[:, 0] = np.minimum(rates[:, 0], most)
     return Pace(new.flows, Schedule(slot, rates), rates[:, 0], new.guaranteed)
-
-
-def _nothing(update: Update) -> Update:
-    """Takes its flow's reservation back."""
-    return replace(update, rates=np.zeros_like(update.rates))

@@ -36,14 +36,16 @@ class Update:
     """To be sent as UpdateSchedule: replaces the flow's schedule on all `links`.
 
     `rates`: float64[K], payload bytes/s in the slots from `slot` on; all 0: remove the flow.
-    `key`: seconds that the flow would need alone, shortened as it waits: a caller that can choose
-    sends those with the smallest first. An update that takes something back has 0.
+    `before`: what of it the switches have if they refuse, float64[K]; None: the update only takes
+    something back. `key`: seconds that the flow would need alone, shortened as it waits: a caller
+    that can choose sends those with the smallest first. What takes something back has 0.
     """
 
     flow: int
     links: tuple[int, ...]
     slot: int
     rates: Floats
+    before: Floats | None = None
     key: float = 0.0
 
 
@@ -88,7 +90,6 @@ class MlccPolicy:
         self._history = History()
         self._pauses = Pauses()
         self._held: dict[int, _Held] = {}
-        self._accepted: dict[int, _Held | None] = {}  # without the last update
         self._seen: dict[int, tuple[int, float]] = {}  # active since which slot, bytes left
         self._paced: dict[int, float] = {}  # least that each flow had, all through the slot
         self._slot: int | None = None
@@ -117,7 +118,7 @@ class MlccPolicy:
         begins = view.slot != self._slot
         if begins:
             self._slot, self._paced = view.slot, {}
-        self._view, self.updates, self._accepted = view, (), {}
+        self._view, self.updates = view, ()
         self._fresh = begins or self._again
         active = self._active(view)
         if begins or self._again or self.options.replan_on_events or self._links is None:
@@ -133,19 +134,20 @@ class MlccPolicy:
         """
         assert self._view is not None and self._links is not None, "nothing was decided yet"
         for update in updates:
-            if update.flow not in self._accepted:
+            if update.before is None:
                 continue
-            before = self._accepted.pop(update.flow)
-            now = self._held.pop(update.flow, None)
-            for held, sign in ((now, -1.0), (before, 1.0)):
-                if held is not None:
-                    rates = held.at(self._view.slot, self._links.horizon)
-                    self._links.add(held.path, sign * rates)
-            if before is not None:
-                self._held[update.flow] = before
+            held = self._held.pop(update.flow)
+            self._links.add(held.path, update.before - held.rates)
+            if update.before.any():
+                self._held[update.flow] = held._replace(rates=update.before)
             self._again = True
         self._fresh = False
         return self._pace()
+
+    def give_back(self) -> tuple[Update, ...]:
+        """What takes back all that is held."""
+        held = ((flow, held._replace(rates=0.0 * held.rates)) for flow, held in self._held.items())
+        return tuple(_update(flow, nothing) for flow, nothing in held)
 
     # --- what there is to plan
 
@@ -198,7 +200,7 @@ class MlccPolicy:
                 rates = self._rates(a, links, part)
             links.add(a.path, rates)
             planned[a.flow] = _Held(a.path, view.slot, rates)
-        self._reserve(planned, own, keys)
+        self._reserve(view.slot, planned, own, keys)
 
     def _is_paused(self, flow: int, slot: int) -> bool:
         dependency = self.dependencies.get(flow)
@@ -244,7 +246,11 @@ class MlccPolicy:
     # --- what comes of it
 
     def _reserve(
-        self, planned: dict[int, _Held], own: dict[int, Floats], keys: dict[int, float]
+        self,
+        slot: int,
+        planned: dict[int, _Held],
+        own: dict[int, Floats],
+        keys: dict[int, float],
     ) -> None:
         """The updates that lead from what is held to what is planned.
 
@@ -254,30 +260,23 @@ class MlccPolicy:
         back, more = [], []
         for flow in [*planned, *(f for f in self._held if f not in planned)]:
             old, new = self._held.pop(flow, None), planned.get(flow)
+            had = own[flow] if old is not None else np.zeros_like(planned[flow].rates)
             if old is not None and (new is None or not np.array_equal(old.path, new.path)):
-                if own[flow].any():
-                    nothing = np.zeros_like(own[flow])
-                    back.append(_update(flow, _Held(old.path, self._now(), nothing)))
-                old = None
+                nothing = np.zeros_like(had)
+                if had.any():
+                    back.append(_update(flow, _Held(old.path, slot, nothing)))
+                had = nothing
             if new is None:
                 continue
-            rates = new.rates if old is None else np.minimum(own[flow], new.rates)
-            kept = None if old is None else _Held(new.path, new.slot, rates)
-            grows = bool(np.any(new.rates > (0.0 if old is None else rates)))
-            shrinks = old is not None and bool(np.any(rates < own[flow]))
-            if kept is not None and shrinks and (self.options.atomic or not grows):
-                back.append(_update(flow, kept))
+            kept = np.minimum(had, new.rates)
+            grows = bool(np.any(new.rates > kept))
+            if np.any(kept < had) and (self.options.atomic or not grows):
+                back.append(_update(flow, new._replace(rates=kept)))
             if grows:
-                more.append(_update(flow, new, keys[flow]))
-                untouched = None if old is None else _Held(new.path, new.slot, own[flow])
-                self._accepted[flow] = kept if self.options.atomic else untouched
+                more.append(_update(flow, new, kept if self.options.atomic else had, keys[flow]))
             if new.rates.any():
                 self._held[flow] = new
         self.updates = (*back, *more)
-
-    def _now(self) -> int:
-        assert self._slot is not None
-        return self._slot
 
     def _pace(self) -> Pace:
         """Every flow on a known path at what is held for it; idle and new ones at 0."""
@@ -304,5 +303,5 @@ class MlccPolicy:
         return Pace(view.flow[rows], Schedule(view.slot, rates), ceilings=tops, guaranteed=no)
 
 
-def _update(flow: int, held: _Held, key: float = 0.0) -> Update:
-    return Update(flow, tuple(held.path.tolist()), held.slot, held.rates, key)
+def _update(flow: int, held: _Held, before: Floats | None = None, key: float = 0.0) -> Update:
+    return Update(flow, tuple(held.path.tolist()), held.slot, held.rates, before, key)

@@ -324,8 +324,8 @@ class Arbiter:
     ) -> Rows:
         """`limit`: float64[L], make room there for those that wait; None: wherever it is due."""
         flows = self._flows
-        short = np.ones(flows.n_links + 1, np.intp) if limit is None else flows.short(mute, limit)
-        slots = flows.lower(now, mute, short, self._seq + 1)
+        may = ~mute if limit is None else ~mute & flows.in_the_way(mute, limit)
+        slots = flows.lower(now, may, self._seq + 1)
         if slots.size:
             self._seq += len(slots)
             self.preempted += int((flows.rows["remaining"][slots] > 0).sum())

@@ -52,7 +52,6 @@ ROW = np.dtype(  # times are absolute, ns; rules.pxd has the same columns in the
 _EMPTY = np.zeros((), ROW)
 _EMPTY["session"], _EMPTY["group"], _EMPTY["idle_since"] = FREE, -1, NEVER
 _EMPTY["tightest"] = np.inf
-_ROUNDING = 1e-9
 
 
 class Ledger:
@@ -235,15 +234,15 @@ class Ledger:
 
     def commitments(self) -> Floats:
         """What flows may be sending at on each link, float64[L]; unknown paths count on all."""
-        rows = self.rows
-        return self._sums(np.maximum(rows["grant"], rows["pending_rate"].max(axis=1)))
+        sums = np.zeros(self.n_links + 1)
+        rules.commitments(self.table, self.paths, sums)
+        return sums[:-1]
 
     def _sums(self, rates: Floats) -> Floats:
-        """`rates`, float64[n], by link, float64[L]; unknown paths count on all."""
+        """The same of any `rates`, float64[n]."""
         sums = np.zeros(self.n_links + 1)
-        link_sum(self.paths, rates, sums)
-        everywhere = rates[self.paths[:, 0] == self.n_links].sum()
-        return np.asarray(sums[:-1] + everywhere)
+        rules.add_up(self.paths, rates, sums)
+        return sums[:-1]
 
     def give_back(self, slot: int, seq: int) -> None:
         """The daemon has stopped using grant `seq` by itself: it commits nothing any more.
@@ -287,15 +286,9 @@ class Ledger:
         without a path keep what they hold, if that was said after `since`. `standing`: which
         targets hold in all phases, bool[n]; None: none.
         """
-        rows, paths = self.rows, self.paths
-        rows["standing"] = False if standing is None else standing
+        self.rows["standing"] = False if standing is None else standing
         link, rate = self._least_change
-        kept = (paths[:, 0] == self.n_links) & (rows["held_since"] > since)
-        wanted, goal = np.where(kept, rows["grant"], target), rows["goal"]
-        small = np.minimum(link * rows["tightest"], rate * np.maximum(goal, wanted))
-        found = np.where((np.abs(wanted - goal) < small) & (wanted > 0), goal, wanted)
-        over = np.append(self._sums(found) > capacity * (1 + _ROUNDING), False)
-        rows["goal"] = np.where(over[paths].any(axis=1), np.minimum(found, wanted), found)
+        rules.settle(self.table, self.paths, target, since, capacity, link, rate)
 
     def in_the_way(self, mute: Bools, limit: Floats) -> Bools:
         """Flows on links without room for what others are waiting for, even when all

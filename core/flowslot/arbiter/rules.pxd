@@ -4,7 +4,7 @@
 cimport cython
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
-from flowslot.policy.fill cimport chosen_t, crosses, floats_t, given_t, paths_t, rows_t
+from flowslot.policy.fill cimport chosen_t, crosses, floats_t, given_t, link_sum, paths_t, rows_t
 
 # struct Row from flowslot.arbiter.ledger:ROW
 cdef packed struct Row:
@@ -41,7 +41,7 @@ cdef packed struct Row:
 
 cdef Py_ssize_t _pending
 cdef int64_t _never, _together
-cdef double _least_left, _pressing, _inf
+cdef double _least_left, _pressing, _rounding, _inf
 
 # A view of memory that need not be checked again.
 @cython.locals(flows=Row[::1])
@@ -59,6 +59,17 @@ cpdef int64_t see(
     double[:, ::1] seen,
 )
 cdef inline double commitment(Row[::1] rows, Py_ssize_t i)
+@cython.locals(rates=floats_t)
+cpdef void commitments(Row[::1] rows, paths_t paths, floats_t sums)
+@cython.locals(everywhere=double)
+cpdef void add_up(paths_t paths, given_t rates, floats_t sums)
+@cython.locals(
+    goal=double, small=double, goals=double[:, ::1], wanted=floats_t, found=floats_t, sums=floats_t
+)
+cpdef void settle(
+    Row[::1] rows, paths_t paths, given_t target, int64_t since, given_t capacity,
+    double change_link, double change_rate,
+)
 cpdef Py_ssize_t lower(
     int64_t now, Row[::1] rows, const uint8_t[::1] may, int64_t seq, rows_t lowered
 )

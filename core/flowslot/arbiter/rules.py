@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from flowslot.policy.base import Bools, Floats, Ints, Paths, Rows
-from flowslot.policy.fill import crosses
+from flowslot.policy.fill import crosses, link_sum
 
 COMPILED = not __file__.endswith(".py")
 
@@ -35,7 +35,7 @@ begun yet are waited for this long."""
 # The same as C variables: rules.pxd declares them.
 _pending, _never, _free = PENDING, NEVER, FREE
 _least_left, _pressing = LEAST_LEFT, PRESSING
-_together, _inf = TOGETHER_NS, math.inf
+_together, _rounding, _inf = TOGETHER_NS, 1e-9, math.inf
 
 
 def table(rows: Any) -> Any:
@@ -137,7 +137,55 @@ def commitment(rows: Any, i: int) -> float:
     return most
 
 
+def commitments(rows: Any, paths: Paths, sums: Floats) -> None:
+    """Add up on each link what flows may be sending at: `sums`, float64[L + 1], zero before."""
+    rates = np.zeros(len(rows))
+    for i in range(len(rows)):
+        rates[i] = commitment(rows, i)
+    add_up(paths, rates, sums)
+
+
+def add_up(paths: Paths, rates: Floats, sums: Floats) -> None:
+    """As fill.link_sum, but flows without a path count on every link."""
+    last, everywhere = len(sums) - 1, 0.0
+    link_sum(paths, rates, sums)
+    for i in range(len(rates)):
+        if paths[i, 0] == last:
+            everywhere += rates[i]
+    for link in range(last):
+        sums[link] += everywhere
+
+
 # --- what is to change
+
+
+def settle(  # noqa: PLR0917
+    rows: Any,
+    paths: Paths,
+    target: Floats,
+    since: int,
+    capacity: Floats,
+    change_link: float,
+    change_rate: float,
+) -> None:
+    """Turn targets, float64[F], into goals; see Ledger.settle. `capacity`: float64[L]."""
+    n_links = len(capacity)
+    goals, sums = np.zeros((2, len(rows))), np.zeros(n_links + 1)
+    wanted, found = goals[0], goals[1]
+    for i in range(len(rows)):
+        wanted[i] = target[i]
+        if paths[i, 0] == n_links and rows[i].held_since > since:
+            wanted[i] = rows[i].grant
+        goal = rows[i].goal
+        small = min(change_link * rows[i].tightest, change_rate * max(goal, wanted[i]))
+        found[i] = goal if abs(wanted[i] - goal) < small and wanted[i] > 0 else wanted[i]
+    add_up(paths, found, sums)
+    for i in range(len(rows)):
+        rows[i].goal = found[i]
+        for h in range(paths.shape[1]):
+            link = paths[i, h]
+            if link < n_links and sums[link] > capacity[link] * (1 + _rounding):
+                rows[i].goal = min(found[i], wanted[i])
 
 
 def lower(now: int, rows: Any, may: Bools, seq: int, lowered: Rows) -> int:

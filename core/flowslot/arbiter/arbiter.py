@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from flowslot.arbiter.config import ArbiterConfig
 from flowslot.arbiter.ledger import Ledger
-from flowslot.arbiter.sessions import Session, Sessions, SessionState
+from flowslot.arbiter.sessions import Session, Sessions
 from flowslot.arbiter.validate import check_hello, clamp_demand, refuse_demand
 from flowslot.model.errors import ScheduleRefused
 from flowslot.model.loadtable import LoadTable
@@ -177,9 +177,9 @@ class Arbiter:
         if owner is not None:
             owner.closed = True
 
-    def state(self, session: int) -> SessionState:
-        """What the session is at present."""
-        return self._sessions.state(session)
+    def honours(self, session: int) -> bool:
+        """The session's stream is open and its lease has not ended."""
+        return self._sessions.live(session) is not None
 
     def daemons(self) -> list[str]:
         """Names of those that may still enforce something."""

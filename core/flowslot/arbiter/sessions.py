@@ -3,7 +3,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import Enum
 
 from flowslot.arbiter.config import ArbiterConfig
 from flowslot.model.errors import ProtocolError
@@ -12,14 +11,6 @@ from flowslot.protocol.messages import Hello
 
 _MAX_DROPPED = 4096  # ended flows remembered per session, against demands still on their way
 _NAMES_PER_SESSION = 4  # names of daemons remembered, against Hellos still on their way
-
-
-class SessionState(Enum):
-    """UNSYNCED: no such session. SYNCED: its grants are honoured. EXPIRED: its lease runs out."""
-
-    UNSYNCED = "unsynced"
-    SYNCED = "synced"
-    EXPIRED = "expired"
 
 
 @dataclass(slots=True)
@@ -93,13 +84,6 @@ class Sessions:
         """The session, when its stream is open and its grants are honoured."""
         found = self._synced.get(session)
         return None if found is None or found.closed else found
-
-    def state(self, session: int) -> SessionState:
-        """What a session is; one that has ended is UNSYNCED: its daemon must say Hello again."""
-        found = self._synced.get(session)
-        if found is None:
-            return SessionState.UNSYNCED
-        return SessionState.EXPIRED if found.closed else SessionState.SYNCED
 
     def expire(self, now: Nanos) -> list[Session]:
         """Remove and return the sessions whose lease has ended."""

@@ -195,7 +195,8 @@ class Arbiter:
         if not flows.n:
             self._next_change = None
             return {}
-        if self._idle and not self._pressed(now):
+        # The targets may change at a certain time, although nothing was said.
+        if self._idle and (self._next_change is None or now < self._next_change):
             return {}
         flows.progress(now)
         for session in sorted(flows.overdue(now - self.config.ack_timeout_ns)):
@@ -215,7 +216,9 @@ class Arbiter:
             self._coalesced_at = None
         elif at is None and flows.unsettled():
             self._coalesced_at = Nanos(now + coalesce)
-        self._idle = not grants and self._coalesced_at is None and self._settled()
+        # If all grants stand, time alone changes nothing: not even what remains matters.
+        still = not grants and self._coalesced_at is None and not len(self._table)
+        self._idle = still and flows.settled()
         return {session: grants[session] for session in sorted(grants)}
 
     def next_wakeup(self, now: Nanos) -> Nanos:
@@ -272,14 +275,6 @@ class Arbiter:
         self.scheduled += 1
 
     # --- how
-
-    def _settled(self) -> bool:
-        """All grants stand, so that time alone changes nothing: not even what remains matters."""
-        return not len(self._table) and self._flows.settled()
-
-    def _pressed(self, now: Nanos) -> bool:
-        """The time has come at which the targets may change although nothing was said."""
-        return self._next_change is not None and now >= self._next_change
 
     def _said(self, now: Nanos) -> None:
         """Common to all that may change what the next step decides."""

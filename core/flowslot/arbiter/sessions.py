@@ -63,7 +63,11 @@ class Sessions:
         if hello.session in self._synced:
             raise ProtocolError(f"session {hello.session} belongs to another daemon")
         if latest not in self._synced:
-            self._check_room(hello.owner)
+            theirs = sum(session.owner == hello.owner for session in self)
+            if hello.owner and theirs >= self._config.max_sessions_per_owner:
+                raise ProtocolError(f"there are already {theirs} sessions of {hello.owner}")
+            if len(self) >= self._config.max_sessions:
+                raise ProtocolError(f"there are already {len(self)} sessions")
         replaced = self._synced.pop(latest, None)
         session = Session(hello.session, hello.daemon, now, hello.owner)
         self._synced[hello.session] = session
@@ -72,13 +76,6 @@ class Sessions:
         if len(self._latest) > _NAMES_PER_SESSION * self._config.max_sessions:
             del self._latest[next(iter(self._latest))]
         return session, replaced.id if replaced else None
-
-    def _check_room(self, owner: str) -> None:
-        theirs = sum(session.owner == owner for session in self._synced.values())
-        if owner and theirs >= self._config.max_sessions_per_owner:
-            raise ProtocolError(f"there are already {theirs} sessions of {owner}")
-        if len(self._synced) >= self._config.max_sessions:
-            raise ProtocolError(f"there are already {len(self._synced)} sessions")
 
     def live(self, session: int) -> Session | None:
         """The session, when its stream is open and its grants are honoured."""

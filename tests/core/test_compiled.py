@@ -162,14 +162,3 @@ def test_arbiters_decide_in_the_same_way(seed: int, monkeypatch: pytest.MonkeyPa
     assert compiled[-1][1][0] and compiled[-1][1][2], "raises and lowers"
     interpret(monkeypatch)
     assert history(seed) == compiled
-
-
-def test_lowers_that_are_overdue_are_found_in_the_same_way() -> None:
-    rows = np.zeros(9, flowslot.arbiter.ledger.ROW)
-    rows["pending_seq"][::2, 0] = 1
-    rows["oldest_pending"] = np.arange(9)
-    found = []
-    for loops in (flowslot.arbiter.rules, PLAIN[flowslot.arbiter.rules]):
-        overdue = np.zeros(9, np.intp)
-        found.append(overdue[: loops.overdue(loops.table(rows), 5, overdue)].tolist())
-    assert found == [[0, 2, 4]] * 2

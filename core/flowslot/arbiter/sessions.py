@@ -3,7 +3,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import Enum
 
 from flowslot.arbiter.config import ArbiterConfig
 from flowslot.model.errors import ProtocolError
@@ -12,14 +11,6 @@ from flowslot.protocol.messages import Hello
 
 _MAX_DROPPED = 4096  # ended flows remembered per session, against demands still on their way
 _NAMES_PER_SESSION = 4  # names of daemons remembered, against Hellos still on their way
-
-
-class SessionState(Enum):
-    """UNSYNCED: no such session. SYNCED: its grants are honoured. EXPIRED: its lease runs out."""
-
-    UNSYNCED = "unsynced"
-    SYNCED = "synced"
-    EXPIRED = "expired"
 
 
 @dataclass(slots=True)
@@ -72,7 +63,11 @@ class Sessions:
         if hello.session in self._synced:
             raise ProtocolError(f"session {hello.session} belongs to another daemon")
         if latest not in self._synced:
-            self._check_room(hello.owner)
+            theirs = sum(session.owner == hello.owner for session in self)
+            if hello.owner and theirs >= self._config.max_sessions_per_owner:
+                raise ProtocolError(f"there are already {theirs} sessions of {hello.owner}")
+            if len(self) >= self._config.max_sessions:
+                raise ProtocolError(f"there are already {len(self)} sessions")
         replaced = self._synced.pop(latest, None)
         session = Session(hello.session, hello.daemon, now, hello.owner)
         self._synced[hello.session] = session
@@ -82,24 +77,10 @@ class Sessions:
             del self._latest[next(iter(self._latest))]
         return session, replaced.id if replaced else None
 
-    def _check_room(self, owner: str) -> None:
-        theirs = sum(session.owner == owner for session in self._synced.values())
-        if owner and theirs >= self._config.max_sessions_per_owner:
-            raise ProtocolError(f"there are already {theirs} sessions of {owner}")
-        if len(self._synced) >= self._config.max_sessions:
-            raise ProtocolError(f"there are already {len(self._synced)} sessions")
-
     def live(self, session: int) -> Session | None:
         """The session, when its stream is open and its grants are honoured."""
         found = self._synced.get(session)
         return None if found is None or found.closed else found
-
-    def state(self, session: int) -> SessionState:
-        """What a session is; one that has ended is UNSYNCED: its daemon must say Hello again."""
-        found = self._synced.get(session)
-        if found is None:
-            return SessionState.UNSYNCED
-        return SessionState.EXPIRED if found.closed else SessionState.SYNCED
 
     def expire(self, now: Nanos) -> list[Session]:
         """Remove and return the sessions whose lease has ended."""

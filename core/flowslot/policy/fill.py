@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# cython: infer_types=True
 """Sums over paths, and max-min fair rates. Compiled (fill.pxd); interpreted, it does the same.
 
 F flows, L links. `paths` are int32[F, H], padded with L. Arrays over links have L + 1 entries; the

@@ -46,9 +46,9 @@ class PolicySpec:
 
     name: str
     host_policy: Callable[[PolicyOptions], HostPolicy]
-    allocator: Callable[[PolicyOptions], Allocator] | None
-    needs_arbiter: bool
-    paces: bool
+    allocator: Callable[[PolicyOptions], Allocator] | None = None
+    needs_arbiter: bool = False
+    paces: bool = True
     planner: Callable[[PolicyOptions], MlccPolicy] | None = None
 
     @property
@@ -78,31 +78,19 @@ _POLICIES = {
                 options.floor_share, partial=options.partial, top_up=options.top_up is not False
             ),
             needs_arbiter=True,
-            paces=True,
         ),
         PolicySpec(
             "static",
             host_policy=lambda options: StaticPolicy(options.flows_on_link),
-            allocator=None,
-            needs_arbiter=False,
-            paces=True,
         ),
         PolicySpec(
             "fair",
             host_policy=lambda options: FairPolicy(),
             allocator=lambda options: FairAllocator(),
-            needs_arbiter=False,
             paces=False,
         ),
         *(
-            PolicySpec(
-                name,
-                host_policy=plan,
-                allocator=None,
-                needs_arbiter=False,
-                paces=True,
-                planner=plan,
-            )
+            PolicySpec(name, host_policy=plan, planner=plan)
             for name, plan in (("mlcc", _mlcc), ("mlcc-literal", _mlcc_literal))
         ),
     )

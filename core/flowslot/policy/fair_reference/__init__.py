@@ -43,8 +43,11 @@ class FairReference:
         member = np.zeros(n, np.intp)
         member[of] = np.arange(len(of))
         job, paths = state.job[member], state.paths[member]
-        need = np.zeros((len(state.job_names), len(state.goodput)))
-        fluid.add_up(job, paths, volume, need)
+        shape = len(state.job_names), len(state.goodput)
+        cells, each = job[:, None] * shape[1] + paths, np.repeat(volume, paths.shape[1])
+        need = (
+            np.bincount(cells.ravel(), each, shape[0] * shape[1]).astype(np.float64).reshape(shape)
+        )
         most = need[:, :-1].max(axis=1)[job]
         new_jobs = _renamed(self._jobs, state.job_names)
         new = _renamed(self._aggregates, state.aggregates) | (np.bincount(of, minlength=n) == 0)

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# cython: infer_types=True
 """A fair run from event to event. Compiled (types: fluid.pxd); interpreted, it does the same.
 
 F flows, G aggregates, J jobs, L links; arrays over links have L + 1 entries, of which the last one
@@ -47,13 +48,6 @@ _pause, _pause_ns, _least_ns, _smoothing = PAUSE, PAUSE_NS, LEAST_NS, SMOOTHING
 
 _UNKNOWN = np.zeros((), JOB)
 _UNKNOWN["ended_at"] = math.nan
-
-
-def add_up(job: Ints, paths: Paths, volume: Floats, need: Floats) -> None:
-    """Bytes per iteration of each job on each link: `need`, zero before."""
-    for i in range(len(job)):
-        for h in range(paths.shape[1]):
-            need[job[i], paths[i, h]] += volume[i]
 
 
 def meet(need: Any, j: int, k: int) -> bool:

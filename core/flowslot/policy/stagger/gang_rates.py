@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# cython: infer_types=True
 """How jobs share links, flow by flow. Compiled (types: gang_rates.pxd); interpreted, it does the
 same. __init__.py says what is done in which order, and why.
 
@@ -70,7 +71,7 @@ JOB = np.dtype(  # of the job's flows with one role
 
 # The same as C variables: gang_rates.pxd declares them.
 _keep_ratio, _keep_slack, _full, _rounding = KEEP_RATIO, KEEP_SLACK_S, FULL, ROUNDING
-_near, _near_overdue, _overdue = NEAR_NS, NEAR_OVERDUE_NS, OVERDUE_NS
+_near, _near_overdue = NEAR_NS, NEAR_OVERDUE_NS
 _worthwhile = WORTHWHILE
 _out, _active, _idle, _kept, _coming, _inf = OUT, ACTIVE, IDLE, KEPT, COMING, math.inf
 
@@ -108,14 +109,9 @@ def bottleneck(need: Any, job: int, room: Any, least: float) -> float:
 def next_edge(remaining: Floats, following: Floats, due: Floats, idle: Floats) -> float:
     """In how many ns the first idle flow begins or ceases to be near or overdue; inf: none.
     `following`: `next_bytes`; all as in AllocationState."""
-    first: float = _inf
-    for i in range(len(remaining)):
-        if remaining[i] <= 0 and following[i] > 0:
-            starts, ends = due[i] - _near, due[i] + _near_overdue
-            for edge in (starts, ends, due[i] + _overdue, _near - idle[i]):
-                if 0 < edge < first:
-                    first = edge
-    return first
+    edges = np.array((due - NEAR_NS, due + NEAR_OVERDUE_NS, due + OVERDUE_NS, NEAR_NS - idle))
+    counts = (remaining <= 0) & (following > 0) & (edges > 0)
+    return float(edges[counts].min(initial=math.inf))
 
 
 class Sharing:

@@ -14,7 +14,7 @@ from flowslot_cli import render
 from flowslotd import config
 from flowslotd.diagnose import diagnosis
 
-from .test_domain import Host, until
+from .hosts import Host, until
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "switchemu"))
 import tlsfiles
@@ -124,7 +124,7 @@ def test_a_daemon_with_bad_files_is_told_why_and_gets_nothing(
 
     async def main() -> None:
         host = domain(tmp_path, files="files")
-        await host.domain.start()
+        await host.source.start()
         host.demand(1, "h1->s1", "s1->h2")
         await until(lambda: here in host.error, here)
         assert "\n" not in host.error and host.state == "fallback"
@@ -132,7 +132,7 @@ def test_a_daemon_with_bad_files_is_told_why_and_gets_nothing(
         for file in ("ca.pem", "h1.pem", "h1.key"):
             shutil.copy(tmp_path / file, files / file)
         await until(lambda: host.state == "switch", "let in")
-        await host.domain.close()
+        await host.source.close()
 
     asyncio.run(main())
     if broken != "other":  # the switch was not even shown a certificate
@@ -148,11 +148,11 @@ def test_all_certificates_are_replaced_under_load_and_no_lease_is_lost(
 
     async def main() -> None:
         host = domain(tmp_path)
-        await host.domain.start()
+        await host.source.start()
         host.demand(1, "h1->s1", "s1->h2")
         await until(lambda: host.state == "switch" and host.rate(1) > 0, "granted")
-        (remote,) = host.domain._remotes
-        session = remote.negotiator.session
+        (session,) = host.source.host.sessions
+        number = session.session
 
         async def load(rounds: int) -> None:
             for inc in range(rounds):
@@ -169,13 +169,13 @@ def test_all_certificates_are_replaced_under_load_and_no_lease_is_lost(
             await load(5)
         shutil.copy(tmp_path / "other" / "ca.pem", tmp_path / "ca.pem")
         await load(5)
-        assert host.domain.reservations()["expired"] == 0
-        assert remote.negotiator.session == session, "the stream goes on as it began"
+        assert host.source.reservations()["expired"] == 0
+        assert session.session == number, "the stream goes on as it began"
         assert host.rate(1) > 0
         # A new stream has the new files.
         switch.kill()
         switch.start()
-        await until(lambda: host.state == "switch" and remote.negotiator.session != session, "back")
-        await host.domain.close()
+        await until(lambda: host.state == "switch" and session.session != number, "back")
+        await host.source.close()
 
     asyncio.run(main())

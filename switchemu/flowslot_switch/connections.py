@@ -14,13 +14,67 @@ import os
 import resource
 import socket
 import sys
+import threading
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
 from flowslot_switch.caller import owner_of, peer_name
 
 _FILES = "/proc/self/fd"
+
+
+class FileLimit:
+    """How many files this process may have open (RLIMIT_NOFILE). In any thread."""
+
+    def __init__(self) -> None:
+        self.most: int | None = None
+        """None: as many as there may be."""
+        self._lock = threading.RLock()
+        self._thread = threading.local()
+        self._looking = 0
+        self._hooked = False
+
+    def set(self, most: int | None) -> None:
+        """From now on, until Python itself opens something."""
+        with self._lock:
+            if most is not None and not self._hooked:
+                self._hooked = True
+                sys.addaudithook(self._on_event)
+            self.most = most
+            self._apply()
+
+    @contextlib.contextmanager
+    def lifted(self) -> Iterator[None]:
+        """For a moment there is room for what looking takes."""
+        self._enter(1)
+        try:
+            yield
+        finally:
+            self._enter(-1)
+
+    def _enter(self, n: int) -> None:
+        with self._lock:
+            self._looking += n
+            self._thread.looking = getattr(self._thread, "looking", 0) + n
+            self._apply()
+
+    def _apply(self) -> None:
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        most = hard if self.most is None or self._looking else min(self.most, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+    def _on_event(self, event: str, _: object) -> None:
+        """See Python's table of audit events: something is about to be opened."""
+        if (
+            event in {"open", "socket.__new__", "socket.getaddrinfo"}
+            and self.most is not None
+            and not getattr(self._thread, "looking", 0)
+        ):
+            self.set(None)
+
+
+FILES = FileLimit()
 
 
 class Connection(NamedTuple):
@@ -35,7 +89,6 @@ class Connections:
 
     def __init__(self, port: int) -> None:
         self._port = port
-        self._limits = False
         self._known: dict[str, Connection | None] = {}
         """By the kernel's number of the socket; the oldest first."""
 
@@ -44,10 +97,6 @@ class Connections:
     ) -> None:
         """Shut down those of barred owners, and what others have beyond `each`. Until the next time
         `more` may come."""
-        if not self._limits:
-            self._limits = True
-            sys.addaudithook(_make_room)
-        unlimited()  # to look takes files, too
         files = self._look()
         count: Counter[str] = Counter()
         for number, connection in self._known.items():
@@ -56,14 +105,13 @@ class Connections:
                 if connection.owner in barred or count[connection.owner] > each:
                     self._shut(number, files[number])
                     on_shut(connection)
-        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(len(files) + more, hard), hard))
+        FILES.set(len(files) + more)
 
     def queue(self, most: int) -> None:
         """So many may wait in the kernel to be accepted. Those beyond try again by themselves."""
         for number, file in self._look().items():
             if number.startswith("socket:"):
-                with contextlib.suppress(OSError), _socket(file) as sock:
+                with contextlib.suppress(OSError), FILES.lifted(), _socket(file) as sock:
                     if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                         sock.listen(most)
 
@@ -76,11 +124,13 @@ class Connections:
 
     def _shut(self, number: str, file: int) -> None:
         self._known[number] = None  # once
-        with contextlib.suppress(OSError), _socket(file) as sock:
+        with contextlib.suppress(OSError), FILES.lifted(), _socket(file) as sock:
             sock.shutdown(socket.SHUT_RDWR)
 
     def full(self) -> bool:
-        """No more may come."""
+        """No more may come, or there is no limit any more."""
+        if FILES.most is None:
+            return True
         try:
             os.close(os.dup(2))
         except OSError:
@@ -95,13 +145,14 @@ class Connections:
     def _look(self) -> dict[str, int]:
         """Our open files by what they are. A socket keeps its number as long as it is open."""
         files = {}
-        for name in os.listdir(_FILES):
-            with contextlib.suppress(OSError):  # closed meanwhile
-                files[os.readlink(f"{_FILES}/{name}")] = int(name)
-        self._known = {number: one for number, one in self._known.items() if number in files}
-        for number, file in files.items():
-            if number.startswith("socket:") and number not in self._known:
-                self._known[number] = self._identify(file)
+        with FILES.lifted():
+            for name in os.listdir(_FILES):
+                with contextlib.suppress(OSError):  # closed meanwhile
+                    files[os.readlink(f"{_FILES}/{name}")] = int(name)
+            self._known = {number: one for number, one in self._known.items() if number in files}
+            for number, file in files.items():
+                if number.startswith("socket:") and number not in self._known:
+                    self._known[number] = self._identify(file)
         return files
 
     def _identify(self, file: int) -> Connection | None:
@@ -111,18 +162,6 @@ class Connections:
                 if own[1] == self._port:
                     return Connection(owner_of(peer[0]), peer_name(peer[0], peer[1]))
         return None
-
-
-def unlimited() -> None:
-    """As many files as there may be."""
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _make_room(event: str, _: object) -> None:
-    """Python is about to open something (see its table of audit events)."""
-    if event in {"open", "socket.__new__", "socket.getaddrinfo"}:
-        unlimited()
 
 
 def _socket(file: int) -> socket.socket:

@@ -25,6 +25,9 @@ from flowslot_switch.server import Server
 from flowslot_switch.service import SwitchService
 
 GRACE_S = 1.0
+SWITCH_S = 0.0005
+"""So long a thread of gRPC waits for Python at most. With TLS it does at each handshake, and what
+came for all others waits with it; 5 ms, which is usual, would be too long."""
 log = logging.getLogger("flowslot-switch")
 
 
@@ -64,6 +67,7 @@ class SwitchProcess:
             loop.add_signal_handler(number, self._finish, 0)
         loop.add_signal_handler(signal.SIGHUP, self._reload, service)
         watchdog = asyncio.create_task(self._feed_watchdog())
+        sys.setswitchinterval(SWITCH_S)
         gc.freeze()
         self._ready()
         status = await self._stop

@@ -20,8 +20,8 @@ from typing import TextIO
 from flowslot_switch.connections import Connections
 from flowslot_switch.limits import TokenBucket
 
-LOOKS_PER_S = 20.0
-"""Handshakes whose connection is looked up; of more nobody would want to know."""
+LOOKS_PER_S, LOOK_BURST = 2.0, 20.0
+"""For strangers: an attacker must not make us look for him all the time."""
 LINES, LINES_S = 10, 10.0
 """Other lines that are passed on in so long."""
 FAILED = re.compile(r"Handshake failed with error .*?:OPENSSL_internal:(.*?)(?:: OK)?$")
@@ -97,7 +97,7 @@ class Strangers:
     def __init__(self, port: int) -> None:
         self._connections = Connections(port)
         self._lock = threading.Lock()
-        self._looks = TokenBucket(LOOKS_PER_S, LOOKS_PER_S)
+        self._looks = TokenBucket(LOOKS_PER_S, LOOK_BURST)
         self._seen: dict[str, float] = {}
         self._callers: set[str] = set()
 
@@ -114,6 +114,8 @@ class Strangers:
     def gone(self) -> str:
         """Those that came, made no call, and are no more; most often it is one."""
         with self._lock, contextlib.suppress(OSError):
+            if not self._looks.take(time.monotonic_ns()):
+                return "somebody"
             now, there = time.monotonic(), set(self._connections.peers())
             self._callers &= self._seen.keys() | there
             gone = [peer for peer in self._seen if peer not in there | self._callers]

@@ -17,7 +17,7 @@ from flowslot.model.topology_file import split_endpoint
 from flowslot_proto.tls import Material, TlsFiles
 from flowslot_switch import limits
 from flowslot_switch.caller import Caller
-from flowslot_switch.connections import Connection, Connections, unlimited
+from flowslot_switch.connections import FILES, Connection, Connections
 from flowslot_switch.nativelog import Strangers
 
 Handler = Callable[["Call"], Awaitable[None]]
@@ -128,6 +128,7 @@ class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._strangers: Strangers | None = None
         self._connections: Connections | None = None
         self._looked = 0.0
+        self._handshakes = 0
         self._guarding: asyncio.Task[None] | None = None
         self._server: grpc.aio.Server | None = None
 
@@ -160,7 +161,7 @@ class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
         """Take no more calls; those that run have so long to end."""
         if self._guarding is not None:
             self._guarding.cancel()
-            unlimited()
+            FILES.set(None)
         if self._server is not None:
             await self._server.stop(grace_s)
 
@@ -227,6 +228,9 @@ class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
             nonlocal used
             if self._strangers is not None:
                 self._strangers.look()
+            self._handshakes += 1
+            if self._connections is not None and self._handshakes > limits.NEW_CONNECTIONS:
+                FILES.set(0)  # connections that end soon leave room: no more until the next look
             before, used = used, tls.current()
             return None if used is before else of(used)
 
@@ -251,7 +255,7 @@ class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
             more = limits.FEW_CONNECTIONS
         elif now - self._looked >= limits.LOOK_S:
             more = limits.BURST_CONNECTIONS
-        self._looked = now
+        self._looked, self._handshakes = now, 0
         each = limits.CONNECTIONS_PER_ADDRESS
 
         def on_shut(connection: Connection) -> None:

@@ -171,6 +171,22 @@ def handshakes(port: int, done: Counts) -> None:
             opened.pop(0).close()
 
 
+def strangers(port: int, done: Counts) -> None:
+    """Whole handshakes of TLS, as fast as they go, without a certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    while not ended():
+        try:
+            with (
+                socket.create_connection(("127.0.0.1", port), 1.0, (SOURCE, 0)) as sock,
+                context.wrap_socket(sock, server_hostname="s1"),
+            ):
+                done["connections"] += 1
+        except OSError:
+            done["refused"] += 1
+
+
 def trickle(port: int, done: Counts) -> None:
     """A byte now and then on as many streams as there may be: never silent, never done."""
     opened: list[tuple[RawClient, list[int]]] = []
@@ -206,6 +222,7 @@ ATTACKS: dict[str, Callable[[int, Counts], None]] = {
     "unfinished": unfinished,
     "sessions": sessions,
     "handshakes": handshakes,
+    "strangers": strangers,
     "trickle": trickle,
 }
 

@@ -175,7 +175,7 @@ def test_a_refused_congestion_control_is_tried_again_and_a_selected_one_is_not(
             all_of_them.look(second * SECOND, "nonexistent" if second < 35 else "reno")
     again = shadow.AGAIN_NS // SECOND
     refused = [(at, "nonexistent") for at in range(0, 35, again)]
-    assert attempts == refused + [(35, "reno"), (35 + again, "reno"), (35 + 2 * again, "reno")]
+    assert attempts == [*refused, (35, "reno"), (35 + again, "reno"), (35 + 2 * again, "reno")]
     assert len(caplog.records) == 2
     assert "sockets cannot select nonexistent: No such file" in caplog.records[0].message
     assert connection.getsockopt(6, 13, 16).startswith(b"reno\0")

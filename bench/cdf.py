@@ -4,7 +4,7 @@
 Decisions, for 100 flows: a daemon's whole pass at a slot (bench.daemon_cost, traffic kept apart),
 what the policy alone takes of it, and an arbiter's step (bench.decision_time). Negotiations: 5
 daemons on one switch process and 8 on two, 100 flows each (bench.negotiation, `phases`), where
-each flow counts. Dotted lines are the bounds of bench/bounds.toml for the 90th percentile. Needs
+each flow counts. A dotted line is the bound of bench/bounds.toml for the 90th percentile. Needs
 root and matplotlib (extra `lab`).
 """
 
@@ -35,8 +35,9 @@ Samples = dict[str, list[int]]
 
 PANELS = {
     "decision": ("Decisions, 100 flows", "decision_time.step_p90_ms"),
-    "negotiation": ("Negotiations, 100 flows per daemon", "negotiation.p90_ms"),
+    "negotiation": ("Negotiations, 100 flows per daemon", ""),
 }
+"""Title, and the metric whose bound is drawn; "": there is none."""
 COLOURS = ("#0072b2", "#d55e00", "#009e73")
 
 
@@ -80,7 +81,7 @@ def draw(panels: Mapping[str, Samples], path: Path) -> None:
     figure, axes = plt.subplots(1, len(panels), figsize=(10, 4.6), sharey=True)
     for axis, (panel, samples) in zip(axes, panels.items(), strict=True):
         title, bound = PANELS[panel]
-        _panel(axis, samples, must[bound])
+        _panel(axis, samples, must[bound] if bound else None)
         axis.set_title(title, loc="left", fontsize=11, pad=20)
     axes[0].set_ylabel("share of samples")
     figure.tight_layout()
@@ -88,7 +89,7 @@ def draw(panels: Mapping[str, Samples], path: Path) -> None:
     plt.close(figure)
 
 
-def _panel(axis: Axes, samples: Samples, bound_ms: float) -> None:
+def _panel(axis: Axes, samples: Samples, bound_ms: float | None) -> None:
     from matplotlib.ticker import FuncFormatter  # noqa: PLC0415
 
     for colour, (label, values) in zip(COLOURS, samples.items(), strict=False):
@@ -101,16 +102,17 @@ def _panel(axis: Axes, samples: Samples, bound_ms: float) -> None:
     axis.set_ylim(0, 1.02)
     axis.set_yticks(np.arange(0, 1.01, 0.1), minor=True)
     axis.axhline(0.9, color="#888888", linewidth=0.8, linestyle=":")
-    axis.axvline(bound_ms, color="#888888", linewidth=0.8, linestyle=":")
-    axis.annotate(
-        f"p90 at most {bound_ms:g} ms",
-        (bound_ms, 1.02),
-        xytext=(0, 4),
-        textcoords="offset points",
-        ha="center",
-        fontsize=8,
-        color="#666666",
-    )
+    if bound_ms is not None:
+        axis.axvline(bound_ms, color="#888888", linewidth=0.8, linestyle=":")
+        axis.annotate(
+            f"p90 at most {bound_ms:g} ms",
+            (bound_ms, 1.02),
+            xytext=(0, 4),
+            textcoords="offset points",
+            ha="center",
+            fontsize=8,
+            color="#666666",
+        )
     axis.set_xlabel("time (ms, logarithmic)")
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(linewidth=0.4, alpha=0.5)

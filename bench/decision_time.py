@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long decisions take: a host policy's decide(), and an arbiter's step(), for 100 flows; and
-what of the latter the virtual runs take (one look), for few flows, many, and hostile ones.
+what of the latter the fair reference takes (one look), for few flows, many, and hostile ones.
 
 The arbiter's flows belong to 10 jobs on 20 links. Every job's progress differs from step to step,
 and one job of ten goes idle or comes back each time, so that gangs are planned anew and grants
@@ -13,7 +13,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -60,15 +60,13 @@ def decide_ns(policy: str = "stagger", flows: int = FLOWS, rounds: int = 1000) -
         job=np.arange(flows) % JOBS,
         job_names=[f"job{j}" for j in range(JOBS)],
         remaining=rng.uniform(0, 1e7, flows),
-        cap=np.full(flows, np.inf),
         guaranteed=np.ones(flows, dtype=np.bool_),
     )
     decider = registry.get(policy).host_policy(registry.PolicyOptions())
     samples: list[int] = []
     for k in range(rounds):
-        grants = rng.uniform(0, 1e8, flows)
-        ceilings = np.full(flows, 1e9)
-        timed(lambda k=k, g=grants, c=ceilings: decider.decide(Nanos(k), view, g, c), samples)  # type: ignore[misc]
+        granted = replace(view, grants=rng.uniform(0, 1e8, flows), ceilings=np.full(flows, 1e9))
+        timed(lambda k=k, v=granted: decider.decide(Nanos(k), v), samples)  # type: ignore[misc]
     return samples[rounds // 10 :]
 
 
@@ -159,7 +157,7 @@ def look(sends: Sends, rounds: int = 100) -> dict[str, float]:
     following = rng.uniform(*sends.size, sends.flows)
     phase = rng.uniform(0, sends.period_ms, sends.jobs)
     never, none = np.zeros(sends.flows, np.bool_), np.zeros(sends.flows)
-    virtual = FairReference()
+    reference = FairReference()
     samples: list[int] = []
     for k in range(rounds):
         now = k * LOOK_MS
@@ -183,7 +181,7 @@ def look(sends: Sends, rounds: int = 100) -> dict[str, float]:
             goal=none,
         )
         at = Nanos(int(now * MILLISECOND))
-        timed(lambda s=state, at=at: virtual.look(s, at), samples)  # type: ignore[misc]
+        timed(lambda s=state, at=at: reference.look(s, at), samples)  # type: ignore[misc]
     return percentiles(samples[rounds // 2 :])
 
 

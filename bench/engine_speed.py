@@ -9,7 +9,7 @@ import argparse
 import resource
 import time
 
-from flowslot_sim.mixes import Size, on_two_tiers
+from bench.worlds import Size, on_two_tiers
 from flowslot_sim.runner import STANDARD, control
 from flowslot_sim.simulation import Simulation
 

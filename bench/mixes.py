@@ -20,12 +20,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from bench.worlds import WORLDS, slowdowns
 from flowslot.model.units import MILLISECOND
-from flowslot_sim.mixes import WORLDS
 from flowslot_sim.plane.messages import Messages, Plant
 from flowslot_sim.plane.wire import Delays
 from flowslot_sim.runner import control
-from flowslot_sim.simulation import Simulation, slowdowns
+from flowslot_sim.simulation import Simulation
 
 POLICIES = "fair", "stagger", "stagger-exact"
 ONE_MS = Plant(delays=Delays(low=MILLISECOND, high=MILLISECOND))

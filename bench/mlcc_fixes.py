@@ -24,15 +24,15 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.worlds import WORLDS, IdleSlots, slowdowns
 from flowslot.model.units import MILLISECOND, SECOND
 from flowslot.policy.mlcc import MlccOptions
 from flowslot_scenario import scenario as scenarios
-from flowslot_sim.mixes import WORLDS
 from flowslot_sim.plane.messages import Plant
 from flowslot_sim.plane.mlcc import VARIANTS, Mlcc, Variant
 from flowslot_sim.plane.wire import Delays
 from flowslot_sim.runner import control
-from flowslot_sim.simulation import Simulation, slowdowns
+from flowslot_sim.simulation import Simulation
 from flowslot_sim.stalls import Livelock, StallWatch
 from flowslot_sim.world import World, from_scenario
 
@@ -106,6 +106,7 @@ def simulate(name: str, policy: str, seed: int) -> Outcome:
         sim = Simulation(world, lambda sim: Mlcc(sim, STEPS[policy], ONE_MS, seed))
         assert isinstance(sim.control, Mlcc)
         watch = sim.control.watch
+    counted = IdleSlots(sim, ONE_MS.slot_ns)
     given_up = False
     try:
         sim.run(until_ns=round(end_s * SECOND))
@@ -114,8 +115,8 @@ def simulate(name: str, policy: str, seed: int) -> Outcome:
     slots = int(end_s * SECOND) // ONE_MS.slot_ns
     livelocks = [line for line in watch.report() if line.startswith("livelock")]
     starved = any(stall.kind == "starvation" for stall in watch.stalls)
-    lost = slots - watch.slots if given_up else 0
-    idle, crawl = (watch.idle + lost) / slots, (watch.crawled + lost) / slots
+    lost = slots - counted.slots if given_up else 0
+    idle, crawl = (counted.idle + lost) / slots, (counted.crawled + lost) / slots
     first = livelocks[0] if livelocks else ""
     if given_up:
         return Outcome(None, np.nan, idle, crawl, first, starved)

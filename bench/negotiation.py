@@ -22,7 +22,8 @@ back as a job's phase ends. Patterns:
 As in the lab, no processor sleeps meanwhile, where the kernel allows that to be asked for: hosts
 with jobs to run do not sleep either, and a virtual processor takes long to wake up.
 Beside it, right after it, what two bare rounds over plain TCP take among the hosts of one job
-(`floor_...`, see bench.grpc_floor): on few processors, waking that many processes decides.
+(`floor_...`, see bench.grpc_floor): on few processors, waking that many processes decides. So the
+negotiation's time has no bound.
 """
 
 import argparse
@@ -65,14 +66,14 @@ SIX = Load(daemons=6)
 
 
 def measure() -> dict[str, Any]:
-    """For bench.run: `phases` on one switch process, flat, and what TCP alone takes;
-    `turns_...`; `two_switches_...`, both patterns; the bandwidth of six daemons."""
+    """For bench.run: `phases` and `turns_...` on one switch process, `two_switches_...` of both,
+    and what TCP alone takes on one and on two; the bandwidth of six daemons."""
     with awake():
         parts = {
+            "": {**run_once(ONE), **floor(ONE), **measure_bandwidth()},
             "turns_": run_once(ONE._replace(pattern="turns")),
             "two_switches_": {**run_once(TWO), **floor(TWO)},
             "two_switches_turns_": run_once(TWO._replace(pattern="turns")),
-            "": {**run_once(ONE), **floor(ONE), **measure_bandwidth()},
         }
     return {f"{part}{name}": value for part, d in parts.items() for name, value in d.items()}
 
@@ -259,7 +260,10 @@ def main() -> None:
         print(json.dumps(result, indent=2))
     else:
         for pattern, values in result.items():
-            print(pattern, *(f"  {key}: {value}" for key, value in values.items()), sep="\n")
+            if not args.bandwidth:
+                both = (values.get("p90_ms"), values["floor_two_rounds_p90_ms"])
+                print("{}, p90: {} ms, two bare rounds over TCP {} ms".format(pattern, *both))
+            print(*(f"  {key}: {value}" for key, value in values.items()), sep="\n")
 
 
 if __name__ == "__main__":

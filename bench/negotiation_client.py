@@ -1,36 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
 """One daemon of bench.negotiation: a process of its own, driven by the wall clock.
 
-It is what a daemon negotiates with (FailoverDomain: a stream to each switch process, the least of
-what they grant), without flows, kernel or policy. What it would grant itself while no switch
-process is there does not count: its own arbiter holds a link here that no flow crosses.
+It is what a daemon negotiates with (ArbiterRates: a stream to each switch process, the least of
+what they grant), without flows, kernel or policy. What it grants itself while no switch process is
+there does not count.
 """
 
 import argparse
 import asyncio
 import json
 import random
-import secrets
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import psutil
 import uvloop
-from flowslot.protocol.grantbook import Granted
-from flowslotd.negotiate.domain import FailoverDomain
-from flowslotd.negotiate.domain_base import DomainStats, OnGrants
-from flowslotd.negotiate.domain_local import LocalDomain
 
-from flowslot.arbiter import LEASE_SLOTS, ArbiterConfig
-from flowslot.model.topology import Topology, parse_topology
+from flowslot.model.topology import Topology
 from flowslot.model.units import MILLISECOND, SECOND, Nanos
 from flowslot.policy import registry
-from flowslot.protocol.aggregate import Aggregate, ended
-from flowslotd.clock import monotonic, own_moment
-from flowslotd.negotiate.switch_client import SwitchClient
+from flowslot.protocol.aggregate import Aggregate, report, take
+from flowslot.protocol.grants import Granted
+from flowslot.protocol.host import Host
+from flowslotd import config
+from flowslotd.clock import monotonic
+from flowslotd.engine import open_source
+from flowslotd.flows.flow_table import FlowTable
+from flowslotd.negotiate.arbiter import ArbiterRates
+from flowslotd.passes import own_moment
 
 SLOT_NS = Nanos(60 * MILLISECOND)
 PERIOD_S = (0.210, 0.290, 0.370, 0.430)  # of the jobs, no common divisor near a slot
@@ -73,36 +74,24 @@ def topology_text(hosts: int, ports: Sequence[int]) -> str:
     return text
 
 
-def open_domain(
-    topology: Topology, host: int, on_grants: OnGrants, stats: DomainStats
-) -> FailoverDomain:
-    """A daemon's domain, with a stream to every switch process of the topology."""
-    allocator = registry.get("stagger").allocator
-    assert allocator is not None
+class Aggregates:
+    """In the place of the daemon's, which are of its flow table: these are made up."""
 
-    def nothing(_: OnGrants) -> LocalDomain:
-        return LocalDomain(
-            (len(topology.links),),
-            [*topology.capacity(), 1.0],
-            allocator=allocator(registry.PolicyOptions(partial=True)),
-            config=ArbiterConfig(slot_ns=SLOT_NS),
-            on_grants=lambda now, grants: None,
-            stats=DomainStats(),
-        )
+    tops_up = True
 
-    daemon = f"h{host}-{secrets.token_hex(4)}"
-    remotes = [
-        SwitchClient(
-            topology,
-            switch,
-            daemon=daemon,
-            slot_ns=SLOT_NS,
-            lease_ns=Nanos(LEASE_SLOTS * SLOT_NS),
-            stats=stats,
-        )
-        for switch in topology.switches.values()
-    ]
-    return FailoverDomain(remotes, nothing, on_grants, stats)
+    def __init__(self, aggregates: Iterable[Aggregate]) -> None:
+        self.by_id = {aggregate.id: aggregate for aggregate in aggregates}
+
+    def report(
+        self, now: Nanos, host: Host, *, small: bool, lent: Callable[[], Collection[int]]
+    ) -> None:
+        report(now, host, self.by_id, small=small)
+
+    def grant(self, grants: Sequence[Granted]) -> None:
+        take(self.by_id, grants)
+
+    def waiting(self) -> bool:
+        return any(aggregate.reported is None for aggregate in self.by_id.values())
 
 
 class Client:
@@ -116,35 +105,51 @@ class Client:
     def __init__(
         self, topology: Path, host: int, hosts: int, *, ranks: int, flows: int, pattern: str
     ) -> None:
-        parsed = parse_topology(topology.read_text(), str(topology))
-        self.stats = DomainStats()
-        self.domain = open_domain(parsed, host, self._on_grants, self.stats)
+        name = f"h{host}"
+        file = topology.with_name(f"{name}.toml")
+        file.write_text(f'host = "{name}"\nmode = "enforce"\ntopology = "{topology.name}"\n')
+        read = config.load(file)
         self.latency_ns: list[int] = []
         self.unanswered = 0
         self._pattern = pattern
         self._moment = own_moment(host, SLOT_NS)
         self._asked: dict[int, int] = {}
         self._random = random.Random(host)
-        others = peers(host, hosts, len(parsed.switches), ranks)
-        self._group = group(host, hosts, len(parsed.switches), ranks)
+        switches = len(read.topology.switches)
+        self._peers = peers(host, hosts, switches, ranks)
+        self._group = group(host, hosts, switches, ranks)
         self._shift = self._group * ranks / hosts  # groups do not begin together
-        # As daemons do: flows of a job on one path are one reservation.
+        self._aggregates = Aggregates(self._make(read.topology, host, flows))
+        made = open_source(
+            read,
+            registry.get("stagger"),
+            FlowTable(read.topology, name),
+            on_rates=self._on_rates,
+            on_bug=self._on_bug,
+        )
+        self.source = cast(ArbiterRates, made)
+        self.source._aggregates = cast(Any, self._aggregates)
+
+    def _make(self, topology: Topology, host: int, flows: int) -> Iterable[Aggregate]:
+        """As daemons do: flows of a job on one path are one reservation."""
+        others, link, by_name = self._peers, topology.link_index, topology.hosts
         aggregates = Counter((f % JOBS, others[f // JOBS % len(others)]) for f in range(flows))
-        link, nics = parsed.link_index, [parsed.hosts[f"h{j}"].nics[0] for j in range(hosts)]
-        busy, goodput = BUSY[pattern], parsed.capacity()[link[nics[host].up]]
-        self._aggregates = {
-            i: Aggregate(
+        up = link[by_name[f"h{host}"].nics[0].up]
+        busy, goodput = BUSY[self._pattern], topology.capacity()[up]
+        for i, ((job, other), size) in enumerate(aggregates.items(), host * 100_000):
+            yield Aggregate(
                 i,
                 self._name(job),
-                (link[nics[host].up], link[nics[other].down]),
+                (up, link[by_name[f"h{other}"].nics[0].down]),
                 inc=1,
                 flows=size,
                 # So many that the job, alone on its links, needs that part of its period.
                 target=busy * self._period_s(job) * goodput * size * JOBS / flows,
                 period=int(self._period_s(job) * SECOND),
             )
-            for i, ((job, other), size) in enumerate(aggregates.items(), host * 100_000)
-        }
+
+    def _on_bug(self, kind: str, error: BaseException) -> None:
+        raise error
 
     @property
     def waiting(self) -> int:
@@ -152,10 +157,10 @@ class Client:
         return len(self._asked)
 
     async def run(self, seconds: float) -> None:
-        await self.domain.start()
+        await self.source.start()
         end = time.time() + seconds
         await asyncio.gather(self._slots(end), *(self._job(j, end) for j in range(JOBS)))
-        await self.domain.close()
+        await self.source.close()
 
     # --- when
 
@@ -170,28 +175,26 @@ class Client:
     async def _slots(self, end: float) -> None:
         while time.time() < end:
             await asyncio.sleep((SLOT_NS - (time.time_ns() - self._moment) % SLOT_NS) / SECOND)
-            self._pass(small=self.domain.beat(monotonic()))
+            self._pass(small=self.source.beat(monotonic()))
 
     async def _job(self, job: int, end: float) -> None:
         period = self._period_s(job)
         spread = 0.0 if self._pattern == "aligned" else SPREAD_S
         turns = self._pattern == "turns"
         offset = period * ((job + self._shift) / JOBS if turns else self._shift)
-        aggregates = [
-            aggregate for aggregate in self._aggregates.values() if aggregate.job == self._name(job)
-        ]
+        mine = [a for a in self._aggregates.by_id.values() if a.job == self._name(job)]
         while time.time() < end:
             start = ((time.time() - offset) // period + 1) * period + offset
             start += self._random.uniform(0, spread)
             await asyncio.sleep(start - time.time())
             now = monotonic()
-            for aggregate in aggregates:
+            for aggregate in mine:
                 aggregate.active, aggregate.onset = True, now
-                if not self.domain.grant(aggregate.id).rate > 0:
+                if self._is_negotiating and not aggregate.rate > 0:
                     self._asked[aggregate.id] = now
             self._pass()
             await asyncio.sleep(BUSY[self._pattern] * period)
-            self._end(aggregates)
+            self._end(mine)
             self._pass()
 
     # --- what flows do
@@ -207,50 +210,47 @@ class Client:
 
     def _pass(self, *, small: bool = False) -> None:
         """Give back what jobs have that are done, and say what is new."""
-        now, aggregates = monotonic(), self._aggregates.values()
-        for aggregate in aggregates:
+        now = monotonic()
+        for aggregate in self._aggregates.by_id.values():
             part = (now - aggregate.onset) / (BUSY[self._pattern] * aggregate.period)
             aggregate.remaining = (
                 aggregate.target * max(1.0 - part, 0.0) if aggregate.active else 0.0
             )
-        self._take(self.domain.give_back([aggregate.id for aggregate in ended(aggregates)]))
-        demands = [
-            aggregate.demand(now) for aggregate in aggregates if aggregate.has_news(now, small)
-        ]
-        if demands:
-            self.domain.demand(now, demands)
+        self.source.negotiate(now, 0, moved=True, small=small)
 
     # --- what is granted
 
-    def _on_grants(self, now: Nanos, grants: Sequence[Granted]) -> None:
-        self._take(grants)
-        for i, rate, *_ in grants:
-            if rate > 0 and i in self._asked:
-                self.latency_ns += [now - self._asked.pop(i)] * self._aggregates[i].flows
-        if any(aggregate.told is None for aggregate in self._aggregates.values()):
+    @property
+    def _is_negotiating(self) -> bool:
+        return self.source.host.own is None
+
+    def _on_rates(self, now: Nanos) -> None:
+        for i in list(self._asked) if self._is_negotiating else ():
+            aggregate = self._aggregates.by_id[i]
+            if aggregate.rate > 0:
+                self.latency_ns += [now - self._asked.pop(i)] * aggregate.flows
+        if self.source.waiting:
             self._pass()
 
-    def _take(self, grants: Iterable[Granted]) -> None:
-        for grant in grants:
-            self._aggregates[grant.flow].take(grant)
 
-
-async def report(args: argparse.Namespace) -> None:
+async def run(args: argparse.Namespace) -> None:
+    """Print what came of it."""
     work = {"ranks": args.ranks, "flows": args.flows, "pattern": args.pattern}
     one = Client(args.topology, args.host, args.hosts, **work)
     before = psutil.Process().cpu_times()
     await one.run(args.seconds)
     after = psutil.Process().cpu_times()
-    stats = one.stats
+    said = one.source.describe()["domain"]
+    assert said is not None
     json.dump(
         {
             "latency_ns": one.latency_ns,
-            "round_trip": stats.round_trip.summary(),
+            "round_trip": said["round_trip"],
             "unanswered": one.unanswered + one.waiting,
             "cpu_s": sum(after[:2]) - sum(before[:2]),
-            "messages": stats.messages_in + stats.messages_out,
-            "expired": stats.expired,
-            "error": stats.last_error,
+            "messages": said["messages_in"] + said["messages_out"],
+            "expired": one.source.reservations()["expired"],
+            "error": said["error"],
         },
         sys.stdout,
     )
@@ -265,7 +265,7 @@ def main() -> None:
     parser.add_argument("--flows", type=int, required=True)
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--pattern", choices=BUSY, required=True)
-    uvloop.run(report(parser.parse_args()))
+    uvloop.run(run(parser.parse_args()))
 
 
 if __name__ == "__main__":

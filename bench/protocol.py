@@ -20,13 +20,13 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from bench.worlds import WORLDS, slowdowns
 from flowslot.model.units import MILLISECOND, SECOND, Nanos
 from flowslot.policy.registry import PolicyOptions
-from flowslot_sim.mixes import WORLDS
 from flowslot_sim.plane.messages import Messages, Plant
 from flowslot_sim.plane.wire import Delays
 from flowslot_sim.runner import DEFAULTS, STANDARD, control
-from flowslot_sim.simulation import Control, Simulation, slowdowns
+from flowslot_sim.simulation import Control, Simulation
 from flowslot_sim.world import World
 
 WARM_UP_S, END_S = 20.0, 100.0

@@ -27,7 +27,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from flowslotd.pace import PaceEntry, Pacer, make_pacer, pack
+from flowslotd.pace.pacer import PaceEntry, Pacer, pack
+from flowslotd.pace.select import make_pacer
 
 LINK_BPS = 400e6
 BUFFER = 64_000

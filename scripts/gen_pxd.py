@@ -6,7 +6,7 @@
 
 In a `.pxd`, two comments enclose a struct. The first says where its dtype is, MODULE:NAME:
 
-    # struct Row from flowslot.arbiter.flow_table:ROW
+    # struct Row from flowslot.arbiter.ledger:ROW
     # end
 """
 

@@ -20,6 +20,9 @@ def configured(tmp_path: Path) -> Path:
     )
     for text, name in blocks:
         (tmp_path / name).write_text(text)
+    topology = str(tmp_path / "topology.toml")
+    made = CliRunner().invoke(app, ["certs", "init", str(tmp_path), "--topology", topology])
+    assert made.exit_code == 0, made.output
     return tmp_path
 
 

@@ -19,6 +19,8 @@ from typer.core import TyperGroup
 from flowslot_cli.client import BAD_INPUT, CommandError, ask, socket_path
 
 PLUGINS = "flowslot.commands"
+LAZY = {"certs": EntryPoint("certs", "flowslot_cli.certs:app", PLUGINS)}
+"""Of our own, but too slow to import for every command."""
 
 
 class Output(StrEnum):
@@ -30,7 +32,7 @@ class Output(StrEnum):
 
 
 def _plugins() -> dict[str, EntryPoint]:
-    return {entry.name: entry for entry in entry_points(group=PLUGINS)}
+    return LAZY | {entry.name: entry for entry in entry_points(group=PLUGINS)}
 
 
 def _load(entry: EntryPoint) -> Any:

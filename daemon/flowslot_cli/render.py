@@ -104,6 +104,7 @@ def status(data: Data) -> RenderableType:
         ("policy", data["policy"]),
         ("pacing", f"{data['backend']}  {data['congestion_control'] or ''}".strip()),
         ("arbiter", arbiter),
+        *_tls(data.get("tls")),
         ("reservations", _counts(data["reservations"])),
         ("slot", f"{slot['number']} of {slot['slot_ms']:g} ms, {slot['missed']} missed"),
         ("lateness", _percentiles(slot["lateness"])),
@@ -124,6 +125,16 @@ def status(data: Data) -> RenderableType:
     if config["error"]:
         rows.append(("", f"[red]not reloaded: {config['error']}[/red]"))
     return _grid(rows)
+
+
+def _tls(data: Data | None) -> list[tuple[str, str]]:
+    """Between daemons and switch processes, where that is over a network."""
+    if not data or data["mode"] == "loopback":
+        return []
+    if data["mode"] == "insecure":
+        return [("TLS", "[red]insecure: none; anybody may pretend to be any host[/red]")]
+    rows = [("TLS", f"certificate of {data['certificate']}, until {data['ends']}")]
+    return rows + ([("", f"[red]{data['error']}[/red]")] if data["error"] else [])
 
 
 def _unpatched(data: Data | None) -> list[tuple[str, str]]:

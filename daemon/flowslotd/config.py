@@ -2,7 +2,7 @@
 """The daemon's configuration file, and what it refers to."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,10 +12,11 @@ from flowslot.model.errors import ConfigError, FlowslotError, why_unreadable
 from flowslot.model.settings import PathText, Settings, parse_toml
 from flowslot.model.slot import SlotGrid
 from flowslot.model.topology import Topology, parse_topology
-from flowslot.model.topology_file import Name, SwitchSettings
+from flowslot.model.topology_file import Name
 from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.policy import registry
 from flowslot.policy.registry import PolicySpec
+from flowslot_proto.tls import TlsFiles, TlsSettings, open_files
 
 DeviceName = Annotated[str, Field(pattern=r"^[^/\s:]{1,15}$")]
 
@@ -75,6 +76,7 @@ class DaemonSettings(Settings):
     slot_ms: Annotated[FiniteFloat, Field(ge=5, le=1000)] = 60.0
     horizon: Annotated[int, Field(ge=1, le=1000)] = 10
     use_switch: bool = True
+    tls: TlsSettings = TlsSettings()
     pacing: PacingSettings = PacingSettings()
     static: StaticSettings = StaticSettings()
     arbiter: ArbiterSettings = ArbiterSettings()
@@ -93,6 +95,8 @@ class Config:
     topology_file: Path
     settings: DaemonSettings
     topology: Topology
+    tls: TlsFiles | None = None
+    """None: plaintext."""
 
     @property
     def instance(self) -> str:
@@ -111,14 +115,13 @@ class Config:
         return Path(self.settings.runtime_dir)
 
     @property
-    def switches(self) -> list[SwitchSettings]:
+    def switches(self) -> list[str]:
         """The switch processes that hold links which flows of this host may cross."""
         if not self.settings.use_switch:
             return []
         links = sorted(self.topology.links_crossed(self.settings.host))
         held = (self.topology.links[link].switch for link in links)
-        names = dict.fromkeys(switch for switch in held if switch)
-        return [self.topology.switches[name] for name in names]
+        return list(dict.fromkeys(switch for switch in held if switch))
 
     @property
     def addresses(self) -> set[str]:
@@ -142,7 +145,14 @@ def load(file: Path) -> Config:
         raise ConfigError(str(file), "topology", problem) from None
     topology = parse_topology(text, str(topology_file))
     _check(settings, topology, file)
-    return Config(file, topology_file, settings, topology)
+    config = Config(file, topology_file, settings, topology)
+    spec = registry.get(settings.policy)
+    if settings.enforces(spec) and (spec.needs_arbiter or spec.feedback):
+        reached = [topology.switches[name].address for name in config.switches]
+        settings.tls.check(str(file), reached)
+    else:
+        settings.tls.check(str(file), [])
+    return replace(config, tls=open_files(settings.tls, str(file), file.parent, settings.host))
 
 
 def read(file: Path) -> str:

@@ -143,6 +143,7 @@ class Daemon:
         metrics.slots_missed += (now - moment) // self._clock.grid.slot_ns
         self.slot = tick.slot
         self._guard("slot", self._slot_pass, now)
+        self._rearm()
         self._guard("kernel events", self._on_kernel)
         metrics.decision.add(monotonic() - now)
         self._guard("peers", self.engine.source.tell, now)
@@ -151,15 +152,17 @@ class Daemon:
 
     def _slot_pass(self, now: Nanos) -> None:
         """Look at all jobs that are due, and at those that something has happened to."""
+        loop, source = self.engine.loop, self.engine.source
+        asked = self._passes.next_wakeup is not None
         touched = self._passes.take()
         due = self.observer.due(self.slot, self._records())
-        if not touched and all(self.observer.is_fresh(now, source) for source in due):
+        if not touched and all(self.observer.is_fresh(now, record) for record in due):
             due = []
-        sources = {source.id: source for source in (*due, *touched)}
-        small = self.engine.source.beat(now)
-        if sources or small or self.engine.loop.has_news:
-            self._pass(now, list(sources.values()), small=small)
-        self.engine.loop.refresh(now)
+        records = {record.id: record for record in (*due, *touched)}
+        small = source.beat(now)
+        if records or small or asked or source.waiting or loop.has_news:
+            self._pass(now, list(records.values()), small=small)
+        loop.refresh(now)
 
     def _pass(self, now: Nanos, sources: Collection[Source], *, small: bool = False) -> None:
         loop, source = self.engine.loop, self.engine.source
@@ -217,9 +220,11 @@ class Daemon:
         self._guard("kernel events", self._on_kernel)
 
     def _paced(self, now: Nanos) -> None:
-        self.engine.loop.pace(now)
+        loop = self.engine.loop
+        loop.pace(now)
         if self.engine.source.waiting:
             self._pass(now, self._records())
+        loop.refresh(now)  # what is in force was to end with a lease that may be another one now
 
     def _on_readable(self, fd: int) -> None:
         """Flows of a job end within milliseconds: hear of the first at once, then of many."""

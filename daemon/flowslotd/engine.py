@@ -5,6 +5,7 @@ import os
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from flowslot.arbiter import LEASE_SLOTS, ArbiterConfig
 from flowslot.model.errors import FlowslotError
@@ -20,8 +21,7 @@ from flowslotd.flows.flow_info import PROTOCOLS
 from flowslotd.flows.flow_table import FlowTable
 from flowslotd.negotiate.aggregates import Aggregates
 from flowslotd.negotiate.arbiter import ArbiterRates, Client, OnRates
-from flowslotd.negotiate.load_tables import OnBug, Remote
-from flowslotd.negotiate.planned import PlannedRates
+from flowslotd.negotiate.load_tables import OnBug, PlannedRates
 from flowslotd.negotiate.source import FixedRates, RateSource
 from flowslotd.observe.observer import Observer
 from flowslotd.pace import handover
@@ -29,6 +29,9 @@ from flowslotd.pace.enforcer import Enforcer
 from flowslotd.pace.pacer import Pacer, PacingError
 from flowslotd.pace.select import make_pacer
 from flowslotd.slotloop import SlotLoop
+
+if TYPE_CHECKING:
+    from flowslotd.negotiate.feedback_grpc import GrpcRemote
 
 
 class Engine:
@@ -55,7 +58,7 @@ class Engine:
         self.pacer: Pacer | None = None
         self.enforcer: Enforcer | None = None
         if enforcing:
-            self.source = _open_source(
+            self.source = open_source(
                 config, spec, observer.table, on_rates=on_rates, on_bug=on_bug
             )
             # Last: if a source cannot be built, no pacer stays open.
@@ -108,11 +111,11 @@ def _open_pacer(config: Config) -> Pacer:
             devices=pacing.devices,
             sysctls=pacing.sysctls,
         )
-    except PacingError as error:
+    except (PacingError, OSError) as error:
         raise FlowslotError(f"cannot pace: {error}; `flowslot doctor` says more") from error
 
 
-def _open_source(
+def open_source(
     config: Config, spec: PolicySpec, table: FlowTable, *, on_rates: OnRates, on_bug: OnBug
 ) -> RateSource:
     """Where the policy's rates come from; nothing is connected yet."""
@@ -125,8 +128,8 @@ def _open_source(
     )
     if spec.planner is not None:
         remotes = _remotes(config)
-        planner = spec.planner(options)
-        return PlannedRates(config, planner, remotes, table, on_rates=on_rates, on_bug=on_bug)
+        policy = spec.planner(options)
+        return PlannedRates(config, policy, remotes, table, on_rates=on_rates, on_bug=on_bug)
     if not spec.needs_arbiter:
         return FixedRates(spec.host_policy(options))
     clients = _clients(config)
@@ -188,15 +191,14 @@ def _clients(config: Config) -> list[Client]:
     # Only now: a daemon without switch processes never loads gRPC.
     from flowslotd.negotiate.switch_client import SwitchClient  # noqa: PLC0415
 
-    return [SwitchClient(config.topology, switch) for switch in config.switches]
+    topology, host = config.topology, config.settings.host
+    switches = [topology.switches[name] for name in config.switches]
+    return [SwitchClient(topology, switch, host, config.tls) for switch in switches]
 
 
-def _remotes(config: Config) -> list[Remote]:
+def _remotes(config: Config) -> "list[GrpcRemote]":
     if not config.switches:
         return []
     from flowslotd.negotiate.feedback_grpc import GrpcRemote  # noqa: PLC0415
 
-    slot_ns = config.grid.slot_ns
-    return [
-        GrpcRemote(config.topology, switch, config.instance, slot_ns) for switch in config.switches
-    ]
+    return [GrpcRemote(config, name) for name in config.switches]

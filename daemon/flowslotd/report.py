@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flowslot_proto.tls import utc_now
 from flowslot_shm.layout import SLOT, State
 from flowslotd.clock import monotonic
 from flowslotd.control import Answer, Json
@@ -43,6 +44,10 @@ def status(daemon: Daemon) -> Json:
         "reservations": source.reservations(),
         "grpc_connections": source.grpc_connections,
         "clock_offset_us": source.clock_offset_us(),
+        "tls": {
+            "mode": settings.tls.mode(),
+            **(daemon.config.tls.describe(utc_now()) if daemon.config.tls else {}),
+        },
         "slot": {
             "number": daemon.slot,
             "slot_ms": settings.slot_ms,

@@ -66,6 +66,7 @@ class SlotLoop:
             moved = self._observer.observe(now, sources, counters)
             self._unreported |= moved
         new, gone = self._table.take_new(), self._table.take_gone()
+        self._source.follow(now, new, gone)
         # A job's flows share their top-up: one more or less concerns them all.
         self._all_due |= bool(new or gone)
         if self._pacer is not None:
@@ -74,7 +75,6 @@ class SlotLoop:
                     self._pacer.attach(info.cookie, info.pid, info.fd)
         if self._enforcer is not None:
             self._enforcer.release(info.cookie for info in gone)
-        self._source.follow(now, new, gone)
         return moved or bool(new or gone)
 
     def pace(self, now: Nanos) -> None:

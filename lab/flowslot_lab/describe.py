@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m flowslot_lab.describe HOST:PORT`: a switch process's own account, as JSON.
+"""`python -m flowslot_lab.describe HOST:PORT SWITCH FOLDER CALLER`: a switch process's own account,
+as JSON. FOLDER holds `ca.pem`, and certificate and key of CALLER, a host.
 
 A process of its own, because it must run in the switch's network namespace.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import grpc
 
@@ -23,9 +25,12 @@ _OPTIONS = (
 )
 
 
-def describe(address: str) -> DescribeReply:
+def describe(address: str, switch: str, folder: Path, caller: str) -> DescribeReply:
     """Ask, and wait until it listens. Raises grpc.RpcError."""
-    with grpc.insecure_channel(address, options=_OPTIONS) as channel:
+    names = "ca.pem", f"{caller}.key", f"{caller}.pem"
+    credentials = grpc.ssl_channel_credentials(*((folder / name).read_bytes() for name in names))
+    options = (*_OPTIONS, ("grpc.ssl_target_name_override", switch))
+    with grpc.secure_channel(address, credentials, options=options) as channel:
         call = channel.unary_unary(methods.DESCRIBE, response_deserializer=DescribeReply.FromString)
         reply: DescribeReply = call(b"", timeout=_TIMEOUT_S, wait_for_ready=True)
         return reply
@@ -34,7 +39,8 @@ def describe(address: str) -> DescribeReply:
 def main() -> int:
     """Prints {"pid", "counters", "sessions"}; exit status 1 when the switch does not answer."""
     try:
-        reply = describe(sys.argv[1])
+        address, switch, folder, caller = sys.argv[1:]
+        reply = describe(address, switch, Path(folder), caller)
     except grpc.RpcError as error:
         print(f"{error.code().name}: {error.details()}", file=sys.stderr)
         return 1

@@ -97,6 +97,10 @@ class ControlPlane:
         (self._state.folder / "topology.toml").write_text(
             topology_toml(self._scenario, self._names)
         )
+        if self._names.addresses:
+            topology = str(self._state.folder / "topology.toml")
+            make = ["certs", "init", str(self._state.folder), "--topology", topology]
+            run([*venv_program("flowslot", "flowslot_cli.main"), *make])
         for name in self._names.addresses:
             self.start_switch(name)
         for host in self._net.hosts:
@@ -111,7 +115,7 @@ class ControlPlane:
         """Start (again) a switch process."""
         process = "switch" if name == SWITCH else f"switch-{name}"
         config = self._state.folder / f"{name}.switch.toml"  # no host's name has a dot
-        config.write_text(f'name = "{name}"\ntopology = "topology.toml"\n')
+        config.write_text(f'name = "{name}"\ntopology = "topology.toml"\n{_tls(name)}')
         command = [*venv_program("flowslot-switch", "flowslot_switch.main"), "--config"]
         self.switches[name] = start(
             self._state, process, self._net.control, [*command, str(config)], urgent=True
@@ -147,7 +151,8 @@ class ControlPlane:
         if self._policy == "static":
             lines.append("[static.flows_on_link]")
             lines += [f'"{link}" = {n}' for link, n in self._flows_on_link.items()]
-        return "\n".join(lines) + "\n"
+        text = "\n".join(lines) + "\n"
+        return text + _tls(host) if self._names.addresses else text
 
     def _wait_ready(self, host: str) -> None:
         process = self.daemons[host]
@@ -192,7 +197,9 @@ class ControlPlane:
 
     def describe_switch(self, name: str = SWITCH) -> dict[str, Any]:
         """A switch process's own account: pid, counters, sessions."""
-        command = [sys.executable, "-m", "flowslot_lab.describe", self._names.addresses[name]]
+        folder, caller = str(self._state.folder), next(iter(self._net.hosts))
+        asked = [self._names.addresses[name], name, folder, caller]
+        command = [sys.executable, "-m", "flowslot_lab.describe", *asked]
         answer: dict[str, Any] = json.loads(
             run(["nsenter", f"--net=/run/netns/{self._net.control}", *command])
         )
@@ -237,6 +244,11 @@ class ControlPlane:
     def stop(self) -> None:
         """End them in order: daemons restore what they changed."""
         stop(self.processes(), grace_s=_GRACE_S)
+
+
+def _tls(name: str) -> str:
+    """The certificate of a host or a switch process, as `flowslot certs init` has made it."""
+    return f'[tls]\nca = "ca.pem"\ncertificate = "{name}.pem"\nkey = "{name}.key"\n'
 
 
 def topology_toml(scenario: Scenario, switches: SwitchProcesses) -> str:

@@ -81,6 +81,7 @@ def _write_opening(opening: Opening) -> pb.Hello:
         daemon=opening.hello.daemon,
         links=opening.links,
         lease_ns=opening.lease_ns,
+        host=opening.host,
         held=pb.HeldBatch(
             flow=[h.flow for h in held],
             inc=[h.inc for h in held],
@@ -163,6 +164,7 @@ def read_opening(message: pb.DaemonMessage) -> Opening:
         ),
         links,
         check_count("hello.lease_ns", hello.lease_ns),
+        check_name("hello.host", hello.host) if hello.host else "",
     )
 
 

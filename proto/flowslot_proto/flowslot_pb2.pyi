@@ -114,16 +114,18 @@ class ArbiterMessage(_message.Message):
     def __init__(self, session: _Optional[int] = ..., grants: _Optional[_Union[GrantBatch, _Mapping]] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., echo: _Optional[_Union[HeartbeatEcho, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("daemon", "links", "lease_ns", "held")
+    __slots__ = ("daemon", "links", "lease_ns", "held", "host")
     DAEMON_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
     LEASE_NS_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
     daemon: str
     links: _containers.RepeatedScalarFieldContainer[str]
     lease_ns: int
     held: HeldBatch
-    def __init__(self, daemon: _Optional[str] = ..., links: _Optional[_Iterable[str]] = ..., lease_ns: _Optional[int] = ..., held: _Optional[_Union[HeldBatch, _Mapping]] = ...) -> None: ...
+    host: str
+    def __init__(self, daemon: _Optional[str] = ..., links: _Optional[_Iterable[str]] = ..., lease_ns: _Optional[int] = ..., held: _Optional[_Union[HeldBatch, _Mapping]] = ..., host: _Optional[str] = ...) -> None: ...
 
 class HeldBatch(_message.Message):
     __slots__ = ("flow", "inc", "rate")

@@ -84,6 +84,12 @@ class Network:
         self._live = np.union1d(self._live, at)
         self._compacted, self.stale = False, True
 
+    def left(self, at: NDArray[np.intp] | slice = slice(None)) -> Floats:
+        """Bytes that these flows have left in this iteration; 0: idle."""
+        rows = self.rows[at]
+        left: Floats = np.where(rows["active"], np.maximum(rows["total"] - rows["sent"], 1.0), 0.0)
+        return left
+
     def ready(self, i: int) -> float:
         """Bytes of this iteration that flow `i` can have sent: its own, and what has come."""
         rows, total = self.rows, float(self.rows["total"][i])

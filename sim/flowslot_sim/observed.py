@@ -86,20 +86,14 @@ class Observer:
         due: Ints = self.onset + np.where(self.period > 0, self.period, 2 * (now - self.onset))
         return due
 
-    def left(self) -> Floats:
-        """Bytes that each flow has left in this iteration; 0 where it is idle. float64[F]."""
-        rows = self._network.rows
-        left: Floats = np.where(rows["active"], np.maximum(rows["total"] - rows["sent"], 1.0), 0.0)
-        return left
-
     def remaining(self) -> Floats:
         """Bytes that active flows have left, float64[B]; 0: idle."""
-        return self._sum(self.left())
+        return self._sum(self._network.left())
 
     def split(self, rates: Floats) -> Floats:
         """Rates of bunches, float64[B], as rates of flows, float64[F], so that those of a bunch end
         together; of an idle one, for the next iteration."""
-        left = self.left()
+        left = self._network.left()
         idle = self.active[self.of] == 0
         weight = np.where(idle, self._network.rows["total"], left)
         parts: Floats = rates[self.of] * weight / np.maximum(self._sum(weight), 1.0)[self.of]
@@ -107,12 +101,11 @@ class Observer:
 
     def split_one(self, b: int, rate: float) -> Floats:
         """The same for one bunch, float64[its flows]."""
-        rows = list(self.bunches[b].rows)
+        rows = np.array(self.bunches[b].rows, np.intp)
         if len(rows) == 1:
             return np.array([rate])
-        of = self._network.rows[rows]
-        left = np.where(of["active"], np.maximum(of["total"] - of["sent"], 1.0), 0.0)
-        weight = left if self.active[b] else of["total"]
+        network = self._network
+        weight = network.left(rows) if self.active[b] else network.rows["total"][rows]
         parts: Floats = rate * weight / max(float(weight.sum()), 1.0)
         return parts
 

@@ -90,9 +90,10 @@ def evidence(sim: Simulation) -> Evidence:
     """What the control plane did."""
     plane = sim.control
     if isinstance(plane, Mlcc):
+        accepted, refused = plane.counts()
         return Evidence(
-            granted=plane.switch.accepted,
-            refused=plane.switch.refused,
+            granted=accepted,
+            refused=refused,
             rate_writes=plane.writes(),
             control_packets=plane.messages,
             errors=plane.watch.report(),

@@ -7,7 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from flowslot.model.units import SECOND, Nanos
+from flowslot.policy.base import View
 from flowslot_sim.events import Events
 from flowslot_sim.network import Network
 from flowslot_sim.world import SimJob, World, offsets
@@ -38,21 +42,10 @@ class Progress:
     ends: list[int] = field(default_factory=list)
     left: int = 0
     """Flows that still send in this iteration."""
-
-
-def slowdowns(job: SimJob, progress: Progress, since_ns: float, now: int) -> list[float]:
-    """Of the iterations that began at `since_ns` or later; one that is not over by `now` counts,
-    with what it has taken so far, if none has taken longer: a job that starves must show."""
-    done = [
-        (ended - began) / SECOND / job.ideal_s
-        for began, ended in zip(progress.began, progress.ends, strict=False)
-        if began >= since_ns
-    ]
-    if len(progress.began) > len(progress.ends):
-        so_far = (now - progress.began[-1]) / SECOND / job.ideal_s
-        if so_far > max([1.0, *done]):
-            done.append(so_far)
-    return done
+    sends_since: int = 0
+    """When they have begun, ns."""
+    phases: int = 0
+    """So often they have."""
 
 
 class Stalled(Exception):
@@ -100,6 +93,24 @@ class Simulation:
         while self.now < until_ns and self._short:
             self._step(until_ns)
 
+    def view(self, at: NDArray[np.intp], slot: int = 0, horizon: int = 1) -> View:
+        """What a daemon shows its policy of these flows."""
+        rows, network = self.network.rows[at], self.network
+        job = np.array(self.job_of, np.int64)[at]
+        phases = np.array([progress.phases for progress in self.progress])[job]
+        return View(
+            slot=slot,
+            horizon=horizon,
+            capacity=network.capacity[:-1],
+            flow=at.astype(np.uint64),
+            paths=network.paths[at],
+            job=job,
+            job_names=[each.name for each in self.world.jobs],
+            remaining=network.left(at),
+            guaranteed=np.zeros(len(at), np.bool_),
+            acked=np.maximum(phases - 1, 0) * rows["total"] + rows["sent"],
+        )
+
     def _step(self, until_ns: int) -> None:
         """On to the next moment at which anything happens."""
         network, events, now = self.network, self.events, self.events.now
@@ -130,7 +141,9 @@ class Simulation:
 
     def _communicate(self, now: Nanos, j: int) -> None:
         rows = self.rows_of[j]
-        self.progress[j].left = len(rows)
+        progress = self.progress[j]
+        progress.left, progress.sends_since = len(rows), now
+        progress.phases += 1
         self.network.begin(rows)
         self.control.began(now, j, rows)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configuration of an emulated switch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -10,9 +10,10 @@ from pydantic import Field, FiniteFloat
 from flowslot.arbiter import COALESCE_NS, LEASE_SLOTS, ArbiterConfig
 from flowslot.model.errors import ConfigError, why_unreadable
 from flowslot.model.settings import PathText, Settings, parse_toml
-from flowslot.model.topology import Link, parse_topology
+from flowslot.model.topology import Link, Topology, parse_topology
 from flowslot.model.topology_file import Endpoint, Name
 from flowslot.model.units import MILLISECOND, Nanos
+from flowslot_proto.tls import TlsFiles, TlsSettings, open_files
 
 
 class ArbiterSettings(Settings):
@@ -31,6 +32,7 @@ class SwitchSettings(Settings):
     name: Name
     topology: PathText = "topology.toml"
     listen: Endpoint | None = None
+    tls: TlsSettings = TlsSettings()
     arbiter: ArbiterSettings = ArbiterSettings()
 
 
@@ -55,6 +57,24 @@ class SwitchConfig:
     links: tuple[Link, ...]
     settings: ArbiterSettings
     partial: bool = False
+    tls_settings: TlsSettings = field(default_factory=TlsSettings)
+    tls: TlsFiles | None = field(default=None, compare=False)
+    """None: plaintext."""
+    topology: Topology | None = field(default=None, compare=False)
+    _crossed: dict[str, frozenset[str]] = field(default_factory=dict, compare=False)
+
+    def knows(self, host: str) -> bool:
+        """The topology has such a host."""
+        return self.topology is not None and host in self.topology.hosts
+
+    def crossed(self, host: str) -> frozenset[str]:
+        """Names of all links that flows from this host may cross; none if it is not known."""
+        if self.topology is None or not self.knows(host):
+            return frozenset()
+        if host not in self._crossed:
+            names = (self.topology.links[i].name for i in self.topology.links_crossed(host))
+            self._crossed[host] = frozenset(names)
+        return self._crossed[host]
 
     @property
     def slot_ns(self) -> Nanos:
@@ -96,7 +116,17 @@ def load(file: Path | None, overrides: Overrides) -> SwitchConfig:
     address = topology.switches[settings.name].address
     partial = any(link.switch not in (None, settings.name) for link in topology.links)
     listen = settings.listen or address
-    return SwitchConfig(settings.name, listen, links, settings.arbiter, partial)
+    settings.tls.check(source, [listen])
+    return SwitchConfig(
+        settings.name,
+        listen,
+        links,
+        settings.arbiter,
+        partial,
+        settings.tls,
+        open_files(settings.tls, source, Path(source).parent, settings.name),
+        topology,
+    )
 
 
 def _settings(file: Path | None, overrides: Overrides, source: str) -> SwitchSettings:

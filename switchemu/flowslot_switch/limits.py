@@ -10,19 +10,36 @@ from collections.abc import Hashable
 
 MAX_MESSAGE_BYTES = 1 << 19
 """The largest of an honest daemon, a Hello and the demands of 2048 flows, has 200 kB."""
-MAX_STREAMS = 32
-"""Calls at once on one connection. More than that wait in the caller: a daemon has two or three,
-under MLCC for a moment one for each flow."""
+MAX_STREAMS = 8
+"""Calls at once on one connection; more wait in the caller. A daemon has two or three, under MLCC
+for a moment one for each flow; but calls are begun here one after the other anyway."""
 MAX_CALLS, CALLS_PER_CALLER = 4096, 128
 """At once."""
-CALLS_PER_S, CALL_BURST = 2000.0, 2000.0
+CALLS_PER_S, CALL_BURST = 2000.0, 500.0
 """Calls that one caller may begin. A daemon under MLCC begins up to 17 for each flow."""
-MAX_CONNECTIONS = 2048
+REFUSALS_PER_S, REFUSAL_BURST = 10.0, 200.0
+"""Calls of one address that may be rejected, for a rule or a limit; then it is shut out."""
+BARRED_S = 5.0
+"""For so long, all its connections are closed as soon as they are seen."""
+MAX_CONNECTIONS, CONNECTIONS_PER_ADDRESS = 2048, 64
+"""Of all and of one address. A daemon has one, laboratories some more."""
+GUARD_S, NEW_CONNECTIONS = 0.05, 16
+"""So many connections may come in that time: 1000 daemons that come back at once take 3 s. With TLS
+each costs a millisecond, and each may begin MAX_STREAMS calls before it is known who it is."""
+BACKLOG = 256
+"""Of connections that wait to be accepted."""
+FEW_CONNECTIONS = 4
+"""... while somebody is shut out, who most likely is among them."""
+LOOK_S, BURST_CONNECTIONS = 0.5, 64
+"""So often connections are counted, and so many may come until then; when they do, or somebody is
+shut out, it is done in each GUARD_S."""
 HELLO_TIMEOUT_S = 5
 """A connection that has not ended its handshake, or a stream that has not said Hello by then, is
 closed."""
 UNARY_S = 5.0
 """A call of one message each way that is not over by then is ended."""
+SETTLE_S = 1.0
+"""A caller that does not take our last message for so long loses its connection."""
 IDLE_S = 60
 """A connection without a call is closed after so long."""
 KEEPALIVE_S = 5
@@ -32,6 +49,8 @@ MESSAGES_PER_S, MESSAGE_BURST = 2000.0, 2000.0
 """Of one stream. A busy daemon sends some 35 in a slot of 60 ms."""
 ITEMS_PER_S, ITEM_BURST = 200_000.0, 100_000.0
 """Demands, acknowledgements and ends of flows in them: 2048 flows, 5 times a slot."""
+LINES_PER_S, LINE_BURST = 0.1, 1.0
+"""In the log, about what one address did wrong."""
 MAX_OWNERS = 4096
 """Callers remembered; the one that was longest silent is forgotten first."""
 

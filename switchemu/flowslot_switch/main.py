@@ -19,6 +19,7 @@ from flowslot.model.errors import ConfigError
 from flowslot.model.topology_file import Endpoint, Name
 from flowslot_proto.systemd import Notifier, watchdog_s
 from flowslot_switch.config import Overrides, SwitchConfig, load
+from flowslot_switch.nativelog import NativeLog
 from flowslot_switch.runner import Runner
 from flowslot_switch.server import Server
 from flowslot_switch.service import SwitchService
@@ -39,9 +40,21 @@ class SwitchProcess:
 
     async def run(self) -> int:
         """Serve until a signal or a failure; returns the exit status. Raises ConfigError."""
-        loop = asyncio.get_running_loop()
         service = SwitchService(self._build(self._config))
-        server = Server(service.handlers(), on_rejected=service.rejected)
+        server = Server(
+            service.handlers(),
+            tls=self._config.tls,
+            guarded=True,
+            on_rejected=service.rejected,
+        )
+        native = NativeLog(server.handshake_failed)
+        try:
+            return await self._serve(service, server)
+        finally:
+            native.close()
+
+    async def _serve(self, service: SwitchService, server: Server) -> int:
+        loop = asyncio.get_running_loop()
         try:
             await server.listen(self._config.listen)
         except OSError as error:
@@ -70,6 +83,9 @@ class SwitchProcess:
     def _ready(self) -> None:
         config = self._config
         text = f"{config.name}: {len(config.links)} links, listening on {config.listen}"
+        text += {"mutual": ", TLS", "insecure": ", insecure: no TLS"}.get(
+            config.tls_settings.mode(), ""
+        )
         self._notifier.ready(text)
         log.info(text)
 
@@ -105,7 +121,9 @@ class SwitchProcess:
             if new[field] != old[field]:
                 problem = f"is {old[field]} and cannot change while running; restart"
                 raise ConfigError(str(self._file or "command line"), field, problem)
-        if config != self._config:
+        if config == self._config:
+            service.runner.config = config  # other hosts, perhaps
+        else:
             runner = self._build(config)
             self._config = config
             service.replace(runner, "the configuration has changed")
@@ -117,6 +135,7 @@ def _fixed(config: SwitchConfig) -> dict[str, object]:
     return {
         "name": config.name,
         "listen": config.listen,
+        "tls": config.tls_settings,
         "arbiter.slot_ms": arbiter.slot_ms,
         "arbiter.lease_slots": arbiter.lease_slots,
     }

@@ -11,7 +11,7 @@ from flowslot.arbiter import Arbiter
 from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.policy import registry
 from flowslot.protocol.messages import FromDaemon, Opening
-from flowslot.protocol.switch import Switch
+from flowslot.protocol.switch import SPACING_NS, Switch
 from flowslot_switch.config import SwitchConfig
 
 log = logging.getLogger(__name__)
@@ -76,14 +76,14 @@ class Runner:
 
     def join(self, stream: Listener, opening: Opening) -> None:
         """See Switch.join. Raises what the runner was closed with once it is."""
-        if self._closed is not None:
-            raise self._closed
+        self._check_open()
         self.switch.join(self.now(), stream, opening)
         self._streams.add(stream)
         self._flush()
 
     def take(self, stream: Listener, message: FromDaemon) -> None:
-        """See Switch.received."""
+        """See Switch.received. Raises what the runner was closed with once it is."""
+        self._check_open()
         self.switch.received(self.now(), stream, message, time.time_ns())
         self._flush()
 
@@ -97,6 +97,10 @@ class Runner:
         """An explicit schedule was taken in."""
         self.switch.changed(self.now())
         self._flush()
+
+    def _check_open(self) -> None:
+        if self._closed is not None:
+            raise self._closed
 
     def close(self, error: Exception) -> None:
         """Decide nothing any more, and end all streams."""
@@ -126,8 +130,10 @@ class Runner:
         if left <= 0:
             self._alarm = self._loop.call_soon(self._step)
         else:
-            # Timers of the loop may be early by almost a millisecond.
-            self._alarm = self._loop.call_later((left + MILLISECOND) / 1e9, self._step)
+            # uvloop counts in ms, and its timers may be early by almost one. News may be decided
+            # on so early, but not at once.
+            delay = SPACING_NS if left <= SPACING_NS else left + MILLISECOND
+            self._alarm = self._loop.call_later(delay / 1e9, self._step)
 
     def _step(self) -> None:
         self._alarm_at = None

@@ -14,8 +14,11 @@ from typing import Any
 import grpc
 
 from flowslot.model.topology_file import split_endpoint
+from flowslot_proto.tls import Material, TlsFiles
 from flowslot_switch import limits
 from flowslot_switch.caller import Caller
+from flowslot_switch.connections import Connection, Connections, unlimited
+from flowslot_switch.nativelog import Strangers
 
 Handler = Callable[["Call"], Awaitable[None]]
 OnRejected = Callable[[str, str], None]
@@ -42,6 +45,9 @@ OPTIONS = (
 )
 
 
+CLOSED_S = 0.05
+
+
 class CallEnded(Exception):
     """A call ends otherwise than well."""
 
@@ -58,6 +64,7 @@ class Call:
     def __init__(self, context: Any, caller: Caller) -> None:
         self.caller = caller
         self._context = context
+        self._writing: asyncio.Future[None] | None = None
 
     async def read(self) -> bytes | None:
         """The next message; None: the caller says no more."""
@@ -65,8 +72,17 @@ class Call:
         return message if isinstance(message, bytes) else None
 
     async def write(self, message: bytes) -> None:
-        """Waits while the caller does not read."""
-        await self._context.write(message)
+        """Waits while the caller does not read. Whoever gives up waiting stops nothing: gRPC cannot
+        end a call while a message is on its way."""
+        self._writing = asyncio.ensure_future(self._context.write(message))
+        self._writing.add_done_callback(lambda task: task.cancelled() or task.exception())
+        await asyncio.shield(self._writing)
+
+    async def settled(self) -> bool:
+        """Whether the last message has gone out, now or soon."""
+        if self._writing is not None:
+            await asyncio.wait([self._writing], timeout=limits.SETTLE_S)
+        return self._writing is None or self._writing.done()
 
 
 def unary(answer: Callable[[Caller, bytes], bytes]) -> Handler:
@@ -95,15 +111,24 @@ class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
         self,
         handlers: Mapping[str, Handler],
         *,
-        credentials: grpc.ServerCredentials | None = None,
+        tls: TlsFiles | None = None,
+        guarded: bool = False,
         on_rejected: OnRejected = lambda peer, why: None,
     ) -> None:
-        """`credentials` None: plaintext. `on_rejected`: a caller has broken a rule or a limit."""
+        """`tls` None: plaintext. `guarded`: connections have limits, see Connections; for a process
+        that does nothing else. `on_rejected`: a caller has broken a rule or a limit."""
         self._handlers = handlers
-        self._credentials = credentials
+        self._tls = tls
+        self._guarded = guarded
         self._on_rejected = on_rejected
         self._calls = limits.Quota(limits.MAX_CALLS, limits.CALLS_PER_CALLER)
         self._rates = limits.Rates(limits.CALLS_PER_S, limits.CALL_BURST)
+        self._patience = limits.Rates(limits.REFUSALS_PER_S, limits.REFUSAL_BURST)
+        self._barred: dict[str, float] = {}
+        self._strangers: Strangers | None = None
+        self._connections: Connections | None = None
+        self._looked = 0.0
+        self._guarding: asyncio.Task[None] | None = None
         self._server: grpc.aio.Server | None = None
 
     async def listen(self, address: str) -> int:
@@ -116,16 +141,26 @@ class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
         except UnicodeError as error:  # a name that cannot be one
             raise OSError(str(error)) from None
         server = grpc.aio.server(handlers=(self,), options=OPTIONS)
-        if self._credentials is None:
+        if self._tls is None:
             port = server.add_insecure_port(target)
         else:
-            port = server.add_secure_port(target, self._credentials)
+            port = server.add_secure_port(target, self._credentials(self._tls))
+        if self._tls is not None:
+            self._strangers = Strangers(int(port))
         await server.start()
         self._server = server
+        if not self._guarded:
+            return int(port)
+        self._connections = Connections(int(port))
+        self._connections.queue(limits.BACKLOG)
+        self._guarding = asyncio.create_task(self._guard())
         return int(port)
 
     async def stop(self, grace_s: float) -> None:
         """Take no more calls; those that run have so long to end."""
+        if self._guarding is not None:
+            self._guarding.cancel()
+            unlimited()
         if self._server is not None:
             await self._server.stop(grace_s)
 
@@ -136,25 +171,101 @@ class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     async def _serve(self, handler: Handler, _: Any, context: Any) -> None:
         caller = Caller.of(context)
+        call = Call(context, caller)
+        if self._strangers is not None:
+            self._strangers.called(caller.peer)
         try:
             self._admit(caller)
             try:
-                await handler(Call(context, caller))
+                await handler(call)
             finally:
                 self._calls.give_back(caller.owner)
         except CallEnded as end:
             if end.rejected:
                 self._on_rejected(str(caller), str(end))
+                self._bear(caller.address)
+            if not await call.settled() and self._connections is not None:
+                self._connections.cut(caller.peer)  # it does not read: that ends the call, too
+            await call.settled()
             await context.abort(end.code, str(end))
 
     def _admit(self, caller: Caller) -> None:
-        if not self._rates.take(caller.owner, time.monotonic_ns()):
+        if caller.address in self._barred:
+            problem = "asks too much again and again"
+        elif not self._rates.take(caller.owner, time.monotonic_ns()):
             problem = f"more than {limits.CALLS_PER_S:g} calls per second"
         elif not self._calls.take(caller.owner):
             problem = f"more than {limits.CALLS_PER_CALLER} calls at once, or too many of all"
         else:
             return
         raise CallEnded(grpc.StatusCode.RESOURCE_EXHAUSTED, problem, rejected=True)
+
+    def _bear(self, address: str) -> None:
+        """It has broken a rule or a limit; who does so again and again is shut out."""
+        if not self._patience.take(address, time.monotonic_ns()) and address not in self._barred:
+            self._barred[address] = time.monotonic() + limits.BARRED_S
+            self._shut()
+
+    def handshake_failed(self, why: str) -> None:
+        """gRPC says so in its log; a moment later the connection is closed."""
+
+        def tell() -> None:
+            who = self._strangers.gone() if self._strangers else "somebody"
+            self._on_rejected(who, f"TLS: {why}")
+
+        asyncio.get_running_loop().call_later(CLOSED_S, tell)
+
+    def _credentials(self, tls: TlsFiles) -> grpc.ServerCredentials:
+        """Asks for the files anew at each handshake."""
+        used = tls.current()
+
+        def of(files: Material) -> grpc.ServerCertificateConfiguration:
+            pair = (files.key, files.certificate)
+            return grpc.ssl_server_certificate_configuration([pair], files.ca)
+
+        def fetch() -> grpc.ServerCertificateConfiguration | None:
+            nonlocal used
+            if self._strangers is not None:
+                self._strangers.look()
+            before, used = used, tls.current()
+            return None if used is before else of(used)
+
+        return grpc.dynamic_ssl_server_credentials(of(used), fetch, True)
+
+    async def _guard(self) -> None:
+        """Connections that make no call are seen by nobody else."""
+        assert self._connections is not None
+        while True:
+            now = time.monotonic()
+            self._barred = {a: until for a, until in self._barred.items() if until > now}
+            if self._barred or now - self._looked >= limits.LOOK_S or self._connections.full():
+                self._shut()
+            await asyncio.sleep(limits.GUARD_S)
+
+    def _shut(self) -> None:
+        if self._connections is None:
+            return
+        now = time.monotonic()
+        more = limits.NEW_CONNECTIONS
+        if self._barred:
+            more = limits.FEW_CONNECTIONS
+        elif now - self._looked >= limits.LOOK_S:
+            more = limits.BURST_CONNECTIONS
+        self._looked = now
+        each = limits.CONNECTIONS_PER_ADDRESS
+
+        def on_shut(connection: Connection) -> None:
+            why = f"more than {each} connections"
+            if connection.owner in self._barred:
+                why = f"asks too much again and again: shut out for {limits.BARRED_S:g} s"
+            self._on_rejected(connection.peer, why)
+
+        self._connections.shut(
+            each,
+            self._barred,
+            more,
+            on_shut,
+        )
 
 
 async def _unknown(call: Call) -> None:

@@ -9,17 +9,17 @@ import numpy as np
 from google.protobuf.message import Message
 
 from flowslot.model.errors import LimitExceeded, ProtocolError, ScheduleRefused
-from flowslot.model.units import SECOND, Nanos
+from flowslot.model.units import Nanos
 from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto import methods
 from flowslot_proto.checks import MAX_NAME, M, parse
 from flowslot_proto.convert import read_links, read_rates
-from flowslot_switch.caller import Caller
+from flowslot_switch import limits
+from flowslot_switch.caller import Caller, Denied
 from flowslot_switch.runner import Runner
 from flowslot_switch.server import Call, CallEnded, Handler, unary
-from flowslot_switch.stream import STATUS, Closing, Stream
+from flowslot_switch.stream import STATUS, Closing, Stream, check_links
 
-LOG_EVERY_NS = 10 * SECOND
 log = logging.getLogger(__name__)
 
 
@@ -31,7 +31,8 @@ class SwitchService:
         self._started = runner.now()
         self._streams: set[Stream] = set()
         self._rejected = 0
-        self._log_at = Nanos(0)
+        self._lines = limits.Rates(limits.LINES_PER_S, limits.LINE_BURST)
+        self._all_lines = limits.TokenBucket(1.0, 20.0)
         self._messages_in = 0
         self._messages_out = 0
 
@@ -57,22 +58,24 @@ class SwitchService:
         """A caller has broken a rule or a limit."""
         self._rejected += 1
         now = self.runner.now()
-        if now >= self._log_at:  # anybody can provoke these
-            self._log_at = Nanos(now + LOG_EVERY_NS)
+        address = peer.rpartition(":")[0]
+        if self._lines.take(address, now) and self._all_lines.take(now):  # anybody can provoke them
             log.warning("rejected %s: %s", peer, why)
 
-    def _unary(self, kind: type[M], answer: Callable[[M], Message]) -> Handler:
+    def _unary(self, kind: type[M], answer: Callable[[M, Caller], Message]) -> Handler:
         def handle(caller: Caller, raw: bytes) -> bytes:
             try:
-                return answer(parse(kind, raw)).SerializeToString()
-            except ProtocolError as error:
+                if caller.names and not any(map(self.runner.config.knows, caller.names)):
+                    raise Denied(f"no host of the topology is called {caller.host}")
+                return answer(parse(kind, raw), caller).SerializeToString()
+            except (ProtocolError, Denied) as error:
                 raise _as_status(error) from None
 
         return unary(handle)
 
     # --- the two calls of the paper
 
-    def fetch_feedback(self, request: pb.FetchFeedbackRequest) -> pb.FetchFeedbackReply:
+    def fetch_feedback(self, request: pb.FetchFeedbackRequest, _: Caller) -> pb.FetchFeedbackReply:
         """Load of the next slots, link by link in the order asked, and their sum."""
         runner = self.runner
         now = runner.now()
@@ -85,7 +88,9 @@ class SwitchService:
         slot, slot_ns = runner.slot(now), runner.config.slot_ns
         return pb.FetchFeedbackReply(slot=slot, slot_ns=slot_ns, links=rows, path=path)
 
-    def update_schedule(self, request: pb.UpdateScheduleRequest) -> pb.UpdateScheduleReply:
+    def update_schedule(
+        self, request: pb.UpdateScheduleRequest, caller: Caller
+    ) -> pb.UpdateScheduleReply:
         """Reserve a flow's rates on all its links, or refuse and say why."""
         runner = self.runner
         now = runner.now()
@@ -94,12 +99,16 @@ class SwitchService:
         rates = read_rates("rates", request.rates, runner.config.settings.horizon)
         if len(request.scheduler) > MAX_NAME:
             raise ProtocolError(f"field `scheduler`: must have at most {MAX_NAME} characters")
+        owner = caller.owner
+        if caller.names:
+            owner = caller.check("scheduler", request.scheduler.partition("/")[0])
+            check_links("links", request.links, runner.config, owner)
         offset = request.slot - slot if request.HasField("slot") else 0
         reply = pb.UpdateScheduleReply(status=pb.UpdateScheduleReply.STATUS_OK, slot=slot)
         try:
             runner.arbiter.update_schedule(
                 now,
-                (request.scheduler, request.flow),
+                (owner, request.scheduler, request.flow),
                 links,
                 rates[max(0, -offset) :],
                 max(0, offset),
@@ -130,8 +139,9 @@ class SwitchService:
 
     # --- the process
 
-    def describe(self, request: pb.DescribeRequest) -> pb.DescribeReply:
-        """What the process is, has done, and holds."""
+    def describe(self, request: pb.DescribeRequest, caller: Caller) -> pb.DescribeReply:
+        """What the process is, has done, and holds. Numbers of sessions are for their owner only:
+        another caller could use the next one before the daemon does."""
         runner, arbiter = self.runner, self.runner.arbiter
         now = runner.now()
         synced = [s for s in self._streams if s.session >= 0]
@@ -157,7 +167,7 @@ class SwitchService:
             ),
             sessions=[
                 pb.SessionState(
-                    session=s.session,
+                    session=s.session if s.owner == caller.owner else 0,
                     daemon=s.daemon,
                     peer=s.peer,
                     messages_in=s.messages_in,
@@ -189,5 +199,5 @@ class SwitchService:
 
 def _as_status(error: Exception) -> CallEnded:
     """What the call is closed with; only breaking a rule or a limit is the other side's fault."""
-    theirs = isinstance(error, ProtocolError | LimitExceeded)
+    theirs = isinstance(error, ProtocolError | LimitExceeded | Denied)
     return CallEnded(STATUS[type(error)], str(error), rejected=theirs)

@@ -3,16 +3,32 @@
 
 import asyncio
 import time
+from collections.abc import Iterable
+from dataclasses import replace
 
 import grpc
 
 from flowslot.model.errors import LimitExceeded, ProtocolError, SessionEnded
+from flowslot.protocol.messages import Opening
 from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto.checks import parse
 from flowslot_proto.convert import read_daemon, read_opening, write_arbiter
 from flowslot_switch import limits
+from flowslot_switch.caller import Denied
+from flowslot_switch.config import SwitchConfig
 from flowslot_switch.runner import Runner
 from flowslot_switch.server import Call
+
+
+def check_links(field: str, names: Iterable[str], config: SwitchConfig, host: str) -> None:
+    """Whether flows from that host may cross these links of ours; "": some host. Raises Denied."""
+    if not host:
+        return
+    others = {link.name for link in config.links} - config.crossed(host)
+    for i, name in enumerate(names):
+        if name in others:
+            problem = f'no flow from {host} crosses "{name}"; compare the topologies'
+            raise Denied(f"field `{field}[{i}]`: {problem}")
 
 
 class Closing(Exception):
@@ -22,18 +38,19 @@ class Closing(Exception):
 STATUS = {
     ProtocolError: grpc.StatusCode.INVALID_ARGUMENT,
     SessionEnded: grpc.StatusCode.FAILED_PRECONDITION,
+    Denied: grpc.StatusCode.PERMISSION_DENIED,
     LimitExceeded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Closing: grpc.StatusCode.UNAVAILABLE,
 }
 
 
 class Stream:
-    """Reads what a daemon says into the engine, and writes out what is posted for it."""
+    """Reads what a daemon says into the runner, and writes out what is posted for it."""
 
     def __init__(self, runner: Runner, call: Call) -> None:
         self.session = -1
         self.daemon = ""
-        self.peer = call.caller.peer
+        self.peer, self.owner = call.caller.peer, call.caller.owner
         self.messages_in = 0
         self.messages_out = 0
         self._runner = runner
@@ -80,7 +97,7 @@ class Stream:
             raise LimitExceeded(f"no Hello within {limits.HELLO_TIMEOUT_S:g} s") from None
         if raw is None:
             return
-        opening = read_opening(raw)
+        opening = self._checked(read_opening(raw))
         self._runner.join(self, opening)
         self.session, self.daemon = opening.hello.session, opening.hello.daemon
         links = range(len(opening.links))
@@ -89,6 +106,17 @@ class Stream:
             if raw.HasField("hello"):
                 raise ProtocolError("field `hello`: only the first message of a stream has one")
             self._runner.take(self, read_daemon(raw, links))
+
+    def _checked(self, opening: Opening) -> Opening:
+        """The Hello of the host that calls, about its own links. Raises Denied, ProtocolError."""
+        config, caller, host = self._runner.config, self._call.caller, opening.host
+        caller.check("hello.host", host)
+        if host and not config.knows(host):
+            raise ProtocolError(f'field `hello.host`: no host is called "{host}" in the topology')
+        check_links("hello.links", opening.links, config, host)
+        # Names of daemons belong to hosts, or, where anybody may claim to be one, to addresses.
+        owner = host if caller.names else caller.owner
+        return replace(opening, hello=replace(opening.hello, owner=owner))
 
     async def _next(self) -> pb.DaemonMessage | None:
         message = await self._call.read()

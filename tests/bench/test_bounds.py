@@ -28,9 +28,14 @@ def test_the_margin_says_what_a_change_may_cost() -> None:
 
 
 def test_every_bound_names_a_benchmark_and_what_was_measured() -> None:
-    for bound in tomllib.loads(BOUNDS.read_text())["bound"]:
-        module = importlib.import_module(f"bench.{bound['metric'].split('.')[0]}")
+    read = tomllib.loads(BOUNDS.read_text())
+    assert list(read) == ["bound", "reported"]
+    for one in (*read["bound"], *read["reported"]):
+        module = importlib.import_module(f"bench.{one['metric'].split('.')[0]}")
         assert callable(module.measure)
+    for one in read["reported"]:
+        assert one["beside"].split(".")[0] == one["metric"].split(".")[0], "of the same run"
+    for bound in read["bound"]:
         least, most = bound["recorded_spread"]
         assert 0 < least <= bound["recorded_mean"] <= most
         assert bound.get("target", bound["must"]) <= bound["must"]

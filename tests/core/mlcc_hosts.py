@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hosts that run MLCC against a switch, for its tests. Capacity 100 bytes/s, slots of 1 s."""
 
-import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from flowslot.decision import Pace
 from flowslot.model.errors import ScheduleRefused
 from flowslot.model.loadtable import LoadTable
 from flowslot.model.units import SECOND, Nanos
-from flowslot.policy.base import Floats, View
+from flowslot.policy.base import Floats, Pace, View
 from flowslot.policy.mlcc import MlccPolicy, Update
 
 K = 10
@@ -18,9 +17,7 @@ Flows = Mapping[int, tuple[tuple[int, ...], float]]
 """By identifier: links, bytes left."""
 
 
-def view_of(
-    slot: int, flows: Flows, load: Floats | None, n_links: int = 1, caps: Sequence[float] = ()
-) -> View:
+def view_of(slot: int, flows: Flows, load: Floats | None, n_links: int = 1) -> View:
     paths = np.full((len(flows), 3), n_links, dtype=np.int32)
     for row, (links, _) in enumerate(flows.values()):
         paths[row, : len(links)] = links
@@ -33,7 +30,6 @@ def view_of(
         job=np.zeros(len(flows), dtype=np.int64),
         job_names=["job"],
         remaining=np.array([left for _, left in flows.values()]),
-        cap=np.array(caps) if caps else np.full(len(flows), math.inf),
         guaranteed=np.zeros(len(flows), np.bool_),
         load=load,
     )
@@ -43,10 +39,8 @@ def decide(
     policy: MlccPolicy, view: View, at_s: float | None = None
 ) -> tuple[Pace, dict[int, list[float]]]:
     """The decision at `at_s` (default: the slot's beginning), and each flow's rates."""
-    nothing = np.full(len(view.flow), np.nan)
-    at_ns = Nanos(round((view.slot if at_s is None else at_s) * SECOND))
-    (pace,) = policy.decide(at_ns, view, nothing, nothing)
-    assert isinstance(pace, Pace)
+    at_s = view.slot if at_s is None else at_s
+    pace = policy.decide(Nanos(round(at_s * SECOND)), replace(view, passed=at_s - view.slot))
     return pace, rates_of(pace)
 
 
@@ -113,9 +107,7 @@ def settle(policy: MlccPolicy, switch: Switch, flows: Flows, stale: Floats | Non
         pace, _ = decide(policy, view_of(slot, flows, load, switch.n_links))
         refused = switch.send(policy.updates)
         if refused:
-            (kept,) = policy.refused(refused)
-            assert isinstance(kept, Pace)
-            pace = kept
+            pace = policy.refused(refused)
         for flow, rates in rates_of(pace).items():
             assert np.allclose(rates, switch.held(flow, slot), atol=1e-6)
         if not refused:

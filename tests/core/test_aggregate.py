@@ -1,10 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When an arbiter is told of an aggregate, and what. More of it in the daemon's test_aggregates."""
+"""When an aggregate is reported to an arbiter, and what. More of it in the daemon's
+test_aggregates."""
 
 import math
 
+from flowslot.arbiter import ArbiterConfig
 from flowslot.model.units import MILLISECOND, SECOND, Nanos
-from flowslot.protocol.aggregate import NEVER, RESEND_SHARE, SAME_PHASE_NS, SMALL_SHARE, Aggregate
+from flowslot.policy.stagger import StaggerAllocator
+from flowslot.protocol.aggregate import (
+    NEVER,
+    RESEND_SHARE,
+    SAME_PHASE_NS,
+    SMALL_SHARE,
+    Aggregate,
+    report,
+    take,
+)
+from flowslot.protocol.grants import Granted
+from flowslot.protocol.host import Host
+from flowslot.protocol.loopback import Loopback
+from flowslot.protocol.messages import Done, FromArbiter, FromDaemon, Grant, HeartbeatEcho
+from flowslot.protocol.session import Session
 
 MB = 1_000_000
 
@@ -19,9 +35,9 @@ def active() -> Aggregate:
     )
 
 
-def test_what_is_told_of_a_phase_and_of_the_time_between() -> None:
+def test_what_is_reported_of_a_phase_and_of_the_time_between() -> None:
     aggregate = active()
-    assert aggregate.has_news(at(2), small=False), "nothing was told yet"
+    assert aggregate.has_news(at(2), small=False), "nothing was reported yet"
     said = aggregate.demand(at(2))
     assert (said.flow, said.inc, said.remaining) == (1, 5, 10 * MB)
     assert (said.wait_ns, said.next_in_ns) == (2 * MILLISECOND, 0)
@@ -80,3 +96,81 @@ def test_an_arbiter_that_granted_more_than_another_let_through_is_put_right() ->
     assert not aggregate.has_news(at(50), small=False)
     aggregate.most = 80.0 * MB  # it believes that 6 MB remain
     assert aggregate.has_news(at(50), small=False)
+
+
+# --- report
+
+
+def own_arbiter(now: Nanos) -> Loopback:
+    allocator = StaggerAllocator(partial=True)
+    return Loopback(now, (0,), (100e6,), allocator=allocator, config=ArbiterConfig())
+
+
+def negotiating(aggregate: Aggregate) -> Host:
+    """With a switch process, which has granted this much to the aggregate."""
+    slot, lease = Nanos(60 * MILLISECOND), Nanos(300 * MILLISECOND)
+    session = Session("h1", (0,), ("a",), slot_ns=slot, lease_ns=lease, first_session=1)
+    host = Host((session,), own_arbiter, slot)
+    host.start(at(0))
+    host.connect(at(0), 0)
+    report(at(0), host, {1: aggregate})
+    said(host, 0)
+    grant = Grant(1, aggregate.inc, 1, 9e6, 9e7, False)
+    changes = host.received(at(1), 0, FromArbiter(1, [grant], (), HeartbeatEcho(1)))
+    assert take({1: aggregate}, changes.grants) == [Granted(1, 9e6, 9e7)]
+    assert aggregate.rate == 9e6 and aggregate.granted
+    assert aggregate.reported is None, "the own arbiter's grant stood, this one does not"
+    report(at(2), host, {1: aggregate})
+    said(host, 2)
+    return host
+
+
+def said(host: Host, ms: float) -> FromDaemon:
+    message = host.take_message(at(ms), 0, 0)
+    assert message is not None
+    return message
+
+
+def test_what_the_own_arbiter_grants_at_once_is_taken() -> None:
+    host, aggregate = Host((), own_arbiter, Nanos(60 * MILLISECOND)), active()
+    host.start(at(0))
+    assert report(at(0), host, {1: aggregate}) == [host.grant(1)]
+    assert aggregate.rate == host.grant(1).rate > 95e6
+    assert report(at(1), host, {1: aggregate}, [Done(1, 5)]) == [], "nothing is new but its end"
+    assert math.isnan(host.grant(1).rate)
+
+
+def test_what_is_over_is_given_back_and_then_reported_unless_it_is_lent() -> None:
+    aggregate, lent, borrowed = active(), list[int](), list[int]([1])
+    host = negotiating(aggregate)
+    aggregate.active = False
+    assert report(at(5), host, {1: aggregate}, lent=lambda: lent) == [Granted(1, 0.0, 9e7)]
+    assert aggregate.rate == 0.0
+    [demand] = said(host, 5).demands
+    assert (demand.remaining, demand.gave_back) == (0, 1)
+    other = active()
+    host = negotiating(other)
+    other.active = False
+    assert report(at(5), host, {1: other}, lent=lambda: borrowed) == [] and other.rate == 9e6
+    [demand] = said(host, 5).demands
+    assert (demand.remaining, demand.gave_back) == (0, 0)
+
+
+def test_a_standing_grant_and_one_of_a_job_at_work_are_not_given_back() -> None:
+    for standing in (True, False):
+        aggregate, sibling = active(), active()
+        host = negotiating(aggregate)
+        sibling.id, sibling.active = 2, not standing
+        aggregate.active, aggregate.standing = False, standing
+        assert report(at(5), host, {1: aggregate, 2: sibling}) == [] and aggregate.rate == 9e6
+
+
+def test_small_news_travel_when_they_may() -> None:
+    aggregate = active()
+    host = negotiating(aggregate)
+    host.beat(at(200))
+    said(host, 200)
+    aggregate.remaining = 8.0 * MB  # the arbiter can work out 8.2
+    for small in (False, True):
+        report(at(201), host, {1: aggregate}, small=small)
+        assert host.sessions[0].has_news == small

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rates that become free without waiting: given back, or inherited within one host and path."""
+"""Rates that become free without waiting: given back, or lent within one host and path."""
 
 import pytest
 from test_arbiter import Bench, at
@@ -7,7 +7,7 @@ from test_arbiter import Bench, at
 from flowslot.protocol.messages import Done
 
 
-def test_a_flow_of_the_same_host_and_path_inherits_at_once() -> None:
+def test_a_flow_of_the_same_host_and_path_borrows_at_once() -> None:
     b = Bench()
     b.demand(7, 0, 1)
     b.demand(8, 0, 1)
@@ -29,7 +29,7 @@ def test_what_is_free_is_given_on_top() -> None:
     b.demand(8)
     b.step(f7=60.0)
     both = b.step(f7=20.0, f8=80.0)
-    assert both[1, 8].rate == 80.0, "40 inherited, 40 free"
+    assert both[1, 8].rate == 80.0, "40 borrowed, 40 free"
     assert b.committed()[0] == 100.0
 
 
@@ -57,8 +57,8 @@ def test_an_older_lower_that_is_not_acknowledged_stands_in_the_way() -> None:
     assert b.step()[1, 8].rate == 100.0
 
 
-def test_an_heir_that_goes_leaves_the_commitment_where_it_was() -> None:
-    """Its Done may be older than the message in which it inherits: nothing was lowered then."""
+def test_a_borrower_that_goes_leaves_the_commitment_where_it_was() -> None:
+    """Its Done may be older than the message in which it borrows: nothing was lowered then."""
     b = Bench()
     b.demand(7)
     b.demand(8)
@@ -72,7 +72,7 @@ def test_an_heir_that_goes_leaves_the_commitment_where_it_was() -> None:
     assert b.step()[2, 9].rate == 100.0
 
 
-def test_several_give_to_one_and_one_gives_to_one() -> None:
+def test_several_lend_to_one_and_one_lends_to_one() -> None:
     b = Bench()
     for flow in (6, 7, 8, 9):
         b.demand(flow)
@@ -82,7 +82,7 @@ def test_several_give_to_one_and_one_gives_to_one() -> None:
     for flow in (6, 7):
         b.ack(all_at_once[1, flow])
     back = b.step(f8=0.0, f6=50.0, f9=50.0)
-    assert back[1, 6].rate == 50.0, "one heir per lower; the other waits"
+    assert back[1, 6].rate == 50.0, "one borrower per lower; the other waits"
     assert (1, 9) not in back
     b.ack(back[1, 8])
     assert b.step()[1, 9].rate == 50.0
@@ -112,3 +112,16 @@ def test_what_was_given_back_too_late_is_taken_back_as_usual() -> None:
         assert b.committed()[0] == 80.0
     b.ack(lower)
     assert b.committed()[0] == 30.0
+
+
+def test_borrowers_have_what_they_borrow_whoever_waits() -> None:
+    b = Bench()
+    b.demand(6, 0)
+    b.demand(7, 0)
+    b.demand(8, 0, 1, session=2)
+    b.step(f6=30.0, f7=40.0, f8=30.0)
+    b.demand(9, 0, session=2)
+    sent = b.step(f6=20.0, f7=60.0, f8=0.0, f9=20.0)
+    assert sent[1, 7].rate == 50.0, "10 that 6 may go on sending at no more"
+    assert (2, 9) not in sent
+    assert b.committed()[0] == 100.0

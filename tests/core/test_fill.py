@@ -64,11 +64,3 @@ def test_a_flow_of_weight_n_has_what_n_flows_have(
     each = max_min(np.repeat(paths, weight, axis=0), capacity, np.repeat(limit, weight))
     starts = np.cumsum(weight) - weight
     np.testing.assert_allclose(rate, np.add.reduceat(each, starts), rtol=1e-6, atol=1e-6)
-
-
-def test_known_case() -> None:
-    # Links of 10 and 4; one flow over both, one on each, the last one bounded.
-    paths = np.array([[0, 1], [0, 2], [1, 2]], dtype=np.int32)
-    capacity = np.array([10.0, 4.0, np.inf])
-    assert max_min(paths, capacity, np.full(3, np.inf)).tolist() == [2, 8, 2]
-    assert max_min(paths, capacity, np.array([np.inf, 3.0, 1.0])).tolist() == [3, 3, 1]

@@ -92,9 +92,7 @@ def test_who_has_nothing_comes_first() -> None:
     assert raised(ledger, 1.0) == {1: 0.4, 2: 0.4}, "0.2 more are not worth a message to the first"
     assert raised(ledger, 10.8) == pytest.approx({0: 50.0, 1: 0.4, 2: 0.4})
     assert raised(ledger, 30.0) == {0: 60.0, 1: 0.4, 2: 0.4}
-
-
-def test_who_is_idle_with_nothing_does_not() -> None:
+    # One that is idle with nothing does not.
     assert raised(table((9, 40.0, 60.0), (0, 0.0, 20.0)), 20.0) == pytest.approx({0: 50.0, 1: 10.0})
 
 

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowslot.decision import Pace
 from flowslot.model.errors import FlowslotError
 from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.policy import registry
@@ -248,18 +247,17 @@ def test_any_state(name: str, flows: list[dict[str, Any]], capacity: list[float]
             assert spare <= 0
 
 
-def view(grants: int, **changes: Any) -> View:
+def view(n: int, **changes: Any) -> View:
     fields: dict[str, Any] = {
         "slot": 7,
         "horizon": 10,
         "capacity": np.array([100.0, 60.0]),
-        "flow": np.arange(10, 10 + grants, dtype=np.uint64),
-        "paths": np.array([[0, 2], [0, 1], [2, 2]], dtype=np.int32)[:grants],
-        "job": np.zeros(grants, dtype=np.int64),
+        "flow": np.arange(10, 10 + n, dtype=np.uint64),
+        "paths": np.array([[0, 2], [0, 1], [2, 2]], dtype=np.int32)[:n],
+        "job": np.zeros(n, dtype=np.int64),
         "job_names": ["a"],
-        "remaining": np.ones(grants),
-        "cap": np.full(grants, np.inf),
-        "guaranteed": np.array([True, False, True])[:grants],
+        "remaining": np.ones(n),
+        "guaranteed": np.array([True, False, True])[:n],
     }
     return View(**{**fields, **changes})
 
@@ -267,8 +265,9 @@ def view(grants: int, **changes: Any) -> View:
 def test_stagger_paces_what_is_granted() -> None:
     policy = registry.get("stagger").host_policy(registry.PolicyOptions())
     grants = np.array([5.0, 0.0, math.nan])
-    (pace,) = policy.decide(NOW, view(3), grants, np.array([90.0, 80.0, math.nan]))
-    assert isinstance(pace, Pace)
+    ceilings = np.array([90.0, 80.0, math.nan])
+    pace = policy.decide(NOW, view(3, grants=grants, ceilings=ceilings))
+    assert pace is not None
     assert pace.flows.tolist() == [10, 11]
     assert pace.schedule.at(7).tolist() == [5.0, 0.0]
     assert pace.ceilings.tolist() == [90.0, 80.0]
@@ -276,12 +275,10 @@ def test_stagger_paces_what_is_granted() -> None:
 
 
 def test_static_divides_by_the_number_of_flows() -> None:
-    nothing = np.full(3, math.nan)
-
     def rates(**options: Any) -> dict[int, float]:
         policy = registry.get("static").host_policy(registry.PolicyOptions(**options))
-        (pace,) = policy.decide(NOW, view(3), nothing, nothing)
-        assert isinstance(pace, Pace) and not pace.guaranteed.any()
+        pace = policy.decide(NOW, view(3))
+        assert pace is not None and not pace.guaranteed.any()
         assert pace.ceilings.tolist() == pace.schedule.at(7).tolist()
         return dict(zip(pace.flows.tolist(), pace.ceilings.tolist(), strict=True))
 
@@ -293,9 +290,7 @@ def test_registry() -> None:
     assert registry.names() == ("stagger", "static", "fair", "mlcc", "mlcc-literal")
     fair = registry.get("fair")
     assert not fair.paces and not fair.needs_arbiter
-    assert not fair.host_policy(registry.PolicyOptions()).decide(
-        NOW, view(3), np.zeros(3), np.zeros(3)
-    )
+    assert fair.host_policy(registry.PolicyOptions()).decide(NOW, view(3)) is None
     with pytest.raises(
         FlowslotError, match=r'no policy is called "staggr"; did you mean `stagger`'
     ):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Standing grants: said once, and again whenever they begin or cease to stand.
+"""Standing grants: reported once, and again whenever they begin or cease to stand.
 
 One link carries 100 bytes/s; every grant is acknowledged before the next step.
 """
@@ -17,6 +17,7 @@ from flowslot.protocol.messages import Ack, Demand, Done, Grant, Held, Hello
 
 MS = int(MILLISECOND)
 SLOT, LEASE, ACK_TIMEOUT = 60, 120, 100
+NO_TIME = Nanos(0)
 near: Any = pytest.approx
 
 
@@ -33,13 +34,13 @@ class Counting(StaggerAllocator):
 
 
 class Bench:
-    """Two links of 100 bytes/s, sessions 1 and 2, and time that passes in slots."""
+    """Two links of 100 bytes/s or more, sessions 1 and 2, and time that passes in slots."""
 
-    def __init__(self) -> None:
+    def __init__(self, goodput: float = 100.0, coalesce_ns: Nanos = NO_TIME) -> None:
         self.allocator = Counting()
         times = {"lease_ns": Nanos(LEASE * MS), "ack_timeout_ns": Nanos(ACK_TIMEOUT * MS)}
-        config = ArbiterConfig(target=1.0, recovery=False, **times)
-        self.arbiter = Arbiter([100.0, 100.0], config, self.allocator)
+        config = ArbiterConfig(target=1.0, recovery=False, coalesce_ns=coalesce_ns, **times)
+        self.arbiter = Arbiter([goodput, goodput], config, self.allocator)
         self.time = 1000
         self.sessions = {1, 2}
         for session in (1, 2):
@@ -89,14 +90,14 @@ class Bench:
 
 
 def alone() -> Bench:
-    """A bench on which flow 7 of job a is alone and has been told so."""
+    """A bench on which flow 7 of job a is alone, and its grant is reported to stand."""
     b = Bench()
     b.demand(7, "a")
     assert b.settle()[7].standing
     return b
 
 
-def test_a_job_alone_is_told_once_and_then_nothing_is_planned() -> None:
+def test_a_job_alone_hears_that_once_and_then_nothing_is_planned() -> None:
     b = Bench()
     b.demand(7, "a")
     b.demand(8, "a", 1)
@@ -180,8 +181,8 @@ def test_what_a_sibling_leaves_is_given_to_the_rest_of_the_job() -> None:
     b.demand(9, "a", session=2)
     assert [g.rate for g in b.settle().values()] == [near(100 / 3)] * 3
     b.done(8)
-    told = b.settle()
-    assert {flow: (g.rate, g.standing) for flow, g in told.items()} == {
+    said = b.settle()
+    assert {flow: (g.rate, g.standing) for flow, g in said.items()} == {
         7: (near(50.0), True),
         9: (near(50.0), True),
     }

@@ -156,28 +156,9 @@ def test_index(topology: Topology) -> None:
             "links[0].capacity_gbps",
             "must be greater than or equal to 0.001, got -1",
         ),
-        *[
-            (
-                "capacity_gbps = 0.4",
-                f"capacity_gbps = {value}",
-                "links[0].capacity_gbps",
-                f"must be {limit}, got {value}",
-            )
-            for value, limit in [
-                ("1e+308", "less than or equal to 1000000"),
-                ("1e-320", "greater than or equal to 0.001"),
-            ]
-        ],
         ("buffer_kb = 64", "buffer_kb = 1e308", "links[0].buffer_kb", "less than or equal to 1000"),
-        ("buffer_kb = 64", "buffer_kb = 0.9", "links[0].buffer_kb", "greater than or equal to 1,"),
         ('name = "h2"', 'name = "a\\nb"', "hosts[1].name", "must hold printable characters only"),
         ("capacity_gbps = 0.4", "capacity_gbps = nan", "links[0].capacity_gbps", "finite"),
-        (
-            "capacity_gbps = 0.4",
-            "capacity = 4",
-            "links[0].capacity",
-            "unknown key; did you mean `capacity_gbps`?",
-        ),
         (
             'name = "h2"',
             'name = "h1"',
@@ -210,7 +191,6 @@ def test_index(topology: Topology) -> None:
             "links[0].switch",
             'no switch is called "s9"; must be one of: s1',
         ),
-        ('"core->r2"]', '"core->r9"]', "routes[0].links[1]", 'no link is called "core->r9"'),
         (
             'links = ["h2->s1", "s2->h3"]',
             'links = ["h2->s1", "x"]',
@@ -224,13 +204,6 @@ def test_index(topology: Topology) -> None:
             'crosses "h2->s1" twice',
         ),
         ('to_rack = "r2"', 'to_rack = "r9"', "routes[0].to_rack", 'no rack is called "r9"'),
-        ('name = "s1->h2"', 'name = "h1->s1"', "links[3].name", "is already at `links[0].name`"),
-        (
-            'daemon = "10.77.0.1:7401"',
-            'daemon = "10.77.0.1"',
-            "hosts[0].daemon",
-            'must be "host:port" with a port from 1 to 65535, got "10.77.0.1"',
-        ),
         (
             'daemon = "10.77.0.1:7401"',
             f'daemon = "10.77.0.1:{"7" * 5000}"',

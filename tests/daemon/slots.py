@@ -135,18 +135,6 @@ class Passing:
     def _records(self):
         return self._jobs
 
-    def at_slot(self, now, slot, touched):
-        self.slot = slot
-        for source in touched:
-            self._passes.touch(now, source)
-        self._slot_pass(now)
-
-    def at_events(self, now, sources):
-        self._pass(now, sources)
-
-    def on_rates(self, now):
-        self._paced(now)
-
 
 class Setup:
     def __init__(self, topology, policy="stagger", hard=False, desk=None, paces=True):
@@ -185,14 +173,17 @@ class Setup:
         self._passing = Passing(self.observer, self.loop, self.source, self.jobs)
 
     def on_rates(self, now):
-        self._passing.on_rates(now)
+        self._passing._paced(now)
 
     def slot(self, n, touched=()):
-        self._passing.at_slot(slot_start(n), n, touched)
+        now, self._passing.slot = slot_start(n), n
+        for job in touched:
+            self._passing._passes.touch(now, job)
+        self._passing._slot_pass(now)
 
     def events(self, now, jobs):
         """Something has happened to flows of these jobs."""
-        self._passing.at_events(now, jobs)
+        self._passing._pass(now, jobs)
 
     def grant(self, now, *grants):
         """These have come."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from flowslot.model.topology_file import SwitchSettings
 from flowslot_switch.server import Server, unary
 from flowslotd.negotiate import channel as channels
 from flowslotd.negotiate.channel import Channel, RpcFailed
@@ -30,6 +31,10 @@ async def twice(address: str) -> AsyncIterator[int]:
     port = await server.listen(address)
     yield port
     await server.stop(0.0)
+
+
+def switch_at(address: str) -> SwitchSettings:
+    return SwitchSettings(name="s1", address=address)
 
 
 def run(work: Awaitable[None]) -> None:
@@ -68,7 +73,7 @@ def test_the_other_family_is_tried_and_what_worked_is_remembered() -> None:
                 writer.close()
 
             silent = await asyncio.start_server(leave, "::1", port)
-            channel = Channel(f"switch.two:{port}")
+            channel = Channel(switch_at(f"switch.two:{port}"))
             for _ in range(3):
                 assert await channel.unary(TWICE, b"ab", DEADLINE_S) == b"abab"
                 await channel.close()
@@ -83,7 +88,7 @@ def test_an_address_that_does_not_answer_leaves_time_for_the_other() -> None:
     async def work() -> None:
         async with twice("127.0.0.1:0") as port:
             with socket.create_server(("::1", port), family=socket.AF_INET6):  # nobody accepts
-                channel = Channel(f"switch.two:{port}")
+                channel = Channel(switch_at(f"switch.two:{port}"))
                 assert await channel.unary(TWICE, b"ab", DEADLINE_S) == b"abab"
                 await channel.close()
 
@@ -94,7 +99,7 @@ def test_a_server_on_ipv6_alone_is_reached() -> None:
     async def work() -> None:
         async with twice("[::1]:0") as port:
             for address in (f"[::1]:{port}", f"localhost:{port}"):
-                channel = Channel(address)
+                channel = Channel(switch_at(address))
                 try:
                     assert await channel.unary(TWICE, b"ab", DEADLINE_S) == b"abab"
                 except RpcFailed:
@@ -108,7 +113,7 @@ def test_a_server_on_ipv6_alone_is_reached() -> None:
 def test_where_nobody_listens_it_says_so(address: str) -> None:
     async def work() -> None:
         with pytest.raises(RpcFailed, match="cannot be reached: ") as error:
-            await Channel(address).connect(DEADLINE_S)
+            await Channel(switch_at(address)).connect(DEADLINE_S)
         assert "\n" not in str(error.value) and len(str(error.value)) < 200
 
     run(work())
@@ -125,7 +130,7 @@ def serving(answer: bytes, stays: bool, work: Callable[[Channel], Awaitable[None
 
     async def main() -> None:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        channel = Channel(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        channel = Channel(switch_at(f"127.0.0.1:{server.sockets[0].getsockname()[1]}"))
         await work(channel)
         await channel.close()
         server.close()
@@ -177,7 +182,7 @@ def test_a_connection_that_takes_longer_than_a_call_is_not_begun_anew() -> None:
             writer.close()
 
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        channel = Channel(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        channel = Channel(switch_at(f"127.0.0.1:{server.sockets[0].getsockname()[1]}"))
         while not channel.connected:
             with pytest.raises(RpcFailed):
                 await channel.unary(TWICE, b"ab", 0.02)
@@ -193,7 +198,7 @@ def test_a_connection_that_takes_longer_than_a_call_is_not_begun_anew() -> None:
 def test_a_channel_that_is_closed_ends_its_calls() -> None:
     async def work() -> None:
         async with twice("127.0.0.1:0") as port:
-            channel = Channel(f"127.0.0.1:{port}")
+            channel = Channel(switch_at(f"127.0.0.1:{port}"))
             await channel.connect(DEADLINE_S)
             call = asyncio.create_task(channel.unary(TWICE, b"ab", DEADLINE_S))
             await asyncio.sleep(0)

@@ -343,18 +343,12 @@ def test_doctor_reports_what_the_kernel_offers():
          "field `moed`: unknown key; did you mean `mode`?"),
         ("t.toml", TOPOLOGY.replace("= 0.2", "= -1"),
          "field `links[3].capacity_gbps`: must be greater than or equal to 0.001, got -1"),
-        ("t.toml", TOPOLOGY.replace("= 0.2", "= 1e308"),
-         "field `links[3].capacity_gbps`: must be less than or equal to 1000000, got 1e+308"),
         ("t.toml", TOPOLOGY.replace('name = "h2"', 'name = "h1"'),
          'field `hosts[1].name`: host "h1" is already at `hosts[0].name`; name each once'),
         ("x.toml", "host = [", "not valid TOML: Invalid value (at end of document)"),
-        ("n.toml", "a = " + "[" * 20_000,
-         "not valid TOML: arrays or tables are nested too deeply"),
-        ("d.toml", 'host = "h1"\ntopology = "a\\u0000b"',
-         'field `topology`: must hold printable characters only, got "a\\u0000b"'),
         ("s.toml", 'name = "s1"\ntopology = "a\\u0000b"',
          'field `topology`: must hold printable characters only, got "a\\u0000b"'),
-        ("u.toml", b"host = \"\xaf\"", "cannot be read: not UTF-8 text"),
+        ("no.toml", None, "cannot be read: No such file or directory"),
         *[
             (f"{path.name}", path.read_text(),
              "field `jobs`: looks like a scenario; `flowslot lab` runs those")
@@ -363,13 +357,8 @@ def test_doctor_reports_what_the_kernel_offers():
     ],
 )  # fmt: skip
 def test_check_config_says_what_is_wrong_in_one_line(tmp_path, name, text, error):
-    (tmp_path / name).write_bytes(text.encode() if isinstance(text, str) else text)
+    if text is not None:
+        (tmp_path / name).write_text(text)
     run = flowslot("check-config", tmp_path / name)
     assert (run.returncode, run.stdout) == (2, "")
     assert run.stderr == f"flowslot: {tmp_path / name}: {error}\n"
-
-
-def test_check_config_of_a_file_that_is_not_there(tmp_path):
-    run = flowslot("check-config", tmp_path / "no.toml")
-    expected = f"flowslot: {tmp_path}/no.toml: cannot be read: No such file or directory\n"
-    assert (run.returncode, run.stderr) == (2, expected)

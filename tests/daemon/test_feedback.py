@@ -4,74 +4,55 @@
 import asyncio
 import math
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from flowslot.decision import Pace
-from flowslot.model.errors import ConfigError
-from flowslot.model.units import Nanos
 from flowslot.policy import registry
 from flowslot.policy.base import View
-from flowslot.policy.mlcc.planner import Reserving
-from flowslot.policy.registry import PolicyOptions
+from flowslot.policy.mlcc import Update
+from flowslot.policy.mlcc.planner import Feedback, Fetch, Reserve
 from flowslot_proto import flowslot_pb2 as pb
 from flowslotd import config
 from flowslotd.clock import monotonic, wall
 from flowslotd.daemon import Daemon
-from flowslotd.negotiate.load_tables import held_by_switches, open_feedback
+from flowslotd.negotiate.load_tables import PlannedRates
 
+from .hosts import SLOT_MS, Opened, negotiating, until
 from .lying import Liar
+from .test_several_switches import CROSS, switches, text
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "switchemu"))
-from switchproc import Switch, free_port
-from test_several_switches import CROSS, text, until
+from switchproc import Switch
 
-SLOT_MS = 500
+__all__ = ["switches"]  # the fixture
+
 BUSY = 10**9  # more than the horizon carries
 
 
-class Host:
-    """What a daemon of that host has of a planning policy, without sockets and kernel."""
+class Host(Opened):
+    """It plans: decides as slots begin, and as its plans have changed."""
 
-    def __init__(self, folder: Path, name: str, policy: str = "mlcc") -> None:
-        file = folder / f"{name}.toml"
-        file.write_text(
-            f'host = "{name}"\nslot_ms = {SLOT_MS}\nmode = "enforce"\npolicy = "{policy}"\n'
-        )
-        self.config = config.load(file)
-        self.slot_ns = self.config.grid.slot_ns
+    source: PlannedRates
+
+    def __init__(
+        self, folder: Path, name: str, policy: str = "mlcc", text: str | None = None, **more: object
+    ) -> None:
+        super().__init__(folder, name, text, policy=f'"{policy}"', **more)
         spec = registry.get(policy)
-        assert spec.feedback and spec.planner is not None and not spec.needs_arbiter
-        topology = self.config.topology
-        self.policy = Reserving(
-            spec.planner(PolicyOptions(slot_ns=self.slot_ns)),
-            held_by_switches(topology, True),
-            self.slot_ns,
-        )
-        self.bugs: list[BaseException] = []
-        self.client = open_feedback(
-            self.config,
-            self.policy,
-            on_planned=self.decide,
-            on_bug=lambda kind, error: self.bugs.append(error),
-        )
+        assert spec.feedback and not spec.needs_arbiter
+        self.slot_ns = self.config.grid.slot_ns
+        self.on_rates = self.decide
         self.flows: dict[int, tuple[tuple[str, ...], float]] = {}
         self.rates: dict[int, float] = {}
 
-    def limit(self, link: str) -> float:
-        topology = self.config.topology
-        return 0.96 * topology.links[topology.link_index[link]].goodput
-
-    def decide(self, now: Nanos) -> None:
-        """As the slot loop does, when a slot begins and when plans have changed."""
+    def decide(self) -> None:
         topology, n = self.config.topology, len(self.flows)
         paths = np.full((n, 3), len(topology.links), np.int32)
         for row, (names, _) in enumerate(self.flows.values()):
-            paths[row, : len(names)] = [topology.link_index[name] for name in names]
+            paths[row, : len(names)] = self.path(*names)
         view = View(
             slot=wall() // self.slot_ns,
             horizon=self.config.grid.horizon,
@@ -81,75 +62,58 @@ class Host:
             job=np.zeros(n, np.int64),
             job_names=["job"],
             remaining=np.array([left for _, left in self.flows.values()], np.float64),
-            cap=np.full(n, math.inf),
             guaranteed=np.zeros(n, np.bool_),
         )
-        nothing = np.full(n, np.nan)
-        self.rates = {}
-        for pace in self.policy.decide(now, view, nothing, nothing):
-            assert isinstance(pace, Pace)
-            rates = pace.schedule.at(view.slot).tolist()
-            self.rates |= dict(zip(pace.flows.tolist(), rates, strict=True))
+        pace = self.source.rates(monotonic(), view)
+        rates = pace.schedule.at(view.slot).tolist() if pace else []
+        self.rates = dict(zip(pace.flows.tolist(), rates, strict=True)) if pace else {}
 
     async def slots(self) -> None:
         """The timer of the daemon."""
         while True:
-            self.decide(monotonic())
+            self.decide()
             await asyncio.sleep((self.slot_ns - wall() % self.slot_ns) / 1e9 + 0.001)
 
-    async def __aenter__(self) -> "Host":
-        await self.client.start()
-        self.ticking = asyncio.create_task(self.slots())
-        return self
 
-    async def __aexit__(self, *_: object) -> None:
-        self.ticking.cancel()
-        await self.client.close()
-        assert self.bugs == []
+def planning(work: Callable[[], Awaitable[None]], *hosts: Host) -> None:
+    """Run `work` while these hosts plan."""
 
+    async def main() -> None:
+        ticking = [asyncio.create_task(host.slots()) for host in hosts]
+        await work()
+        for task in ticking:
+            task.cancel()
 
-@pytest.fixture
-def switches(tmp_path: Path) -> Iterator[dict[str, Switch]]:
-    """s1 and s2, which have recovered; s3 is not there."""
-    with ExitStack() as stack:
-        each = {
-            name: stack.enter_context(Switch(tmp_path, slot_ms=SLOT_MS, name=name))
-            for name in ("s1", "s2")
-        }
-        ports = {name: switch.port for name, switch in each.items()} | {"s3": free_port()}
-        (tmp_path / "topology.toml").write_text(text(ports))
-        for switch in each.values():
-            switch.start()
-        for switch in each.values():
-            switch.wait_recovered()
-        yield each
+    negotiating(main, *hosts)
+    assert [host.bugs for host in hosts] == [[] for _ in hosts]
 
 
 @pytest.mark.parametrize("policy", ["mlcc", "mlcc-literal"])
 def test_two_daemons_share_a_link_and_never_over_commit_it(
     tmp_path: Path, switches: dict[str, Switch], policy: str
 ) -> None:
-    async def main() -> None:
-        async with Host(tmp_path, "h1", policy) as one, Host(tmp_path, "h2", policy) as two:
-            limit = one.limit("s2->h2") * (1 + 1e-6)
-            most, both = 0.0, set()
-            for i in range(60):
-                # Who comes first has it all for as long as it wants; so nobody wants it for long.
-                one.flows = {1: (CROSS, 10**7), 3: (CROSS, 10**7 if i % 8 < 4 else 0)}
-                one.flows = {f: (p, n if i % 30 < 15 else 0) for f, (p, n) in one.flows.items()}
-                two.flows = {2: (("s2->h2",), 10**7 if i > 10 else 0)}
-                await asyncio.sleep(0.1)
-                total = sum([*one.rates.values(), *two.rates.values()])
-                most = max(most, total)
-                assert total <= limit
-                both |= {flow for h in (one, two) for flow, rate in h.rates.items() if rate > 0}
-                table = await asyncio.to_thread(switches["s2"].load, "s2->h2")
-                assert table <= limit
-            assert most > 0.3 * limit and both >= {1, 2}
-            assert one.client.reservations()["scheduled"] > 0
-            assert one.client.grpc_connections == 2, "s3 has nothing to do with h1"
+    one, two = Host(tmp_path, "h1", policy), Host(tmp_path, "h2", policy)
 
-    asyncio.run(main())
+    async def work() -> None:
+        limit = one.limit("s2->h2") * (1 + 1e-6)
+        most, both = 0.0, set()
+        for i in range(60):
+            # Who comes first has it all for as long as it wants; so nobody wants it for long.
+            one.flows = {1: (CROSS, 10**7), 3: (CROSS, 10**7 if i % 8 < 4 else 0)}
+            one.flows = {f: (p, n if i % 30 < 15 else 0) for f, (p, n) in one.flows.items()}
+            two.flows = {2: (("s2->h2",), 10**7 if i > 10 else 0)}
+            await asyncio.sleep(0.1)
+            total = sum([*one.rates.values(), *two.rates.values()])
+            most = max(most, total)
+            assert total <= limit
+            both |= {flow for h in (one, two) for flow, rate in h.rates.items() if rate > 0}
+            table = await asyncio.to_thread(switches["s2"].load, "s2->h2")
+            assert table <= limit
+        assert most > 0.3 * limit and both >= {1, 2}
+        assert one.source.reservations()["scheduled"] > 0
+        assert one.source.grpc_connections == 2, "s3 has nothing to do with h1"
+
+    planning(work, one, two)
     # What was reserved is given back at the end.
     assert switches["s1"].load("h1->s1") == switches["s2"].load("s2->h2") == 0.0
 
@@ -157,44 +121,53 @@ def test_two_daemons_share_a_link_and_never_over_commit_it(
 def test_what_one_switch_refuses_is_undone_at_the_other(
     tmp_path: Path, switches: dict[str, Switch]
 ) -> None:
-    async def main() -> None:
-        async with Host(tmp_path, "h1") as host:
-            host.flows = {1: (CROSS, BUSY)}
-            await until(lambda: host.rates.get(1, 0.0) > 0.0, "planned")
-            update = host.client._held[1]
-            # The first one has all of s2 already, and half of s1.
-            links = tuple(host.config.topology.link_index[name] for name in CROSS)
-            rates = np.full(2, 0.5 * host.limit("s2->h2"))
-            greedy = type(update)(9, links, wall() // host.slot_ns, rates, 1.0)
-            loop = asyncio.get_running_loop()
-            assert not await host.client._send(greedy, loop.time() + 10)
-            assert host.client.stats.undone == 1 and host.client.stats.refused >= 1
-            load = await asyncio.to_thread(switches["s1"].load, "h1->s1")
-            assert load <= host.limit("s2->h2") * (1 + 1e-6)
+    host = Host(tmp_path, "h1")
+    counts, fetch = host.source.planner.counts, host.source._fetch
+    link, taken = host.path("s2->h2"), list[bool | None]()
 
-    asyncio.run(main())
+    async def fetch_then_take(call: Fetch) -> Feedback | None:
+        """Before the host has planned, half of the link that s2 holds is another flow's."""
+        said = await fetch(call)
+        if set(link) <= set(call.links) and not taken:
+            rates = np.full(10, 0.5 * host.limit("s2->h2"))
+            other = Update(9, link, wall() // host.slot_ns, rates, 0.0 * rates)
+            taken.append(await host.source._reserve(Reserve(call.switch, other, call.until)))
+        return said
+
+    host.source._fetch = fetch_then_take  # type: ignore[method-assign]
+
+    async def work() -> None:
+        host.flows = {1: (CROSS, BUSY)}
+        await until(lambda: counts.undone == 1, "refused by s2, and taken back from s1")
+        assert taken == [True] and counts.refused == 1
+        await until(lambda: host.rates.get(1, 0.0) > 0.0, "planned beside the other flow")
+        assert host.rates[1] <= 0.5 * host.limit("s2->h2") * (1 + 1e-6)
+
+    planning(work, host)
+    assert switches["s1"].load("h1->s1") == 0.0
 
 
 def test_a_dead_switch_lets_its_flows_go_and_has_them_again_when_it_is_back(
     tmp_path: Path, switches: dict[str, Switch]
 ) -> None:
-    async def main() -> None:
-        async with Host(tmp_path, "h1") as host:
-            host.flows = {1: (CROSS, BUSY), 2: (("h1->s1",), BUSY), 3: (("h1->s1",), 0)}
-            await until(lambda: len(host.rates) == 3, "all are paced")
-            assert host.rates[3] == 0.0, "it waits for its turn"
-            switches["s2"].kill()
-            await until(lambda: host.rates.keys() == {2, 3}, "only its own flows go")
-            await until(lambda: host.rates[2] > 0.9 * host.limit("h1->s1"), "s1 goes on")
-            assert "s2" in str(host.client.describe()["error"])
-            switches["s1"].kill()
-            await until(lambda: not host.rates, "nobody is left at rate 0")
-            for switch in switches.values():
-                switch.start()
-            await until(lambda: host.rates.keys() == {1, 2, 3}, "back")
-            await until(lambda: host.rates[1] + host.rates[2] > 0.0, "reserved")
+    host = Host(tmp_path, "h1")
 
-    asyncio.run(main())
+    async def work() -> None:
+        host.flows = {1: (CROSS, BUSY), 2: (("h1->s1",), BUSY), 3: (("h1->s1",), 0)}
+        await until(lambda: len(host.rates) == 3, "all are paced")
+        assert host.rates[3] == 0.0, "it waits for its turn"
+        switches["s2"].kill()
+        await until(lambda: host.rates.keys() == {2, 3}, "only its own flows go")
+        await until(lambda: host.rates[2] > 0.9 * host.limit("h1->s1"), "s1 goes on")
+        assert "s2" in host.source.last_error
+        switches["s1"].kill()
+        await until(lambda: not host.rates, "nobody is left at rate 0")
+        for switch in switches.values():
+            switch.start()
+        await until(lambda: host.rates.keys() == {1, 2, 3}, "back")
+        await until(lambda: host.rates[1] + host.rates[2] > 0.0, "reserved")
+
+    planning(work, host)
 
 
 def row(load: list[float], reservable: float = 1e7) -> pb.LinkLoad:
@@ -213,40 +186,32 @@ def test_a_switch_that_answers_nonsense_counts_as_silent_and_the_others_go_on(
         ("links.reservable", [row([0.0], 5e-324)]),
         ("links[0].load", [row([1e308])]),
     ]
+    liar, host = Liar(SLOT_MS), Host(tmp_path, "h1")
 
-    async def main() -> None:
-        liar = Liar(SLOT_MS)
-        async with liar.at(switches["s2"].port), Host(tmp_path, "h1") as host:
+    async def work() -> None:
+        async with liar.at(switches["s2"].port):
             host.flows = {1: (("s2->h2",), BUSY), 2: (("h1->s1",), BUSY)}
             for field, liar.rows in lies:
                 said = f"s2: answered something else: field `{field}`"
-                await until(lambda said=said: said in host.client.stats.last_error, said)
+                await until(lambda said=said: said in host.source.last_error, said)
                 await until(lambda: host.rates.keys() == {2}, "only s1 counts")
             await until(lambda: host.rates[2] > 0.9 * host.limit("h1->s1"), "all of s1's link")
             liar.rows = [row([0.0] * 10)]
             await until(lambda: host.rates.keys() == {1, 2}, "who makes sense has a say")
 
-    asyncio.run(main())
+    planning(work, host)
 
 
 def test_without_a_switch_process_a_host_plans_for_itself(tmp_path: Path) -> None:
-    (tmp_path / "topology.toml").write_text(text({"s1": 1, "s2": 2, "s3": 3}))
-    host = Host(tmp_path, "h1")
-    host.policy = Reserving(
-        registry.get("mlcc").planner(PolicyOptions(slot_ns=host.slot_ns)),
-        held_by_switches(host.config.topology, False),
-        host.slot_ns,
-    )
-    host.client._policy, host.client._remotes = host.policy, []
-    host.policy.on_wanted = host.client._wake.set
+    alone = text({"s1": 1, "s2": 2, "s3": 3})
+    host = Host(tmp_path, "h1", text=alone, use_switch="false")
 
-    async def main() -> None:
-        async with host:
-            host.flows = {1: (("h1->s1",), BUSY)}
-            await until(lambda: host.rates.get(1, 0.0) > 0.0, "planned")
-            assert host.client.grpc_connections == 0
+    async def work() -> None:
+        host.flows = {1: (("h1->s1",), BUSY)}
+        await until(lambda: host.rates.get(1, 0.0) > 0.0, "planned")
+        assert host.source.grpc_connections == 0
 
-    asyncio.run(main())
+    planning(work, host)
 
 
 def test_a_reload_changes_to_it_and_back(tmp_path: Path, switches: dict[str, Switch]) -> None:
@@ -269,20 +234,12 @@ def test_a_reload_changes_to_it_and_back(tmp_path: Path, switches: dict[str, Swi
                 assert (await daemon.reload())["changed"] == "policy"
                 slots = daemon.metrics.slots
                 await until(lambda slots=slots: daemon.metrics.slots > slots + 2, "it goes on")
-                feedback = daemon.engine.feedback
+                feedback = daemon.engine.source.describe()["feedback"]
                 assert (feedback is None) == (policy == "stagger")
-                assert feedback is None or feedback.stats.rounds == 0, "there are no flows"
+                assert feedback is None or feedback["rounds"] == 0, "there are no flows"
         finally:
             daemon._stop.set()
             await running
         assert daemon.metrics.errors == {}
 
     asyncio.run(main())
-
-
-def test_a_policy_that_is_misspelt(tmp_path: Path) -> None:
-    (tmp_path / "topology.toml").write_text(text({"s1": 1, "s2": 2, "s3": 3}))
-    file = tmp_path / "flowslotd.toml"
-    file.write_text('host = "h1"\npolicy = "mlcc-litteral"\n')
-    with pytest.raises(ConfigError, match="did you mean `mlcc-literal`"):
-        config.load(file)

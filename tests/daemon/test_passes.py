@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemon around the slot loop: when it looks, and what stops it."""
+"""When the daemon looks, and what stops it."""
 
 import asyncio
 import itertools
@@ -12,16 +12,102 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from flowslot_shm.layout import Message
+from flowslot.model.slot import Tick
+from flowslot.model.units import MILLISECOND, Nanos
 from flowslotd import config
-from flowslotd.clock import own_moment
 from flowslotd.daemon import Daemon
 from flowslotd.flows.rows import ROW
+from flowslotd.negotiate.source import RateSource
 from flowslotd.observe.observer import Ended
 from flowslotd.pace.pacer import KernelEvent
+from flowslotd.passes import BUSY, COALESCE_NS, LAZY_BUSY, LAZY_NS, Passes, own_moment
 from flowslotd.slotloop import SlotLoop
 
 from .conftest import TOPOLOGY
+
+SLOT = Nanos(60 * MILLISECOND)
+NOW = Nanos(10**12)
+ONE, TWO = (SimpleNamespace(id=i) for i in (1, 2))
+
+# -- when a pass is due
+
+
+def test_what_happens_at_about_the_same_time_shares_a_pass():
+    passes = Passes(SLOT, 0)
+    assert passes.next_wakeup is None
+    passes.touch(NOW, ONE)
+    passes.touch(NOW + COALESCE_NS // 2, TWO)
+    passes.touch(NOW + COALESCE_NS // 2, ONE)
+    assert passes.next_wakeup == NOW + COALESCE_NS
+    assert passes.take() == [ONE, TWO]
+    assert (passes.take(), passes.next_wakeup) == ([], None)
+
+
+def test_a_beginning_brings_the_pass_forward_that_an_end_called_for():
+    passes, due = Passes(SLOT, 0), []
+    for i, lazy in enumerate((True, True, False, False, True)):
+        passes.rang(NOW + i, ONE, lazy=lazy)
+        due.append(passes.next_wakeup - NOW)
+    assert due == [LAZY_NS, LAZY_NS, COALESCE_NS + 2, COALESCE_NS + 2, COALESCE_NS + 2]
+    assert passes.take() == [ONE]
+    passes.rang(NOW, ONE, lazy=True)
+    assert passes.next_wakeup == NOW + LAZY_NS
+
+
+def test_a_job_that_has_left_is_not_looked_at_but_what_it_held_is_free():
+    passes = Passes(SLOT, 0)
+    passes.touch(NOW, ONE, lazy=True)
+    passes.forget(NOW, ONE.id)
+    assert passes.next_wakeup == NOW + COALESCE_NS
+    assert passes.take() == []
+
+
+@pytest.mark.parametrize(("lazy", "times"), [(False, BUSY), (True, LAZY_BUSY)])
+def test_after_a_pass_there_is_a_rest_as_long_as_it_was(lazy, times):
+    passes, cpu = Passes(SLOT, 0), 5 * MILLISECOND
+    passes.took(cpu)
+    passes.soon(NOW, lazy=lazy)
+    assert passes.next_wakeup == NOW + times * cpu
+
+
+def test_everything_is_looked_at_once_per_slot_at_the_boundary_or_at_a_moment_of_its_own():
+    tick, passes = Tick(7, Nanos(NOW + SLOT)), Passes(SLOT, 3)
+    assert passes.next_slot(NOW, tick, at_boundary=True) == NOW + SLOT
+    moment = passes.next_slot(NOW, tick, at_boundary=False)
+    assert moment == NOW + own_moment(3, SLOT)
+    assert passes.next_slot(moment, tick, at_boundary=False) == moment + SLOT
+
+
+def test_hosts_report_at_moments_of_their_own():
+    moments = sorted(own_moment(i, SLOT) for i in range(8))
+    assert moments[0] >= SLOT // 4 and moments[-1] < 3 * SLOT // 4
+    assert all(b - a >= SLOT // 40 for a, b in itertools.pairwise(moments))
+
+
+# -- the daemon around it
+
+
+@pytest.fixture
+def daemon(write, tmp_path):
+    """One that does not run."""
+    return Daemon(config.load(write(f'host = "h1"\nslot_ms = 5\nruntime_dir = "{tmp_path}"')))
+
+
+class Engine(SimpleNamespace):
+    """Notes the passes, and hands out `events` of the kernel, some at each look."""
+
+    def __init__(self, *events):
+        looks, self.passes = list(events), []
+        super().__init__(
+            loop=SimpleNamespace(
+                on_slot=lambda now, slot, sources, small=False: self.passes.append(list(sources)),
+                pace=lambda now: self.passes.append("paced"),
+                refresh=lambda now: None,
+                has_news=False,
+            ),
+            pacer=SimpleNamespace(events=lambda: looks.pop(0) if looks else []),
+            source=RateSource(),
+        )
 
 
 def run_for(daemon, condition):
@@ -40,12 +126,11 @@ def run_for(daemon, condition):
 
 
 def test_fail_open_a_bug_in_a_pass_lets_flows_go_and_the_daemon_lives(
-    write, tmp_path, monkeypatch, caplog
+    daemon, tmp_path, monkeypatch, caplog
 ):
     released = []
-    monkeypatch.setattr(SlotLoop, "on_slot", lambda *_: 1 / 0)
+    monkeypatch.setattr(SlotLoop, "refresh", lambda *_: 1 / 0)
     monkeypatch.setattr(SlotLoop, "release", lambda self: released.append(1))
-    daemon = Daemon(config.load(write(f'host = "h1"\nslot_ms = 5\nruntime_dir = "{tmp_path}"')))
     run_for(daemon, lambda: daemon.metrics.errors["slot"] >= 5)
     assert daemon.metrics.errors["slot"] >= 5
     assert daemon.metrics.last_error == "slot: ZeroDivisionError: division by zero"
@@ -54,29 +139,19 @@ def test_fail_open_a_bug_in_a_pass_lets_flows_go_and_the_daemon_lives(
     assert not (tmp_path / "control.sock").exists()
 
 
-def test_what_had_ended_before_it_was_watched_is_heard_of_with_the_pass(
-    write, tmp_path, monkeypatch
-):
+def test_what_had_ended_before_it_was_watched_is_heard_of_with_the_pass(daemon, monkeypatch):
     """Nothing wakes the daemon for it: the pacer only finds out as it is asked to watch."""
-    late, heard = [], []
-
-    def watch(now, what):
-        late.append(KernelEvent("drained", 7))
-
-    daemon = Daemon(config.load(write(f'host = "h1"\nruntime_dir = "{tmp_path}"')))
-    daemon.engine = SimpleNamespace(
-        loop=SimpleNamespace(on_events=watch, on_grants=watch, on_drained=lambda: None),
-        pacer=SimpleNamespace(events=lambda: [late.pop()] if late else []),
-        tell=lambda now: None,
-    )
+    heard = []
+    daemon.engine = Engine(*[[KernelEvent("drained", 7)]] * 2)
     monkeypatch.setattr(daemon.observer, "drained", lambda flows: heard.extend(flows) or 0)
+    monkeypatch.setattr(daemon, "_rearm", lambda: None)
     daemon._at_events()
-    daemon._on_grants(0, [])
+    daemon._on_rates(0)
+    assert daemon.engine.passes == [[], "paced"]
     assert heard == [7, 7]
 
 
-def test_as_a_job_ends_all_its_processes_here_are_looked_at(write, tmp_path, monkeypatch):
-    daemon = Daemon(config.load(write(f'host = "h1"\nruntime_dir = "{tmp_path}"')))
+def test_as_a_job_ends_all_its_processes_here_are_looked_at(daemon, monkeypatch):
     rows, ended, touched = np.zeros(2, ROW), [Ended.FLOWS, Ended.JOB], []
     rows["cookie"] = 7, 8
 
@@ -84,14 +159,10 @@ def test_as_a_job_ends_all_its_processes_here_are_looked_at(write, tmp_path, mon
         rows["drained"][np.isin(rows["cookie"], list(flows))] = True
         return ended.pop(0)
 
-    events = [[KernelEvent("drained", 7)], [KernelEvent("drained", 8)]]
-    daemon.engine = SimpleNamespace(
-        loop=SimpleNamespace(on_drained=lambda: None),
-        pacer=SimpleNamespace(events=lambda: events.pop(0)),
-    )
+    daemon.engine = Engine([KernelEvent("drained", 7)], [KernelEvent("drained", 8)])
     daemon.table.rows = rows
     monkeypatch.setattr(daemon.observer, "drained", drained)
-    monkeypatch.setattr(daemon, "_soon", lambda lazy=False: None)
+    monkeypatch.setattr(daemon, "_rearm", lambda: None)
     monkeypatch.setattr(daemon, "_touch", lambda flows, lazy: touched.append((flows, lazy)))
     daemon._on_kernel()
     assert touched == [], "the other one goes on"
@@ -99,41 +170,34 @@ def test_as_a_job_ends_all_its_processes_here_are_looked_at(write, tmp_path, mon
     assert touched == [([7, 8], False)]
 
 
-def test_a_beginning_brings_the_pass_forward_that_an_end_called_for(write, tmp_path, monkeypatch):
-    daemon = Daemon(config.load(write(f'host = "h1"\nruntime_dir = "{tmp_path}"')))
-    called = []
-    monkeypatch.setattr(
-        daemon,
-        "_at",
-        lambda when, work: called.append(when) or SimpleNamespace(cancel=lambda: None),
-    )
-    record = SimpleNamespace(id=3)
-    for message in (Message.END, Message.END, Message.BEGIN, Message.BEGIN, Message.END):
-        daemon._rang(record, 0, message)
-    assert len(called) == 2
-    assert called[1] < called[0]
-    assert list(daemon._take_touched()) == [record]
-    daemon._rang(record, 0, Message.END)
-    assert len(called) == 3
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_pass_at_a_slot_is_the_one_that_was_due_at_events(daemon, monkeypatch, asked):
+    """Also where no flow has to be looked at: some have ended, and their rates are free."""
+    timers = []
+
+    def at(when, work, *_):
+        timers.append((work.__name__, SimpleNamespace(cancel=lambda: timers.append("cancelled"))))
+        return timers[-1][1]
+
+    monkeypatch.setattr(daemon, "_at", at)
+    daemon.engine = Engine()
+    if asked:
+        daemon._soon(lazy=True)
+        assert [name for name, _ in timers] == ["_at_events"]
+    daemon._at_slot(0)
+    assert daemon.engine.passes == [[]] * asked
+    assert ("cancelled" in timers) == asked and timers[-1][0] == "_at_slot"
 
 
-def test_slots_follow_the_wall_clock_and_lateness_is_kept(write, tmp_path):
-    daemon = Daemon(config.load(write(f'host = "h1"\nslot_ms = 5\nruntime_dir = "{tmp_path}"')))
+def test_slots_follow_the_wall_clock_and_lateness_is_kept(daemon):
     first = time.time_ns() // 5_000_000
     run_for(daemon, lambda: daemon.metrics.slots >= 10)
     assert first < daemon.slot <= time.time_ns() // 5_000_000
     assert daemon.metrics.lateness.count == daemon.metrics.slots >= 10
 
 
-def test_hosts_report_at_moments_of_their_own(write, tmp_path):
-    moments = sorted(own_moment(i, 60_000_000) for i in range(8))
-    assert moments[0] >= 15_000_000 and moments[-1] < 45_000_000
-    assert all(b - a >= 1_500_000 for a, b in itertools.pairwise(moments))
-
-
-def test_a_failed_start_leaves_nothing_behind(write, tmp_path):
+def test_a_failed_start_leaves_nothing_behind(daemon, tmp_path):
     (tmp_path / "register.sock").write_text("not a socket")
-    daemon = Daemon(config.load(write(f'host = "h1"\nruntime_dir = "{tmp_path}"')))
     with pytest.raises(OSError, match="not a socket"):
         asyncio.run(daemon.run())
     assert not (tmp_path / "control.sock").exists()

@@ -9,6 +9,7 @@ from flowslot.model.errors import ConfigError
 from flowslotd import config
 from flowslotd.daemon import Daemon
 from flowslotd.engine import Engine
+from flowslotd.negotiate.source import FixedRates
 from flowslotd.pace.pacer import Pacer
 from flowslotd.slotloop import SlotLoop
 
@@ -42,14 +43,14 @@ async def end(daemon, running):
     await asyncio.wait_for(running, 10)
 
 
-async def fail_to_start(engine):
-    if engine.config.settings.policy == "static":
-        raise ValueError("no such number")
+async def fail_to_start(source):
+    raise ValueError("no such number")
 
 
 @pytest.mark.parametrize("at", ["build", "start"])
 def test_an_engine_that_cannot_be_had_leaves_the_last_good_one(write, tmp_path, monkeypatch, at):
-    text = f'host = "h1"\nslot_ms = 5\nruntime_dir = "{tmp_path}"'
+    monkeypatch.setattr("flowslotd.engine.make_pacer", lambda *_, **__: Pacer())
+    text = f'host = "h1"\nmode = "enforce"\nslot_ms = 5\nruntime_dir = "{tmp_path}"'
     daemon, told = listened_to(monkeypatch, write(text))
     good = daemon.config
 
@@ -61,7 +62,7 @@ def test_an_engine_that_cannot_be_had_leaves_the_last_good_one(write, tmp_path, 
             if at == "build":
                 patch.setattr("flowslotd.daemon.Engine", fail_to_build)
             else:
-                patch.setattr(Engine, "start", fail_to_start)
+                patch.setattr(FixedRates, "start", fail_to_start)
             with pytest.raises(ConfigError) as caught:
                 await daemon.reload()
         assert str(caught.value) == f"{file}: cannot be used: no such number"
@@ -82,11 +83,10 @@ def test_an_engine_that_does_not_end_well_is_replaced_all_the_same(write, tmp_pa
     monkeypatch.setattr("flowslotd.engine.make_pacer", lambda *_, **__: Pacer())
     text = f'host = "h1"\nmode = "enforce"\nslot_ms = 5\nruntime_dir = "{tmp_path}"'
     daemon, told = listened_to(monkeypatch, write(text))
-    started, start = [], Engine.start
+    started = []
 
-    async def note(engine):
-        started.append(engine)
-        await start(engine)
+    async def note(source):
+        started.append(source)
 
     def fail_to_release(loop):
         raise RuntimeError("a bug")
@@ -95,13 +95,13 @@ def test_an_engine_that_does_not_end_well_is_replaced_all_the_same(write, tmp_pa
         running = await begin(daemon, told)
         write(f'{text}\npolicy = "static"')
         with monkeypatch.context() as patch:
-            patch.setattr(Engine, "start", note)
+            patch.setattr(FixedRates, "start", note)
             patch.setattr(SlotLoop, "release", fail_to_release)
-            arbiter = daemon.engine.domain
+            arbiter = daemon.engine.source
             assert not arbiter._alarm.cancelled()
             assert (await daemon.reload())["changed"] == "policy"
         assert daemon.config.settings.policy == "static"
-        assert started == [daemon.engine]
+        assert started == [daemon.engine.source]
         assert arbiter._alarm.cancelled(), "it would grant rates to flows that are not its own"
         assert daemon.metrics.errors == {"reload": 1}
         await end(daemon, running)

@@ -9,21 +9,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from flowslot.protocol.grantbook import Granted
-from flowslotd.negotiate.domain import Domain, open_domain
 
-from flowslot.model.units import Nanos
-from flowslot.policy import registry
-from flowslot.policy.registry import PolicyOptions
-from flowslot.protocol.messages import Demand
-from flowslotd import config
 from flowslotd.clock import monotonic
+
+from .hosts import SLOT_MS, Host, negotiating, until
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "switchemu"))
 from switchproc import Switch, free_port
 
-DEADLINE_S = 30.0
-SLOT_MS = 500  # leases of 2 s, which even a busy machine does not break
 HELD = {"s1": ("h1->s1", "s1->h1"), "s2": ("h2->s2", "s2->h2"), "s3": ("h3->s3", "s3->h3")}
 GBPS = {"s2->h2": 0.2}  # the others: 0.4
 CROSS = ("h1->s1", "spine", "s2->h2")
@@ -46,61 +39,8 @@ def text(ports: dict[str, int]) -> str:
     lines.append('[[links]]\nname = "spine"\ncapacity_gbps = 4.0\nswitch = "s2"')
     for a, b in ((1, 2), (2, 1)):
         lines.append(f'[[routes]]\nfrom_rack = "r{a}"\nto_rack = "r{b}"\nlinks = ["spine"]')
+    lines.append('[[paths]]\nsrc = "10.78.0.2"\ndst = "10.78.9.9"\nlinks = ["s2->h2"]')
     return "\n".join(lines)
-
-
-class Host:
-    """A domain as a daemon of that host opens it, and what is in force."""
-
-    def __init__(self, folder: Path, name: str) -> None:
-        file = folder / f"{name}.toml"
-        file.write_text(f'host = "{name}"\nslot_ms = {SLOT_MS}\nmode = "enforce"\n')
-        self.config = config.load(file)
-        self.grants: dict[int, Granted] = {}
-        self.renewed = 0
-        spec = registry.get("stagger")
-        self.domain: Domain = open_domain(
-            self.config, spec, PolicyOptions(), self._on_grants, self._renew
-        )
-
-    def _on_grants(self, now: Nanos, grants: list[Granted]) -> None:
-        self.grants |= {grant.flow: grant for grant in grants}
-
-    def _renew(self, now: Nanos) -> None:
-        end = self.domain.lease_end
-        assert end is not None and end > now
-        self.renewed += 1
-
-    def path(self, *names: str) -> tuple[int, ...]:
-        return tuple(self.config.topology.link_index[name] for name in names)
-
-    def demand(self, flow: int, *names: str, remaining: int = 10**8, inc: int = 1) -> None:
-        demand = Demand(flow, inc, f"job{flow}", self.path(*names), remaining)
-        self.domain.demand(monotonic(), [demand])
-
-    def rate(self, flow: int) -> float:
-        return self.grants.get(flow, Granted(flow, 0.0, 0.0)).rate
-
-    def limit(self, link: str) -> float:
-        return 0.96 * self.config.topology.links[self.path(link)[0]].goodput
-
-    def is_about(self, flow: int, link: str) -> bool:
-        return self.rate(flow) == pytest.approx(self.limit(link), rel=0.01)
-
-    def live(self) -> list[str]:
-        streams = self.domain.describe()["switches"]
-        assert isinstance(streams, list)
-        return [stream["switch"] for stream in streams if stream["live"]]
-
-    @property
-    def state(self) -> object:
-        return self.domain.describe()["state"]
-
-
-async def until(probe, what: str) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not probe():
-            await asyncio.sleep(0.01)
 
 
 @pytest.fixture
@@ -123,54 +63,52 @@ def switches(tmp_path: Path) -> Iterator[dict[str, Switch]]:
 def test_a_flow_has_the_least_of_what_its_switches_grant_and_outlives_each(
     tmp_path: Path, switches: dict[str, Switch]
 ) -> None:
-    async def main() -> None:
-        host = Host(tmp_path, "h1")
-        await host.domain.start()
+    host = Host(tmp_path, "h1")
+    source, left = host.source, list[int]()
+
+    async def work() -> None:
         host.demand(1, *CROSS)
         host.demand(2, "s2->h2")
         await until(lambda: host.live() == ["s1", "s2"], "both are live")
-        streams = host.domain.describe()["switches"]
-        assert isinstance(streams, list) and len(streams) == 2, "s3 has nothing to do with h1"
+        assert len(host.domain["switches"]) == 2, "s3 has nothing to do with h1"
         await until(lambda: host.rate(1) > 0 and host.rate(2) > 0, "granted")
         host.demand(2, "s2->h2", remaining=0)
-        assert [g.rate for g in host.domain.give_back([2])] == [0.0]
+        assert [grant.rate for grant in source.host.give_back([2])] == [0.0]
         await until(lambda: host.is_about(1, "s2->h2"), "all of the narrower link")
-        assert host.grants[1].most == pytest.approx(host.limit("h1->s1"), rel=0.01)
-        assert host.domain.covers(host.path(*CROSS)) and host.domain.grpc_connections == 2
-        table = await host.domain.load_table(monotonic())
+        assert host.flows.grants[1].most == pytest.approx(host.limit("h1->s1"), rel=0.01)
+        assert source.covers(host.path(*CROSS)) and source.grpc_connections == 2
+        table = await source.load_table(monotonic())
         assert table is not None
         known = {link for names in (HELD["s1"], HELD["s2"], ["spine"]) for link in names}
         for i, link in enumerate(host.config.topology.links):
             assert math.isnan(table[i][0]) == (link.name not in known)
-        lease_end = host.domain.lease_end
+        host.on_rates = lambda: left.append((source.host.lease_end or 0) - monotonic())
         switches["s2"].kill()
         await until(lambda: host.is_about(1, "h1->s1"), "only s1 has a say any more")
-        assert host.renewed == 1, "no rate was to stay in force beyond the lease of s2"
-        assert lease_end is not None and host.live() == ["s1"] and host.state == "switch"
+        assert left and left[-1] > 0, "what was to end with the lease of s2 goes on"
+        assert host.live() == ["s1"] and host.state == "switch"
         assert math.isnan(host.rate(2)), "nobody has a say in this one"
-        assert not host.domain.covers(host.path(*CROSS))
-        assert host.domain.covers(host.path("h1->s1"))
+        assert not source.covers(host.path(*CROSS))
+        assert source.covers(host.path("h1->s1"))
         switches["s2"].start()
         await until(lambda: host.live() == ["s1", "s2"] and host.is_about(1, "s2->h2"), "back")
         for switch in switches.values():
             switch.kill()
         await until(lambda: host.state == "fallback", "all leases have ended")
         assert host.is_about(1, "h1->s1"), "our own NIC is still ours to share"
-        assert host.domain.lease_end is None
-        assert host.domain.reservations()["expired"] >= 3
-        await host.domain.close()
+        assert source.host.lease_end is None
+        assert source.reservations()["expired"] >= 3
 
-    asyncio.run(main())
+    negotiating(work, host)
 
 
 def test_two_daemons_never_over_commit_a_link_that_another_switch_holds(
     tmp_path: Path, switches: dict[str, Switch]
 ) -> None:
-    async def main() -> None:
-        hosts = [Host(tmp_path, "h1"), Host(tmp_path, "h2")]
-        paths = (CROSS, ("h2->s2", "spine", "s1->h1", "s2->h2"))
-        for host in hosts:
-            await host.domain.start()
+    hosts = [Host(tmp_path, "h1"), Host(tmp_path, "h2")]
+    paths = (CROSS, ("h2->s2", "spine", "s1->h1", "s2->h2"))
+
+    async def work() -> None:
         await until(lambda: all(len(h.live()) == 2 for h in hosts), "live")
         most, limit = 0.0, hosts[0].limit("s2->h2") * (1 + 1e-9)
         for inc in range(1, 40):
@@ -179,28 +117,24 @@ def test_two_daemons_never_over_commit_a_link_that_another_switch_holds(
                 host = hosts[flow // 4]
                 host.demand(flow, *paths[flow // 4], remaining=10**7 if busy else 0, inc=inc)
             await asyncio.sleep(0.02)
-            most = max(most, sum(g.rate for h in hosts for g in h.grants.values()))
+            most = max(most, sum(h.total() for h in hosts))
             assert most <= limit
         assert most > 0.5 * limit
         assert all(h.state == "switch" and len(h.live()) == 2 for h in hosts)
-        for host in hosts:
-            await host.domain.close()
 
-    asyncio.run(main())
+    negotiating(work, *hosts)
 
 
 def test_the_others_do_without_one_that_was_never_there(
     tmp_path: Path, switches: dict[str, Switch]
 ) -> None:
     switches["s2"].kill()
+    host = Host(tmp_path, "h1")
 
-    async def main() -> None:
-        host = Host(tmp_path, "h1")
-        await host.domain.start()
+    async def work() -> None:
         host.demand(1, *CROSS)
         assert host.state == "fallback" and host.rate(1) > 0
         await until(lambda: host.live() == ["s1"] and host.is_about(1, "h1->s1"), "live")
-        assert host.state == "switch" and host.domain.describe()["switch"] == "s1"
-        await host.domain.close()
+        assert host.state == "switch" and host.domain["switch"] == "s1"
 
-    asyncio.run(main())
+    negotiating(work, host)

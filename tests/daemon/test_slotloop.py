@@ -3,14 +3,29 @@
 
 import numpy as np
 import pytest
-from slots import SLOT, Setup, at_once, slot_start, start
+from slots import SLOT, Desk, Setup, at_once, slot_start, start
 
-from flowslot.decision import Pace
 from flowslot.model.schedule import Schedule
 from flowslot.model.units import MILLISECOND, Nanos
+from flowslot.policy.base import Pace
 from flowslot.protocol.grants import Granted
 from flowslotd.negotiate.source import RateSource
 from flowslotd.pace.enforcer import GROWTH_PER_MS
+
+from .conftest import TOPOLOGY
+from .hosts import Opened
+
+
+def at_work(topology, make_job, **all_else):
+    """One flow, of cookie 7, which is active since slot 0. Its demands are granted at once."""
+    setup, job = Setup(topology, **all_else), make_job()
+    setup.desk.answer = at_once
+    setup.pacer.acked[7] = 0
+    setup.jobs.append(job)
+    flow = job.flow(0, cookie=7)
+    start(flow)
+    setup.slot(0)
+    return setup, flow
 
 
 def test_from_a_record_to_the_kernel_and_back(topology, make_job):
@@ -42,13 +57,10 @@ def test_from_a_record_to_the_kernel_and_back(topology, make_job):
 
 
 def granted(topology, make_job, rate):
-    """One flow, of cookie 7, to which so much was granted in slot 0 (the most: 20 MB/s)."""
-    setup = Setup(topology)
-    job = make_job()
-    setup.jobs.append(job)
-    start(job.flow(0, cookie=7))
-    setup.slot(0)
+    """So much was granted in slot 0 (the most: 20 MB/s)."""
+    setup, _ = at_work(topology, make_job)
     setup.grant(Nanos(slot_start(0) + 6 * MILLISECOND), Granted(7, rate, 20e6))
+    setup.desk.answer = None
     return setup
 
 
@@ -112,49 +124,30 @@ def test_nothing_goes_down_when_nothing_changes(topology, make_job):
 
 
 def test_an_arbiter_that_answers_at_once_is_obeyed_in_the_same_pass(topology, make_job):
-    setup = Setup(topology)
-    setup.desk.answer = at_once
-    job = make_job()
-    setup.jobs.append(job)
-    start(job.flow(0, cookie=7))
-    setup.slot(0)
+    setup, _ = at_work(topology, make_job)
     assert setup.pacer.entries[7].reserved == 1e6
 
 
 def test_entries_do_not_outlive_the_arbiters_lease(topology, make_job):
-    setup = Setup(topology)
-    setup.desk.answer = at_once
-    setup.desk.lease_end = slot_start(1)
-    job = make_job()
-    setup.jobs.append(job)
-    start(job.flow(0, cookie=7))
-    setup.slot(0)
+    setup, _ = at_work(topology, make_job, desk=Desk(lease_end=slot_start(1)))
     assert setup.pacer.deadline == slot_start(1)
-    setup.desk.lease_end = slot_start(99)
+    written, setup.desk.lease_end = len(setup.pacer.writes), slot_start(99)
+    setup.on_rates(Nanos(slot_start(1) - 1))  # it has ended, and another one counts
+    assert setup.pacer.deadline == slot_start(3) - 1
     setup.slot(1)
     assert setup.pacer.deadline == slot_start(3)
+    assert len(setup.pacer.writes) == written
 
 
 def test_a_grant_that_ends_lets_the_flow_go(topology, make_job):
-    setup = Setup(topology)
-    setup.desk.answer = at_once
-    job = make_job()
-    setup.jobs.append(job)
-    start(job.flow(0, cookie=7))
-    setup.slot(0)
+    setup, _ = at_work(topology, make_job)
     setup.grant(slot_start(1), Granted(7, float("nan"), float("nan")))
     assert setup.pacer.entries == {}
     assert setup.pacer.released == [7]
 
 
 def test_flows_are_capped_only_while_a_link_of_theirs_is_held_by_nobody(topology, make_job):
-    setup = Setup(topology)
-    setup.desk.answer = at_once
-    job = make_job()
-    setup.jobs.append(job)
-    start(job.flow(0, cookie=7))
-    setup.desk.held = False
-    setup.slot(0)
+    setup, _ = at_work(topology, make_job, desk=Desk(held=False))
     assert setup.pacer.entries[7].guaranteed is False
     setup.desk.held = True
     setup.slot(1)
@@ -163,14 +156,7 @@ def test_flows_are_capped_only_while_a_link_of_theirs_is_held_by_nobody(topology
 
 
 def test_the_kernel_is_told_who_borrows_only_when_more_than_progress_was_seen(topology, make_job):
-    setup = Setup(topology)
-    setup.desk.answer = at_once
-    job = make_job()
-    setup.jobs.append(job)
-    flow = job.flow(0, cookie=7)
-    start(flow)
-    setup.pacer.acked[7] = 0
-    setup.slot(0)
+    setup, flow = at_work(topology, make_job)
     assert setup.pacer.watched == {7: 1_000_000}
     setup.slot(1)
     setup.desk.answer = None
@@ -189,12 +175,7 @@ def test_the_kernel_is_told_who_borrows_only_when_more_than_progress_was_seen(to
 
 
 def test_small_news_is_told_with_a_sign_of_life(topology, make_job):
-    setup = Setup(topology)
-    setup.desk.answer = at_once
-    job = make_job()
-    setup.jobs.append(job)
-    start(job.flow(0, cookie=7))
-    setup.slot(0)
+    setup, _ = at_work(topology, make_job)
     assert (len(setup.desk.demands), setup.desk.beats) == (1, 1)
     setup.events(slot_start(1), setup.jobs)
     assert (len(setup.desk.demands), setup.desk.beats) == (1, 1)
@@ -231,25 +212,15 @@ def test_static_needs_no_arbiter(topology, make_job):
 
 
 def test_hard_pacing_has_no_top_up(topology, make_job):
-    setup = Setup(topology, hard=True)
-    setup.desk.answer = at_once
-    job = make_job()
-    setup.jobs.append(job)
-    start(job.flow(0, cookie=7))
-    setup.slot(0)
+    setup, _ = at_work(topology, make_job, hard=True)
     entry = setup.pacer.entries[7]
     assert (entry.reserved, entry.ceiling, entry.growth) == (1e6, 1e6, 0.0)
 
 
 def test_a_flow_that_the_kernel_meets_late_gets_its_entry_again(topology, make_job):
-    setup = Setup(topology)
-    setup.desk.answer = at_once
-    job = make_job()
-    setup.jobs.append(job)
-    start(job.flow(0, cookie=7))
-    setup.slot(0)
+    setup, _ = at_work(topology, make_job)
     setup.loop.on_new(7)
-    setup.events(Nanos(slot_start(0) + MILLISECOND), [job])
+    setup.events(Nanos(slot_start(0) + MILLISECOND), setup.jobs)
     assert setup.pacer.writes == [[7], [7]]
 
 
@@ -260,33 +231,62 @@ def pace(cookie, *rates):
 
 
 def test_fail_open_a_flow_that_the_kernel_met_late_can_be_let_go(topology, make_job):
-    setup = Setup(topology)
-    setup.desk.answer = at_once
-    job = make_job()
-    setup.jobs.append(job)
-    start(job.flow(0, cookie=7))
-    setup.slot(0)
+    setup, _ = at_work(topology, make_job)
     setup.loop.on_new(7)
     setup.grant(slot_start(0), Granted(7, float("nan"), float("nan")))
     assert setup.pacer.released == [7]
 
 
 class Script(RateSource):
-    """Says in each slot what the test says."""
+    """Says what the test says, about the flows that are `changed`; writes down what it is asked."""
 
-    joint = True
-
-    def __init__(self, pace):
-        self.pace = pace
+    def __init__(self, pace, changed=None):
+        self.pace, self.changed, self.calls = pace, changed, []
 
     def beat(self, now):
         return True
 
+    def follow(self, now, new, gone):
+        self.calls.append("follow")
+
+    def negotiate(self, now, slot, *, moved, small):
+        self.calls.append(("negotiate", moved, small))
+
     def due(self, now):
-        return None
+        self.calls.append("due")
+        return self.changed
 
     def rates(self, now, view):
+        self.calls.append(("rates", view.flow.tolist()))
         return self.pace
+
+
+@pytest.mark.parametrize("joint", [False, True])
+def test_observe_negotiate_decide_and_pace_follow_each_other_and_nothing_is_decided_twice(
+    topology, make_job, joint
+):
+    source, job = Script(pace(7, 1e6, 3e6), set()), make_job()
+    source.joint = joint
+    setup = Setup(topology, source)
+    setup.jobs.append(job)
+    start(job.flow(0, cookie=7))
+    job.flow(1, cookie=8)
+    asked = setup.pacer.writes = source.calls
+    setup.slot(0)
+    begun = ["follow", ("negotiate", True, True), "due"]
+    assert asked == [*begun, ("rates", [7, 8]), [7]]
+    begun[1] = ("negotiate", False, True)
+    for changed, met, decided in (
+        ([], [], []),
+        ([7], [], [7]),
+        ([], [8], [7, 8] if joint else [8]),
+    ):
+        asked.clear()
+        source.changed = set(changed)
+        for flow in met:
+            setup.loop.on_new(flow)
+        setup.slot(0)
+        assert asked == begun + [("rates", decided)] * bool(decided)
 
 
 def test_a_schedule_is_followed_slot_by_slot(topology, make_job):
@@ -301,6 +301,18 @@ def test_a_schedule_is_followed_slot_by_slot(topology, make_job):
     assert rates == [1e6, 3e6, 2e6, 2e6]
 
 
+def test_each_slot_of_a_plan_is_paced_though_no_flow_is_looked_at(topology, make_job, tmp_path):
+    source, slots = Opened(tmp_path, "h1", TOPOLOGY, policy='"mlcc"').source, []
+    setup, job = Setup(topology, source), make_job()
+    source.rates = lambda now, view: slots.append(view.slot)
+    setup.jobs.append(job)
+    start(job.flow(0, cookie=7))
+    setup.slot(0)
+    setup.events(Nanos(slot_start(1) - MILLISECOND), [job])
+    setup.slot(1)
+    assert slots == [0, 1]
+
+
 def test_decisions_about_flows_that_are_not_there_have_no_effect(topology, make_job):
     setup = Setup(topology, Script(pace(99, 1e6)))
     setup.slot(0)
@@ -308,12 +320,7 @@ def test_decisions_about_flows_that_are_not_there_have_no_effect(topology, make_
 
 
 def test_fail_open_release_lets_everything_go_and_the_next_slot_takes_it_back(topology, make_job):
-    setup = Setup(topology)
-    setup.desk.answer = at_once
-    job = make_job()
-    setup.jobs.append(job)
-    start(job.flow(0, cookie=7))
-    setup.slot(0)
+    setup, _ = at_work(topology, make_job)
     setup.loop.release()
     assert setup.pacer.entries == {}
     setup.slot(1)

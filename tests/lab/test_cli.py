@@ -4,6 +4,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from pytest import MonkeyPatch
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -99,7 +100,7 @@ def test_what_cannot_be_written_is_found_out_first(tmp_path: Path, option: str, 
     assert output.startswith(f"flowslot lab: {option}") and output.count("\n") == 1
 
 
-def test_without_root_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_root_one_clear_line(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     assert invoke("run", TWO_EQUAL, "--policy", "cubic") == (
         1, "flowslot lab: needs root for its network namespaces: run it as root or with sudo\n",
@@ -123,7 +124,7 @@ def test_listing_a_directory_without_scenarios_is_status_2(tmp_path: Path) -> No
 
 
 def test_logs_that_cannot_be_kept_do_not_stop_the_cleaning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cli, "ROOT", tmp_path / "runs")
     monkeypatch.setattr(cli, "clean_dead", list)

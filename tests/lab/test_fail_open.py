@@ -31,6 +31,7 @@ LEASE_SLOTS = 5
 """What is promised (docs/adr/0001, 0003), not what the code says."""
 PATIENCE_S = 20.0
 ITERATIONS = 60
+Tables = Callable[[str], KernelTable]
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
 
@@ -43,7 +44,7 @@ def live(nothing_left: None, state: RunState) -> Iterator[LiveRun]:
 
 
 @pytest.fixture
-def table(live: LiveRun) -> Iterator[Callable[[str], KernelTable]]:
+def table(live: LiveRun) -> Iterator[Tables]:
     """Opens the tables of a host's daemon."""
     opened = []
 
@@ -141,9 +142,7 @@ def last_reservations(live: LiveRun, tables: dict[str, KernelTable], dead: int) 
         assert until <= dead + LEASE_SLOTS * SLOT_NS
 
 
-def test_fail_open_daemon_killed_and_restarted(
-    live: LiveRun, table: Callable[[str], KernelTable]
-) -> None:
+def test_fail_open_daemon_killed_and_restarted(live: LiveRun, table: Tables) -> None:
     plane, progress = live.plane, live.follow(Quiet())
     assert plane is not None
     tables = {host: table(host) for host in ("h2", "h3")}
@@ -169,9 +168,7 @@ def test_fail_open_daemon_killed_and_restarted(
     finish(live, progress)
 
 
-def test_fail_open_switch_killed_and_restarted(
-    live: LiveRun, table: Callable[[str], KernelTable]
-) -> None:
+def test_fail_open_switch_killed_and_restarted(live: LiveRun, table: Tables) -> None:
     plane, progress = live.plane, live.follow(Quiet())
     assert plane is not None and set(plane.switches) == {"s1"}
     tables = {host: table(host) for host in plane.daemons}
@@ -192,7 +189,7 @@ def test_fail_open_switch_killed_and_restarted(
     finish(live, progress)
 
 
-def test_fail_open_all_killed_at_once(live: LiveRun, table: Callable[[str], KernelTable]) -> None:
+def test_fail_open_all_killed_at_once(live: LiveRun, table: Tables) -> None:
     plane, progress = live.plane, live.follow(Quiet())
     assert plane is not None and set(plane.switches) == {"s1"}
     tables = [table(host) for host in plane.daemons]

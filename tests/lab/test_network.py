@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from leftovers import Host
+from pytest import MonkeyPatch
 
 from flowslot_lab.net import LabError, Network, run
 from flowslot_lab.processors import of_the_network
@@ -157,7 +158,7 @@ def test_after_kill_the_next_start_is_clean(
 
 
 def test_who_is_started_as_the_lab_dies_does_not_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     state = RunState.create(tmp_path)
     state.begin("x")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import typer
+from pytest import MonkeyPatch
 from typer.testing import CliRunner
 
 from flowslot_lab import cli, predict
@@ -43,7 +44,7 @@ def document(*policies: str) -> dict[str, Any]:
     }
 
 
-def stand_in(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+def stand_in(monkeypatch: MonkeyPatch, program: str) -> None:
     """A Python program instead of `flowslot`."""
     monkeypatch.setattr(predict, "venv_program", lambda *_: [sys.executable, "-c", program])
 
@@ -53,7 +54,7 @@ def ask(scenario: Scenario, state: RunState, *policies: str) -> dict[str, Predic
 
 
 def test_the_simulator_is_asked_once_for_what_the_lab_measures(
-    scenario: Scenario, state: RunState, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    scenario: Scenario, state: RunState, monkeypatch: MonkeyPatch, tmp_path: Path
 ) -> None:
     answer = tmp_path / "answer.json"
     answer.write_text(json.dumps(document("stagger", "static", "fair")))
@@ -130,7 +131,7 @@ def test_bad_json_is_one_line(scenario: Scenario, answer: bytes) -> None:
     ],
 )  # fmt: skip
 def test_a_simulator_that_fails_says_why(
-    scenario: Scenario, state: RunState, monkeypatch: pytest.MonkeyPatch, program: str, problem: str
+    scenario: Scenario, state: RunState, monkeypatch: MonkeyPatch, program: str, problem: str
 ) -> None:
     stand_in(monkeypatch, program)
     with pytest.raises(NoPrediction) as caught:
@@ -140,7 +141,7 @@ def test_a_simulator_that_fails_says_why(
 
 
 def test_a_program_that_is_missing_is_no_prediction(
-    scenario: Scenario, state: RunState, monkeypatch: pytest.MonkeyPatch
+    scenario: Scenario, state: RunState, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr(predict, "venv_program", lambda *_: ["/nowhere/flowslot"])
     with pytest.raises(NoPrediction, match="/nowhere/flowslot"):
@@ -151,7 +152,7 @@ def test_a_program_that_is_missing_is_no_prediction(
 
 
 def test_a_simulator_that_takes_too_long_is_ended(
-    scenario: Scenario, state: RunState, monkeypatch: pytest.MonkeyPatch
+    scenario: Scenario, state: RunState, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr(predict, "LIMIT_S", 0.5)
     stand_in(monkeypatch, "import time; print('{', flush=True); time.sleep(60)")
@@ -163,7 +164,7 @@ def test_a_simulator_that_takes_too_long_is_ended(
 
 @pytest.mark.parametrize("wanted", [True, False])
 def test_the_lab_measures_without_predictions_too(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wanted: bool
+    monkeypatch: MonkeyPatch, tmp_path: Path, wanted: bool
 ) -> None:
     stand_in(monkeypatch, "import sys; sys.exit('it broke')")
     monkeypatch.setattr(cli, "ROOT", tmp_path / "runs")

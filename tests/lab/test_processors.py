@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from pytest import MonkeyPatch
 from rich.console import Console
 
 from flowslot_lab import processors
@@ -22,7 +23,7 @@ SCENARIO = Path(__file__).parents[2] / "lab" / "scenarios" / "two-equal.toml"
     [({0}, [0], [0]), ({0, 1}, [0], [1]), ({3, 4, 5}, [3], [4, 5]), ({1, 2, 6, 7}, [1, 2], [6, 7])],
 )
 def test_the_network_has_half_of_them(
-    monkeypatch: pytest.MonkeyPatch, there: set[int], network: list[int], programs: list[int]
+    monkeypatch: MonkeyPatch, there: set[int], network: list[int], programs: list[int]
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: there)
     assert processors.of_the_network() == network

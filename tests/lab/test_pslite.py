@@ -30,13 +30,14 @@ from .test_fail_open import controls, wait
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
 ITERATIONS = 20
+Start = Callable[..., LiveRun]
 TWO_JOBS = SCENARIOS / "pslite-two-jobs.toml"
 SHARE = 1_500_000
 """What a worker of these jobs sends to each server in an iteration, and gets back."""
 
 
 @pytest.fixture
-def start(nothing_left: None, state: RunState) -> Iterator[Callable[..., LiveRun]]:
+def start(nothing_left: None, state: RunState) -> Iterator[Start]:
     running: list[LiveRun] = []
 
     def run(*changes: str, policy: str = "stagger") -> LiveRun:
@@ -59,9 +60,7 @@ def verified(live: LiveRun, job: str) -> None:
     assert done == expected_bytes(alone, live.scenario.warmup + live.iterations)
 
 
-def test_what_is_ready_sent_and_acknowledged_is_seen_as_it_happens(
-    start: Callable[..., LiveRun],
-) -> None:
+def test_what_is_ready_sent_and_acknowledged_is_seen_as_it_happens(start: Start) -> None:
     live = start(policy="fair")
     seen: dict[tuple[object, ...], list[tuple[int, ...]]] = {}
     counts = ("iteration", "ready_bytes", "sent_bytes", "acked_bytes")
@@ -96,9 +95,7 @@ def test_what_is_ready_sent_and_acknowledged_is_seen_as_it_happens(
 
 
 @pytest.mark.parametrize("library", ["flowslot-calm", "calm"])
-def test_data_connections_are_paced_whoever_speaks_for_them(
-    start: Callable[..., LiveRun], library: str
-) -> None:
+def test_data_connections_are_paced_whoever_speaks_for_them(start: Start, library: str) -> None:
     live = start(f"jobs.library={library}")
     follow = live.follow(Quiet())
     hosts = ("h1", "h2", "h3", "h4", "h5")
@@ -124,7 +121,7 @@ def test_data_connections_are_paced_whoever_speaks_for_them(
         verified(live, job)
 
 
-def test_fail_open_worker_killed_in_mid_iteration(start: Callable[..., LiveRun]) -> None:
+def test_fail_open_worker_killed_in_mid_iteration(start: Start) -> None:
     live = start()
     assert live.plane is not None
     follow = live.follow(Quiet())
@@ -141,7 +138,7 @@ def test_fail_open_worker_killed_in_mid_iteration(start: Callable[..., LiveRun])
         assert live.plane.ask(host, "status")["errors"] == {}
 
 
-def test_fail_open_random_bytes_in_a_live_record(start: Callable[..., LiveRun]) -> None:
+def test_fail_open_random_bytes_in_a_live_record(start: Start) -> None:
     live = start()
     assert live.plane is not None
     follow = live.follow(Quiet())

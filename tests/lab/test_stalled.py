@@ -6,6 +6,7 @@ import io
 from typing import Any, Self
 
 import pytest
+from pytest import MonkeyPatch
 from rich.console import Console
 
 from flowslot_lab import runner
@@ -40,7 +41,7 @@ class Fake:
         return make_run(TWO_EQUAL, self.policy, repeat, [[1.0], [1.5]])
 
 
-def results(monkeypatch: pytest.MonkeyPatch, *stops: str) -> Any:
+def results(monkeypatch: MonkeyPatch, *stops: str) -> Any:
     monkeypatch.setattr(runner, "LiveRun", Fake)
     monkeypatch.setattr(runner, "awake", contextlib.nullcontext)
     monkeypatch.setattr(Fake, "stops", stops)
@@ -49,9 +50,7 @@ def results(monkeypatch: pytest.MonkeyPatch, *stops: str) -> Any:
     return measure(TWO_EQUAL, options, state, Quiet())
 
 
-def test_a_run_that_stands_still_is_a_result_and_the_others_go_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_run_that_stands_still_is_a_result_and_the_others_go_on(monkeypatch: MonkeyPatch) -> None:
     found = results(monkeypatch, "mlcc-literal")
     assert [(run.policy, run.repeat) for run in found.runs] == [
         ("mlcc-literal", 1), ("stagger", 1), ("stagger", 2), ("stagger", 3),
@@ -67,7 +66,7 @@ def test_a_run_that_stands_still_is_a_result_and_the_others_go_on(
     assert found.to_json()["summary"] == []
 
 
-def test_of_other_policies_it_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_other_policies_it_is_a_failure(monkeypatch: MonkeyPatch) -> None:
     assert results(monkeypatch).stalled == {}
     with pytest.raises(Stalled):
         results(monkeypatch, "stagger")

@@ -6,19 +6,22 @@ import json
 import os
 import socket
 import subprocess
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from flowslotd.pace import Pacer, PacingError, guardian, make_pacer, pack
-from flowslotd.pace.pacer import PaceEntry
-from flowslotd.pace.select import TRAITS
+from flowslotd.pace import guardian
+from flowslotd.pace.pacer import PaceEntry, Pacer, PacingError, pack
+from flowslotd.pace.select import TRAITS, make_pacer
 
+from .traffic import Flow, Net, UdpFlow, cookie_of, inside
+
+Flows = Callable[..., Any]
+"""The fixtures `flows` and `enlisted`."""
 MB = 1_000_000
 LONG = 3600 * 10**9
 SLOT_S = 0.060
@@ -38,65 +41,11 @@ OWN = {12: 4, 47: 600 * MB}
 """SO_PRIORITY and SO_MAX_PACING_RATE as the application has set them: what is to come back."""
 
 
-class UdpFlow:
-    """Datagrams, as fast as the socket takes them."""
-
-    def __init__(self, here: str, there: str, helpers: Any) -> None:
-        with helpers.inside(there):
-            self.peer = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-            self.peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
-            self.peer.bind((helpers.THERE, 0))
-        with helpers.inside(here):
-            self.sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-            self.sock.connect(self.peer.getsockname())
-        self.peer.settimeout(0.1)
-        self.sock.settimeout(0.1)
-        self.cookie = helpers.cookie_of(self.sock)
-        self.size = 1400
-        self._soon = helpers.soon
-        self._meter = helpers.Meter(MOST)
-        self._received = 0
-        self._running = True
-        self._threads = [threading.Thread(target=self._drain), threading.Thread(target=self._fill)]
-        for thread in self._threads:
-            thread.start()
-
-    def received(self) -> int:
-        return self._received
-
-    def rate(self, seconds: float = 0.3) -> float:
-        before, start = self._received, time.monotonic()
-        time.sleep(seconds)
-        return (self._received - before) / (time.monotonic() - start)
-
-    def exceeds(self, rate: float) -> bool:
-        return bool(self._soon(lambda: self.rate() > rate))
-
-    def stop(self) -> None:
-        self._running = False
-        for thread in self._threads:
-            thread.join(5)
-        self.sock.close()
-        self.peer.close()
-
-    def _fill(self) -> None:
-        data = bytes(65_000)
-        while self._running:
-            with contextlib.suppress(OSError):
-                self._meter.sent(self.sock.send(data[: self.size]))
-
-    def _drain(self) -> None:
-        into = bytearray(65_536)
-        while self._running:
-            with contextlib.suppress(OSError):
-                self._received += self.peer.recv_into(into)
-
-
 class Bench:
     """A sender's namespace with this test's thread in it, and pacers and flows there."""
 
-    def __init__(self, backend: str, net: Any, helpers: Any) -> None:
-        self.backend, self.net, self.helpers = backend, net, helpers
+    def __init__(self, backend: str, net: Net) -> None:
+        self.backend, self.net = backend, net
         self._pacers: list[Pacer] = []
         self.flows: list[Any] = []
 
@@ -112,9 +61,9 @@ class Bench:
 
     def flow(self, pacer: Pacer, protocol: str = "tcp", **more: Any) -> Any:
         if protocol == "udp":
-            flow = UdpFlow(self.net.here, self.net.there, self.helpers)
+            flow = UdpFlow(self.net, MOST)
         else:
-            flow = self.helpers.Flow(self.net, **({"most": MOST} | more))
+            flow = Flow(self.net, **({"most": MOST} | more))
             if pacer.congestion_control:
                 flow.enlist(pacer.congestion_control)
         self.flows.append(flow)
@@ -122,9 +71,24 @@ class Bench:
         pacer.attach(flow.cookie, os.getpid(), flow.sock.fileno())
         return flow
 
+    @contextlib.contextmanager
+    def datagrams(self, pacer: Pacer, to: str, device: str = "") -> Iterator[PaceEntry]:
+        """The entry of an attached UDP socket that sends nothing."""
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, device.encode())
+            sock.connect((to, 9))
+            cookie = cookie_of(sock)
+            pacer.attach(cookie, os.getpid(), sock.fileno())
+            yield PaceEntry(cookie, MB, MB, True, 0)
+
     def host(self) -> dict[str, Any]:
         """All that a back end may change here, flows' sockets aside."""
         return snapshot()
+
+    def roots(self, device: str = "") -> list[dict[str, Any]]:
+        """Root qdiscs, of one device or of all."""
+        shown = [one for one in snapshot()["qdiscs"] if one.get("root")]
+        return [one for one in shown if device in ("", one["dev"])]
 
     def close(self) -> None:
         for pacer in self._pacers:
@@ -139,6 +103,18 @@ def tc(*arguments: str) -> Any:
     with contextlib.suppress(ValueError):
         return json.loads(run.stdout)
     return run.stdout
+
+
+def change(program: str, *lines: str) -> None:
+    """Commands of `ip` or `tc` in this thread's namespace, one after the other."""
+    for line in lines:
+        done = subprocess.run([program, *line.split()], check=False, capture_output=True, text=True)
+        assert not done.returncode, (line, done.stderr)
+
+
+def possible(program: str, line: str) -> bool:
+    """The same, for what some kernels do not know: whether it was done."""
+    return not subprocess.run([program, *line.split()], check=False, capture_output=True).returncode
 
 
 def snapshot() -> dict[str, Any]:
@@ -180,8 +156,12 @@ def later(ns: int = LONG) -> int:
     return time.monotonic_ns() + ns
 
 
+def apply(pacer: Pacer, *entries: PaceEntry, lasts: int = LONG) -> int:
+    return pacer.apply(pack(entries), later(lasts))
+
+
 def set_rate(pacer: Pacer, rates: dict[Any, float], lasts: int = LONG) -> int:
-    return pacer.apply(pack([entry(flow, rate) for flow, rate in rates.items()]), later(lasts))
+    return apply(pacer, *(entry(flow, rate) for flow, rate in rates.items()), lasts=lasts)
 
 
 def slots(flow: Any, count: int = 20) -> np.ndarray:
@@ -195,10 +175,10 @@ def slots(flow: Any, count: int = 20) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def bench_of(backend: str, net: Any, helpers: Any) -> Iterator[Bench]:
+def bench_of(backend: str, net: Net) -> Iterator[Bench]:
     """The test's thread is in the sender's namespace meanwhile."""
-    with helpers.inside(net.here):
-        bench = Bench(backend, net, helpers)
+    with inside(net.here):
+        bench = Bench(backend, net)
         try:
             yield bench
         finally:

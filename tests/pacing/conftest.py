@@ -1,18 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real sockets between two network namespaces, and a real pacer."""
 
-import contextlib
-import ctypes
 import os
-import socket
 import subprocess
-import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -20,169 +11,7 @@ import pytest
 from flowslotd.pace.bpf import BpfPacer
 
 from .conformance import BACKENDS, Bench, bench_of
-
-BYTES_RECEIVED = 128  # offset in struct tcp_info
-CLONE_NEWNET = 0x40000000
-HERE, THERE, THERE_6 = "10.79.0.1", "10.79.0.2", "fd79::2"
-
-
-def cookie_of(sock: socket.socket) -> int:
-    return int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, 57, 8), sys.byteorder)
-
-
-def names() -> list[str]:
-    """Congestion controls that the kernel has."""
-    path = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
-    return path.read_text().split()
-
-
-def soon(condition: Callable[[], bool], seconds: float = 10) -> bool:
-    """Whether it becomes true."""
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.01)
-    return True
-
-
-class Meter:
-    """Keeps a sender below `most` bytes/s, so that flows which nobody paces leave some of a
-    processor that is emulated to others."""
-
-    def __init__(self, most: float) -> None:
-        self._most = most
-        self._free_at = time.monotonic()
-
-    def sent(self, size: int) -> None:
-        now = time.monotonic()
-        self._free_at = max(self._free_at, now - 0.01) + size / self._most
-        if self._free_at > now + 0.002:
-            time.sleep(self._free_at - now)
-
-
-class Flow:
-    """A TCP connection whose sender is kept busy by a thread, until `stop`."""
-
-    def __init__(
-        self,
-        net: "Net",
-        *,
-        busy: bool = True,
-        address: str = THERE,
-        most: float = float("inf"),
-    ) -> None:
-        self._meter = Meter(most)
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        with inside(net.there):
-            server = socket.create_server((address, 0), family=family)
-        with server, inside(net.here):
-            self.sock = socket.socket(family)
-            # From the start: it must never have seen bbr, which turns pacing on for good.
-            self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
-            self.sock.connect(server.getsockname())
-            self.peer, _ = server.accept()
-        self.sock.settimeout(0.1)
-        self.peer.settimeout(0.1)
-        self.cookie = cookie_of(self.sock)
-        self._running = True
-        self._threads = [threading.Thread(target=self._drain, daemon=True)]
-        if busy:
-            self._threads.append(threading.Thread(target=self._fill, daemon=True))
-        for thread in self._threads:
-            thread.start()
-
-    def enlist(self, congestion_control: str) -> None:
-        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion_control.encode())
-
-    def received(self) -> int:
-        info = self.peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, BYTES_RECEIVED + 8)
-        return int.from_bytes(info[BYTES_RECEIVED:], sys.byteorder)
-
-    def rate(self, seconds: float = 0.3) -> float:
-        """Bytes/s that arrive."""
-        before, start = self.received(), time.monotonic()
-        time.sleep(seconds)
-        return (self.received() - before) / (time.monotonic() - start)
-
-    def comes_to(self, rate: float, tolerance: float = 0.15) -> bool:
-        """Whether it settles at `rate`. A busy machine gets several attempts."""
-        return soon(lambda: abs(self.rate() / rate - 1) <= tolerance)
-
-    def exceeds(self, rate: float) -> bool:
-        """Whether it is faster than `rate`, likewise."""
-        return soon(lambda: self.rate() > rate)
-
-    def stop(self) -> None:
-        self._running = False
-        self.sock.close()
-        self.peer.close()
-        for thread in self._threads:
-            thread.join(5)
-
-    def _fill(self) -> None:
-        data = bytes(1 << 17)
-        while self._running:
-            try:
-                self._meter.sent(self.sock.send(data))
-            except TimeoutError:
-                continue
-            except OSError:
-                return
-
-    def _drain(self) -> None:
-        while self._running:
-            try:
-                if not self.peer.recv(1 << 20, socket.MSG_TRUNC):
-                    return
-            except TimeoutError:
-                continue
-            except OSError:
-                return
-
-
-@dataclass
-class Net:
-    """Two hosts, and a switch between them where packets are lost: a queue of the sender's own
-    would push back instead of losing them."""
-
-    here: str
-    switch: str
-    there: str
-
-    def shape(self, mbit: int, buffer: int) -> None:
-        """Make the switch's port to `there` a bottleneck."""
-        for line in (
-            "qdisc add dev there root handle 1: htb default 1",
-            f"class add dev there parent 1: classid 1:1 htb rate {mbit}mbit burst 16kb cburst 16kb",
-            f"qdisc add dev there parent 1:1 handle 2: bfifo limit {buffer}",
-        ):
-            run("tc", "-n", self.switch, *line.split())
-        for space, device in ((self.here, "eth0"), (self.switch, "here"), (self.switch, "there")):
-            off = ["tso", "off", "gso", "off", "gro", "off"]
-            run("nsenter", f"--net=/run/netns/{space}", "ethtool", "-K", device, *off)
-
-
-def run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True)
-
-
-@contextlib.contextmanager
-def inside(space: str) -> Iterator[None]:
-    """This thread in a namespace; what it opens there stays there."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    with open("/proc/thread-self/ns/net") as home, open(f"/run/netns/{space}") as away:
-        assert libc.setns(away.fileno(), CLONE_NEWNET) == 0
-        try:
-            yield
-        finally:
-            assert libc.setns(home.fileno(), CLONE_NEWNET) == 0
-
-
-def batch(lines: list[str], *arguments: str) -> None:
-    """Many commands of `ip` by one process: under emulation a process takes a tenth of a second."""
-    text = "\n".join(lines) + "\n"
-    subprocess.run(["ip", *arguments, "-batch", "-"], input=text, text=True, check=True)
+from .traffic import HERE, THERE, Flow, Net, batch
 
 
 @pytest.fixture
@@ -235,13 +64,19 @@ def flows(net: Net) -> Iterator[Callable[..., Flow]]:
 
 
 @pytest.fixture
-def from_here() -> ModuleType:
-    """The helpers of this file: tests are not a package, and cannot import it."""
-    return sys.modules[__name__]
+def enlisted(pacer: BpfPacer, flows: Callable[..., Flow]) -> Callable[..., Flow]:
+    """Makes flows that have selected the congestion control of `pacer`."""
+
+    def make(**how: Any) -> Flow:
+        flow = flows(**how)
+        flow.enlist(pacer.congestion_control)
+        return flow
+
+    return make
 
 
 @pytest.fixture(params=BACKENDS)
-def on(request: pytest.FixtureRequest, net: Net, from_here: ModuleType) -> Iterator[Bench]:
+def on(request: pytest.FixtureRequest, net: Net) -> Iterator[Bench]:
     """Each back end in turn; some only: `parametrize("on", [...], indirect=True)`."""
-    with bench_of(request.param, net, from_here) as bench:
+    with bench_of(request.param, net) as bench:
         yield bench

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Our congestion control in this kernel."""
 
+import math
 import socket
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,8 @@ from flowslotd.pace.bpf import BpfPacer
 from flowslotd.pace.layout import Mode
 from flowslotd.pace.pacer import UNPACED, pack
 
-from .conformance import MB, entry, later
+from .conformance import MB, Flows, apply, entry, later, set_rate
+from .traffic import HERE, cookie_of, inside, soon
 
 pytestmark = pytest.mark.root
 
@@ -25,46 +26,35 @@ def stat(pacer: BpfPacer, flow: Any) -> np.void:
     return row[0]
 
 
-def test_paces_a_socket_that_never_used_bbr(pacer: BpfPacer, flows: Callable[..., Any]) -> None:
-    flow = flows()
-    flow.enlist(pacer.congestion_control)
+@pytest.mark.parametrize("guaranteed", [True, False])
+def test_paces_a_socket_that_never_used_bbr(
+    pacer: BpfPacer, enlisted: Flows, guaranteed: bool
+) -> None:
+    flow = enlisted()
     assert stat(pacer, flow)["mode"] == Mode.OPEN
     assert flow.exceeds(50 * MB)  # or the rest proves nothing
     for rate in (4 * MB, 10 * MB, MB):
-        assert pacer.apply(pack([entry(flow, rate)]), later()) == 1
+        assert apply(pacer, entry(flow, rate, guaranteed=guaranteed)) == 1
         assert flow.comes_to(rate)
-        assert stat(pacer, flow)["mode"] == Mode.RESERVED
+        assert stat(pacer, flow)["mode"] == (Mode.RESERVED if guaranteed else Mode.CAPPED)
 
 
-def test_capped_is_a_ceiling(pacer: BpfPacer, flows: Callable[..., Any]) -> None:
-    flow = flows()
-    flow.enlist(pacer.congestion_control)
-    for rate in (10 * MB, 2 * MB, 10 * MB):
-        pacer.apply(pack([entry(flow, rate, guaranteed=False)]), later())
-        assert flow.comes_to(rate)
-        assert stat(pacer, flow)["mode"] == Mode.CAPPED
-
-
-def test_a_rate_of_zero_holds_the_flow_but_not_for_ever(
-    pacer: BpfPacer, flows: Callable[..., Any]
-) -> None:
-    flow = flows()
-    flow.enlist(pacer.congestion_control)
-    pacer.apply(pack([entry(flow, 0)]), later())
+def test_a_rate_of_zero_holds_the_flow_but_not_for_ever(pacer: BpfPacer, enlisted: Flows) -> None:
+    flow = enlisted()
+    set_rate(pacer, {flow: 0})
     assert flow.comes_to(256_000, 0.3)
-    pacer.apply(pack([entry(flow, 10 * MB)]), later())
+    set_rate(pacer, {flow: 10 * MB})
     assert flow.comes_to(10 * MB)
 
 
 def test_reserved_ignores_loss_and_capped_yields(
-    net: Any, pacer: BpfPacer, flows: Callable[..., Any]
+    net: Any, pacer: BpfPacer, enlisted: Flows
 ) -> None:
     net.shape(mbit=40, buffer=30_000)  # 4.8 MB/s of payload for a flow that asks for 10
     lost = {}
     for guaranteed in (True, False):
-        flow = flows()
-        flow.enlist(pacer.congestion_control)
-        pacer.apply(pack([entry(flow, 10 * MB, guaranteed=guaranteed)]), later())
+        flow = enlisted()
+        apply(pacer, entry(flow, 10 * MB, guaranteed=guaranteed))
         time.sleep(0.5)
         before = stat(pacer, flow)
         time.sleep(1)
@@ -86,50 +76,38 @@ def rto_us(flow: Any) -> int:
 
 
 def test_lost_tails_of_paced_flows_are_sent_again_within_a_slot(
-    pacer: BpfPacer, flows: Callable[..., Any], from_here: Any
+    pacer: BpfPacer, enlisted: Flows
 ) -> None:
     """The kernel's own least timeout of 200 ms would cost three slots."""
-    flow = flows()
-    flow.enlist(pacer.congestion_control)
-    assert from_here.soon(lambda: flow.received() > 10 * MB)
+    flow = enlisted()
+    assert soon(lambda: flow.received() > 10 * MB)
     assert rto_us(flow) >= 200_000, "nobody paces it"
-    pacer.apply(pack([entry(flow, 10 * MB)]), later())
-    assert from_here.soon(lambda: 20_000 <= rto_us(flow) < 50_000)
+    set_rate(pacer, {flow: 10 * MB})
+    assert soon(lambda: 20_000 <= rto_us(flow) < 50_000)
 
 
-def test_send_buffers_hold_more_than_a_moment(
-    pacer: BpfPacer, flows: Callable[..., Any], from_here: Any
-) -> None:
+def test_send_buffers_hold_more_than_a_moment(pacer: BpfPacer, enlisted: Flows) -> None:
     """A paced flow's window is small; the kernel would have its application wake up every ms."""
-    flow = flows(busy=False)
-    flow.enlist(pacer.congestion_control)
-    pacer.apply(pack([entry(flow, 20 * MB)]), later())
+    flow = enlisted(busy=False)
+    set_rate(pacer, {flow: 20 * MB})
     flow.sock.settimeout(10)
     flow.sock.sendall(bytes(6 * MB))
     assert flow.sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) > 20 * MB * 0.018
 
 
-def test_top_up_takes_what_is_free(pacer: BpfPacer, flows: Callable[..., Any]) -> None:
-    flow = flows()
-    flow.enlist(pacer.congestion_control)
-    pacer.apply(
-        pack([entry(flow, 3 * MB, ceiling=10 * MB, growth=500_000, queue_us=50_000)]), later()
-    )
+def test_top_up_takes_what_is_free(pacer: BpfPacer, enlisted: Flows) -> None:
+    flow = enlisted()
+    apply(pacer, entry(flow, 3 * MB, ceiling=10 * MB, growth=500_000, queue_us=50_000))
     assert flow.comes_to(10 * MB)  # and not beyond its ceiling
-    pacer.apply(pack([entry(flow, 3 * MB, ceiling=10 * MB, queue_us=50_000)]), later())
-    assert pacer.apply(pack([entry(flow, 3 * MB)]), later()) == 1
+    apply(pacer, entry(flow, 3 * MB, ceiling=10 * MB, queue_us=50_000))
+    assert set_rate(pacer, {flow: 3 * MB}) == 1
     assert flow.comes_to(3 * MB)
 
 
-def test_top_up_is_given_up_when_a_queue_grows(
-    net: Any, pacer: BpfPacer, flows: Callable[..., Any]
-) -> None:
+def test_top_up_is_given_up_when_a_queue_grows(net: Any, pacer: BpfPacer, enlisted: Flows) -> None:
     net.shape(mbit=80, buffer=200_000)  # 9.5 MB/s, 20 ms of buffer
-    flow = flows()
-    flow.enlist(pacer.congestion_control)
-    pacer.apply(
-        pack([entry(flow, 5 * MB, ceiling=40 * MB, growth=200_000, queue_us=20_000)]), later()
-    )
+    flow = enlisted()
+    apply(pacer, entry(flow, 5 * MB, ceiling=40 * MB, growth=200_000, queue_us=20_000))
     assert flow.comes_to(9.5 * MB)
     before, extras = stat(pacer, flow)["retrans"], []
     for _ in range(300):
@@ -140,13 +118,9 @@ def test_top_up_is_given_up_when_a_queue_grows(
     assert stat(pacer, flow)["retrans"] - before < 20
 
 
-def test_the_smallest_rtt_of_a_path_is_shared(
-    net: Any, pacer: BpfPacer, flows: Callable[..., Any]
-) -> None:
-    first, second = flows(), flows()
-    for flow in (first, second):
-        flow.enlist(pacer.congestion_control)
-    assert pacer.apply(pack([entry(f, 5 * MB) for f in (first, second)]), later()) == 2
+def test_the_smallest_rtt_of_a_path_is_shared(net: Any, pacer: BpfPacer, enlisted: Flows) -> None:
+    first, second = enlisted(), enlisted()
+    assert set_rate(pacer, {first: 5 * MB, second: 5 * MB}) == 2
 
     def smallest() -> int:
         return min(int(stat(pacer, flow)["min_rtt_us"]) for flow in (first, second))
@@ -158,10 +132,9 @@ def test_the_smallest_rtt_of_a_path_is_shared(
     assert smallest() <= told.pop() <= before
 
 
-def test_fail_open_past_the_deadline(pacer: BpfPacer, flows: Callable[..., Any]) -> None:
+def test_fail_open_past_the_deadline(pacer: BpfPacer, enlisted: Flows) -> None:
     for guaranteed in (True, False):
-        flow = flows()
-        flow.enlist(pacer.congestion_control)
+        flow = enlisted()
         pacer.apply(pack([entry(flow, 2 * MB, guaranteed=guaranteed)]), later(10**9))
         assert stat(pacer, flow)["cookie"] == flow.cookie
         assert flow.comes_to(2 * MB) or stat(pacer, flow)["mode"] == Mode.OPEN
@@ -173,36 +146,33 @@ def test_fail_open_past_the_deadline(pacer: BpfPacer, flows: Callable[..., Any])
         assert flow.comes_to(2 * MB)
 
 
-def test_only_changes_are_written_and_strangers_passed_over(
-    pacer: BpfPacer, flows: Callable[..., Any]
-) -> None:
+def test_only_changes_are_written_and_strangers_passed_over(pacer: BpfPacer, flows: Flows) -> None:
     flow, stranger = flows(busy=False), flows(busy=False)
-    assert pacer.apply(pack([entry(flow, MB)]), later()) == 0  # not enlisted yet
+    assert set_rate(pacer, {flow: MB}) == 0  # not enlisted yet
     flow.enlist(pacer.congestion_control)
     both = pack([entry(flow, MB), entry(stranger, MB)])
     assert [pacer.apply(both, later()) for _ in range(2)] == [1, 0]
-    assert pacer.apply(pack([entry(stranger, MB), entry(flow, 2 * MB)]), later()) == 1
+    assert apply(pacer, entry(stranger, MB), entry(flow, 2 * MB)) == 1
+    held = pacer._ctl[pacer._slot(flow.cookie) :][:1]
+    assert apply(pacer, entry(flow, -1.0, ceiling=math.inf, growth=math.nan)) == 1
+    assert held[["reserved", "ceiling", "growth"]].tolist() == [(0, 2**60, 0)]
     pacer.release(flow.cookie)
     pacer.refresh(later())
     assert pacer._ctl["deadline_ns"][pacer._slot(flow.cookie)] == 0
 
 
-def test_a_reused_slot_does_not_obey_the_old_entry(
-    pacer: BpfPacer, flows: Callable[..., Any]
-) -> None:
-    old = flows()
-    old.enlist(pacer.congestion_control)
-    pacer.apply(pack([entry(old, MB)]), later())
+def test_a_reused_slot_does_not_obey_the_old_entry(pacer: BpfPacer, enlisted: Flows) -> None:
+    old = enlisted()
+    set_rate(pacer, {old: MB})
     slot = pacer._slot(old.cookie)
     old.stop()
-    new = flows()
-    new.enlist(pacer.congestion_control)
+    new = enlisted()
     assert pacer._slot(new.cookie) == slot
     assert flow_is_open(pacer, new)
     assert pacer.counters().cookie.tolist() == [new.cookie]
     pacer.refresh(later())
     assert flow_is_open(pacer, new)
-    assert pacer.apply(pack([entry(new, MB)]), later()) == 1
+    assert set_rate(pacer, {new: MB}) == 1
     assert new.comes_to(MB)
 
 
@@ -210,24 +180,21 @@ def flow_is_open(pacer: BpfPacer, flow: Any) -> bool:
     return bool(flow.rate() > 50 * MB and stat(pacer, flow)["mode"] == Mode.OPEN)
 
 
-def test_more_flows_than_slots(pacer: BpfPacer, flows: Callable[..., Any]) -> None:
-    made = [flows(busy=False) for _ in range(70)]
-    for flow in made:
-        flow.enlist(pacer.congestion_control)
+def test_more_flows_than_slots(pacer: BpfPacer, enlisted: Flows) -> None:
+    made = [enlisted(busy=False) for _ in range(70)]
     assert len(pacer.counters().cookie) == 63
-    applied = pacer.apply(pack([entry(flow, 5 * MB) for flow in made]), later())
+    applied = set_rate(pacer, dict.fromkeys(made, 5 * MB))
     assert applied == 63
     late = made[-1]
     late.sock.sendall(bytes(MB))  # it works, unscheduled
     for flow in made[:30]:
         flow.stop()
     assert len(pacer.counters().cookie) == 33
-    fresh = flows(busy=False)
-    fresh.enlist(pacer.congestion_control)
-    assert pacer.apply(pack([entry(fresh, 5 * MB)]), later()) == 1
+    fresh = enlisted(busy=False)
+    assert set_rate(pacer, {fresh: 5 * MB}) == 1
 
 
-def test_events(pacer: BpfPacer, flows: Callable[..., Any], from_here: Any) -> None:
+def test_events(pacer: BpfPacer, flows: Flows) -> None:
     flow = flows(busy=False)
     seen: list[Any] = []
 
@@ -240,14 +207,14 @@ def test_events(pacer: BpfPacer, flows: Callable[..., Any], from_here: Any) -> N
     base = int(pacer.counters().acked[0])
     pacer.watch(flow.cookie, base + 100_000)
     flow.sock.sendall(bytes(60_000))
-    assert from_here.soon(lambda: int(pacer.counters().acked[0]) == base + 60_000)
+    assert soon(lambda: int(pacer.counters().acked[0]) == base + 60_000)
     assert not happened("drained")
     flow.sock.sendall(bytes(60_000))
-    assert from_here.soon(lambda: happened("drained"))
+    assert soon(lambda: happened("drained"))
     pacer.watch(flow.cookie, base + 110_000)  # has been reached already
-    assert from_here.soon(lambda: sum(e.kind == "drained" for e in seen + pacer.events()) >= 1)
+    assert soon(lambda: sum(e.kind == "drained" for e in seen + pacer.events()) >= 1)
     flow.stop()
-    assert from_here.soon(lambda: happened("closed"))
+    assert soon(lambda: happened("closed"))
     kinds = [event.kind for event in seen]
     assert kinds[0] == "new"
     assert kinds[-1] == "closed"
@@ -255,48 +222,43 @@ def test_events(pacer: BpfPacer, flows: Callable[..., Any], from_here: Any) -> N
     assert pacer.counters().cookie.size == 0
 
 
-def test_a_target_that_was_passed_before_is_reported_once(
-    pacer: BpfPacer, flows: Callable[..., Any], from_here: Any
-) -> None:
-    flow = flows(busy=False)
-    flow.enlist(pacer.congestion_control)
+def test_a_target_that_was_passed_before_is_reported_once(pacer: BpfPacer, enlisted: Flows) -> None:
+    flow = enlisted(busy=False)
     flow.sock.sendall(bytes(50_000))
-    assert from_here.soon(lambda: int(pacer.counters().acked[0]) >= 50_000)
+    assert soon(lambda: int(pacer.counters().acked[0]) >= 50_000)
     pacer.events()
     pacer.watch(flow.cookie, 40_000)
     assert [(e.kind, e.cookie) for e in pacer.events()] == [("drained", flow.cookie)]
     assert pacer.events() == []
     flow.sock.sendall(bytes(50_000))  # now the kernel sees it, too
-    assert from_here.soon(lambda: int(pacer.counters().acked[0]) >= 100_000)
+    assert soon(lambda: int(pacer.counters().acked[0]) >= 100_000)
     assert "drained" not in [event.kind for event in pacer.events()]
 
 
-def test_events_wake_a_selector(pacer: BpfPacer, flows: Callable[..., Any]) -> None:
+def test_events_wake_a_selector(pacer: BpfPacer, enlisted: Flows) -> None:
     import select
 
     fd = pacer.event_fd()
     assert fd is not None
     assert select.select([fd], [], [], 0)[0] == []
-    flows(busy=False).enlist(pacer.congestion_control)
+    enlisted(busy=False)
     assert select.select([fd], [], [], 5)[0] == [fd]
     assert [event.kind for event in pacer.events()] == ["new"]
     assert select.select([fd], [], [], 0)[0] == []
 
 
-def test_a_listener_hands_it_to_the_connections_it_accepts(
-    net: Any, pacer: BpfPacer, from_here: Any
-) -> None:
-    with from_here.inside(net.here):
+def test_a_listener_hands_it_to_the_connections_it_accepts(net: Any, pacer: BpfPacer) -> None:
+    with inside(net.here):
         server = socket.create_server(("", 0))
-    with from_here.inside(net.there):
+    with inside(net.there):
         client = socket.socket()
     with server, client:
         name = pacer.congestion_control.encode()
         server.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)
-        client.connect((from_here.HERE, server.getsockname()[1]))
+        client.connect((HERE, server.getsockname()[1]))
         peer, _ = server.accept()
         with peer:
             assert pacer.counters().cookie.size == 0  # nobody has asked for its cookie
-            cookie = from_here.cookie_of(peer)
+            cookie = cookie_of(peer)
             peer.sendall(b"x")
-            assert from_here.soon(lambda: pacer.counters().cookie.tolist() == [cookie])
+            assert soon(lambda: pacer.counters().cookie.tolist() == [cookie])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every way of pacing promises on hosts that are not as expected."""
+"""What every back end promises on hosts that are not as expected."""
 
 import contextlib
 import json
@@ -10,10 +10,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest import MonkeyPatch
 
-from flowslotd.pace import PaceEntry, PacingError, make_pacer, pack
+from flowslotd.pace.pacer import PaceEntry, PacingError
+from flowslotd.pace.select import make_pacer
 
-from .conformance import FREE, MB, MUST, ON_DEVICES, OWN, Bench, later, set_rate, tc
+from .conformance import (
+    FREE,
+    MB,
+    MUST,
+    ON_DEVICES,
+    OWN,
+    Bench,
+    apply,
+    change,
+    later,
+    possible,
+    set_rate,
+    tc,
+)
+from .traffic import HERE, cookie_of, soon
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
 
@@ -22,6 +38,12 @@ def changes_devices(on: Bench) -> bool:
     return on.backend in ("edt", "htb")
 
 
+OTHER_DEVICE = (
+    "link add other0 type veth peer name other1",
+    "link set other0 up",
+    "link set other1 up",
+    "address add 10.80.0.1/24 dev other0",
+)
 FOREIGN = [
     ("edt", "tbf rate 800mbit burst 100k limit 1m"),
     ("htb", "htb default 1"),
@@ -35,8 +57,7 @@ def test_a_foreign_qdisc_is_not_touched(
     on: Bench, foreign: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     kind = foreign.split(maxsplit=1)[0]
-    root = f"qdisc add dev eth0 root handle 7: {foreign}".split()
-    subprocess.run(["tc", "-n", on.net.here, *root], check=True)
+    change("tc", f"qdisc add dev eth0 root handle 7: {foreign}")
     before = on.host()
     pacer = on.pacer()
     flow = on.flow(pacer)
@@ -57,10 +78,7 @@ def test_a_foreign_qdisc_is_not_touched(
 @pytest.mark.parametrize("kind", ["bridge", "bond"])
 @ON_DEVICES
 def test_a_master_is_refused_by_name(on: Bench, kind: str) -> None:
-    made = subprocess.run(
-        ["ip", "link", "add", "top0", "type", kind], check=False, capture_output=True
-    )
-    if made.returncode:
+    if not possible("ip", f"link add top0 type {kind}"):
         pytest.skip(f"this kernel has no {kind}")
     on.pacer().close()  # or a reason to skip
     before = on.host()
@@ -73,18 +91,16 @@ def test_a_master_is_refused_by_name(on: Bench, kind: str) -> None:
 
 @ON_DEVICES
 def test_the_ports_of_a_bond_are_paced_when_they_are_named(on: Bench) -> None:
-    for line in (
-        "link add bond0 type bond mode balance-xor",
+    if not possible("ip", "link add bond0 type bond mode balance-xor"):
+        pytest.skip("this kernel has no bond")
+    change(
+        "ip",
         "link set eth0 down",
         "link set eth0 master bond0",
         "address flush dev eth0",
-        f"address add {on.helpers.HERE}/24 dev bond0",
+        f"address add {HERE}/24 dev bond0",
         "link set bond0 up",
-    ):
-        done = subprocess.run(["ip", *line.split()], check=False, capture_output=True, text=True)
-        if "bond0 type bond" in line and done.returncode:
-            pytest.skip("this kernel has no bond")
-        assert not done.returncode, (line, done.stderr)
+    )
     before = on.host()
     pacer = on.pacer(devices=["eth0"])
     flow = on.flow(pacer)
@@ -96,18 +112,14 @@ def test_the_ports_of_a_bond_are_paced_when_they_are_named(on: Bench) -> None:
 
 @ON_DEVICES
 def test_a_device_with_several_queues(on: Bench) -> None:
-    for line in ("link add many0 numtxqueues 4 type ifb", "link set many0 up"):
-        subprocess.run(["ip", *line.split()], check=True)
+    change("ip", "link add many0 numtxqueues 4 type ifb", "link set many0 up")
     before = on.host()
-    assert [one["kind"] for one in before["qdiscs"] if one.get("root")].count("mq") == 1
-    subprocess.run(["ip", *["address", "add", "10.81.0.1/24", "dev", "many0"]], check=True)
+    assert [one["kind"] for one in on.roots()].count("mq") == 1
+    change("ip", "address add 10.81.0.1/24 dev many0")
     pacer = on.pacer(devices=["many0"])
     assert on.host() != before
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        sock.connect(("10.81.0.2", 9))
-        cookie = on.helpers.cookie_of(sock)
-        pacer.attach(cookie, os.getpid(), sock.fileno())
-        assert pacer.apply(pack([PaceEntry(cookie, MB, MB, True, 0)]), later()) == 1
+    with on.datagrams(pacer, "10.81.0.2") as entry:
+        assert apply(pacer, entry) == 1
         pacer.close()
     assert on.host() == before
 
@@ -115,11 +127,10 @@ def test_a_device_with_several_queues(on: Bench) -> None:
 @pytest.mark.parametrize("on", ["edt"], indirect=True)
 def test_what_others_have_at_clsact_stays(on: Bench) -> None:
     for line in ("qdisc add dev eth0 clsact", "qdisc add dev eth0 root handle 7: fq"):
-        done = subprocess.run(["tc", *line.split()], check=False, capture_output=True)
-        if done.returncode:
+        if not possible("tc", line):
             on.pacer()  # says why it is skipped
-    rule = "filter add dev eth0 egress pref 10 protocol ip u32 match u32 0 0 action ok"
-    subprocess.run(["tc", *rule.split()], check=True)
+    rule = "filter add dev eth0 egress pref {} protocol ip u32 match u32 0 0 action ok"
+    change("tc", rule.format(10))
     before = on.host()
     pacer = on.pacer()
     flow = on.flow(pacer)
@@ -129,8 +140,7 @@ def test_what_others_have_at_clsact_stays(on: Bench) -> None:
     assert on.host()["qdiscs"] == before["qdiscs"]  # fq was there
     pacer.close()
     assert on.host() == before
-    first = "filter add dev eth0 egress pref 1 protocol ip u32 match u32 0 0 action ok"
-    subprocess.run(["tc", *first.split()], check=True)
+    change("tc", rule.format(1))
     with pytest.raises(PacingError, match="eth0 has a filter at its egress with preference 1"):
         make_pacer(on.backend, "named", devices=["eth0"])
 
@@ -139,8 +149,7 @@ def test_what_others_have_at_clsact_stays(on: Bench) -> None:
 def test_an_ingress_qdisc_is_not_touched(on: Bench) -> None:
     on.pacer().close()  # or a reason to skip
     rule = "filter add dev eth0 ingress pref 1 protocol ip u32 match u32 0 0 action ok"
-    for line in ("qdisc add dev eth0 ingress", rule):
-        subprocess.run(["tc", *line.split()], check=True)
+    change("tc", "qdisc add dev eth0 ingress", rule)
     before = on.host()
     with pytest.raises(PacingError, match="eth0 has an ingress qdisc, which stays"):
         make_pacer(on.backend, "named", devices=["eth0"])
@@ -165,7 +174,7 @@ def test_a_device_that_vanishes(on: Bench) -> None:
     pacer = on.pacer()
     flow = on.flow(pacer)
     set_rate(pacer, {flow: MB})
-    subprocess.run(["ip", "-n", on.net.here, "link", "del", "eth0"], check=True)
+    change("ip", "link del eth0")
     for rate in (2 * MB, 3 * MB):
         paced = set_rate(pacer, {flow: rate})
         assert paced == (on.backend != "htb")  # the others do not need it to set a rate
@@ -180,14 +189,14 @@ def test_an_administrator_takes_the_device_back(on: Bench) -> None:
     flow = on.flow(pacer)
     set_rate(pacer, {flow: MB})
     assert flow.comes_to(MB)
-    pfifo = "qdisc replace dev eth0 root handle 7: pfifo"
-    subprocess.run(["tc", "-n", on.net.here, *pfifo.split()], check=True)
-    theirs = [one for one in on.host()["qdiscs"] if one["kind"] == "pfifo"]
+    change("tc", "qdisc replace dev eth0 root handle 7: pfifo")
+    theirs = on.roots("eth0")
+    assert [one["kind"] for one in theirs] == ["pfifo"]
     for rate in (2 * MB, 3 * MB):
         set_rate(pacer, {flow: rate})
-    assert [one for one in on.host()["qdiscs"] if one["kind"] == "pfifo"] == theirs
+    assert on.roots("eth0") == theirs
     pacer.close()
-    assert [one for one in on.host()["qdiscs"] if one["kind"] == "pfifo"] == theirs
+    assert on.roots("eth0") == theirs
     assert flow.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY) == OWN[12]
     assert flow.exceeds(FREE)
 
@@ -202,11 +211,10 @@ def test_sockets_that_nobody_can_pace(on: Bench) -> None:
         unconnected = stack.enter_context(socket.socket())
         elsewhere = stack.enter_context(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW))
         odd = [pair[0], plain, unconnected, elsewhere]
-        cookies = [on.helpers.cookie_of(sock) for sock in odd]
+        cookies = [cookie_of(sock) for sock in odd]
         for sock, cookie in zip(odd, cookies, strict=True):
             pacer.attach(cookie, os.getpid(), sock.fileno())
-        entries = [PaceEntry(c, MB, MB, True, 0) for c in (*cookies, flow.cookie)]
-        pacer.apply(pack(entries), later())
+        apply(pacer, *(PaceEntry(c, MB, MB, True, 0) for c in (*cookies, flow.cookie)))
         assert flow.cookie in pacer.counters().cookie.tolist()
         if changes_devices(on):
             assert all(pacer.refusal(cookie) for cookie in cookies)
@@ -217,21 +225,17 @@ def test_sockets_that_nobody_can_pace(on: Bench) -> None:
 
 def test_over_a_path_with_delay_and_loss(on: Bench) -> None:
     """At the receiver's end of the switch, as the acknowledgements are on their way back."""
-    netem = "qdisc add dev here root netem delay 5ms loss 0.5%"
-    done = subprocess.run(
-        ["tc", "-n", on.net.switch, *netem.split()], check=False, capture_output=True
-    )
-    if done.returncode and not MUST:
+    netem = f"-n {on.net.switch} qdisc add dev {{}} root netem delay 5ms loss 0.5%"
+    if not possible("tc", netem.format("here")):
+        assert not MUST
         pytest.skip("this kernel has no netem")
-    assert not done.returncode
-    there = ["tc", "-n", on.net.switch, *netem.replace("here", "there").split()]
-    subprocess.run(there, check=True)
+    change("tc", netem.format("there"))
     pacer = on.pacer()
     flow = on.flow(pacer)
     for rate in (2 * MB, MB):
         assert set_rate(pacer, {flow: rate}) == 1
         # A ceiling to TCP's own rate, but for `bpf`, which keeps it.
-        assert on.helpers.soon(lambda rate=rate: 0.6 < flow.rate(0.6) / rate < 1.1, 30)
+        assert soon(lambda rate=rate: 0.6 < flow.rate(0.6) / rate < 1.1, 30)
 
 
 @pytest.mark.parametrize("on", ["edt", "htb", "socket"], indirect=True)
@@ -260,16 +264,9 @@ def _uses(flow: Any, congestion_control: str) -> bool:
 def test_a_socket_that_is_bound_to_a_device(on: Bench) -> None:
     """Its packets leave there, whatever the route says."""
     pacer = on.pacer()
-    for line in ("link add other0 type veth peer name other1", "link set other0 up"):
-        subprocess.run(["ip", *line.split()], check=True)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"other0")
-        subprocess.run(["ip", *["address", "add", "10.80.0.1/24", "dev", "other0"]], check=True)
-        subprocess.run(["ip", *["link", "set", "other1", "up"]], check=True)
-        sock.connect(("10.80.0.2", 9))
-        cookie = on.helpers.cookie_of(sock)
-        pacer.attach(cookie, os.getpid(), sock.fileno())
-        pacer.apply(pack([PaceEntry(cookie, MB, MB, True, 0)]), later())
+    change("ip", *OTHER_DEVICE)
+    with on.datagrams(pacer, "10.80.0.2", "other0") as entry:
+        apply(pacer, entry)
         changed = {one["dev"] for one in on.host()["qdiscs"] if one["handle"] != "0:"}
         assert changed == {"other0"}
 
@@ -278,44 +275,29 @@ def test_a_socket_that_is_bound_to_a_device(on: Bench) -> None:
 def test_devices_that_are_not_this_hosts_are_left_alone(on: Bench) -> None:
     """A job may have sockets on any device: with another program, or through `lo`."""
     pacer = on.pacer()
-    pacer.leave_by([on.helpers.HERE])
+    pacer.leave_by([HERE])
     flow = on.flow(pacer)
-    for line in (
-        "link set lo up",
-        "link add other0 type veth peer name other1",
-        "link set other0 up",
-        "link set other1 up",
-        "address add 10.80.0.1/24 dev other0",
-    ):
-        subprocess.run(["ip", *line.split()], check=True)
+    change("ip", "link set lo up", *OTHER_DEVICE)
     before = on.host()["qdiscs"]
-    with contextlib.ExitStack() as stack:
-        for device, to in (("lo", "127.0.0.1"), ("other0", "10.80.0.2")):
-            sock = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
-            sock.connect((to, 9))
-            cookie = on.helpers.cookie_of(sock)
-            pacer.attach(cookie, os.getpid(), sock.fileno())
-            assert pacer.apply(pack([PaceEntry(cookie, MB, MB, True, 0)]), later()) == 0
-            assert f"{device} has none of this host's addresses" in pacer.refusal(cookie)
+    for device, to in (("lo", "127.0.0.1"), ("other0", "10.80.0.2")):
+        with on.datagrams(pacer, to) as entry:
+            assert apply(pacer, entry) == 0
+            assert f"{device} has none of this host's addresses" in pacer.refusal(entry.cookie)
     assert on.host()["qdiscs"] == before
     assert set_rate(pacer, {flow: MB}) == 1
     assert flow.comes_to(MB)
-    pacer.leave_by([on.helpers.HERE, "10.80.0.1"])  # as after a reload
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        sock.connect(("10.80.0.2", 9))
-        cookie = on.helpers.cookie_of(sock)
-        pacer.attach(cookie, os.getpid(), sock.fileno())
-        assert pacer.apply(pack([PaceEntry(cookie, MB, MB, True, 0)]), later()) == 1
+    pacer.leave_by([HERE, "10.80.0.1"])  # as after a reload
+    with on.datagrams(pacer, "10.80.0.2") as entry:
+        assert apply(pacer, entry) == 1
 
 
 @ON_DEVICES
 def test_a_default_that_would_not_come_back(
-    on: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    on: Bench, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     """The kernel puts today's default qdisc where ours was, and that may not be what was there."""
     on.pacer().close()  # or a reason to skip
-    for line in ("link add old0 type ifb", "link set old0 up"):
-        subprocess.run(["ip", *line.split()], check=True)
+    change("ip", "link add old0 type ifb", "link set old0 up")
     before = on.host()
     (was,) = [one["kind"] for one in before["qdiscs"] if one["dev"] == "old0"]
     today = tmp_path / "default_qdisc"  # this namespace has no such file
@@ -331,7 +313,7 @@ def test_a_default_that_would_not_come_back(
 
 @ON_DEVICES
 def test_a_device_without_a_queue_length_has_none_afterwards(on: Bench) -> None:
-    subprocess.run(["ip", *["link", "set", "eth0", "txqueuelen", "0"]], check=True)
+    change("ip", "link set eth0 txqueuelen 0")
     pacer = on.pacer(devices=["eth0"])
     pacer.refresh(later())
     pacer.close()
@@ -342,41 +324,27 @@ def test_a_device_without_a_queue_length_has_none_afterwards(on: Bench) -> None:
 @ON_DEVICES
 def test_a_named_device_that_is_made_anew(on: Bench) -> None:
     make = "link add eth9 type veth peer name eth8"
-    subprocess.run(["ip", *make.split()], check=True)
+    change("ip", make)
     pacer = on.pacer(devices=["eth9"])
     flow = on.flow(pacer)
     assert set_rate(pacer, {flow: MB}) == 1
-    subprocess.run(["ip", *["link", "del", "eth9"]], check=True)
-    subprocess.run(["ip", *make.split()], check=True)
+    change("ip", "link del eth9", make)
     for rate in (2 * MB, 3 * MB):
         set_rate(pacer, {flow: rate})
     if on.backend == "htb":  # which notices; a filter is not missed by anybody
-        roots = [one for one in on.host()["qdiscs"] if one["dev"] == "eth9"]
-        assert [one["handle"] for one in roots if one.get("root")] == ["f510:"]
+        assert [one["handle"] for one in on.roots("eth9")] == ["f510:"]
 
 
 @pytest.mark.parametrize("on", ["htb"], indirect=True)
 def test_one_device_is_begun_anew_without_the_others(on: Bench) -> None:
-    for line in (
-        "link add other0 type veth peer name other1",
-        "link set other0 up",
-        "link set other1 up",
-        "address add 10.80.0.1/24 dev other0",
-    ):
-        subprocess.run(["ip", *line.split()], check=True)
+    change("ip", *OTHER_DEVICE)
     pacer = on.pacer()
     one = on.flow(pacer)
-    with contextlib.ExitStack() as stack:
-        entries = []
-        for _ in range(2):
-            sock = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
-            sock.connect(("10.80.0.2", 9))
-            entries.append(PaceEntry(on.helpers.cookie_of(sock), MB, MB, True, 0))
-            pacer.attach(entries[-1].cookie, os.getpid(), sock.fileno())
-        assert pacer.apply(pack(entries[:1]), later()) == set_rate(pacer, {one: MB}) == 1
-        subprocess.run(["tc", *["qdisc", "del", "dev", "eth0", "root"]], check=True)
+    with on.datagrams(pacer, "10.80.0.2") as first, on.datagrams(pacer, "10.80.0.2") as second:
+        assert apply(pacer, first) == set_rate(pacer, {one: MB}) == 1
+        change("tc", "qdisc del dev eth0 root")
         assert set_rate(pacer, {one: 2 * MB}) == 0
-        assert pacer.apply(pack(entries[1:]), later()) == 1
+        assert apply(pacer, second) == 1
         shown = str(tc("class", "show", "dev", "other0"))
         assert shown.count("class htb") == 3, shown  # the first one's is still there
 
@@ -386,7 +354,7 @@ def test_flows_survive_that_their_qdisc_was_removed(on: Bench) -> None:
     pacer = on.pacer()
     one, other = on.flow(pacer), on.flow(pacer)
     set_rate(pacer, {one: MB, other: 2 * MB})
-    subprocess.run(["tc", *["qdisc", "del", "dev", "eth0", "root"]], check=True)
+    change("tc", "qdisc del dev eth0 root")
     assert set_rate(pacer, {one: 3 * MB}) == 0
     assert not pacer.refresh(later())  # so the enforcer applies all again
     assert set_rate(pacer, {one: 3 * MB, other: 2 * MB}) == 2

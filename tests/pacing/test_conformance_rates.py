@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every way of pacing promises: rates."""
+"""What every back end promises: rates."""
 
 import time
 
@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from .conformance import EACH_PROTOCOL, MB, PACED, Bench, set_rate, slots
+from .traffic import THERE_6, soon
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
 
@@ -24,14 +25,14 @@ def test_a_slot_carries_what_its_rate_says(on: Bench, protocol: str) -> None:
             errors = np.sort(np.abs(slots(flow) / rate - 1))
             return bool(errors[-4] <= 0.10)
 
-        assert on.helpers.soon(holds, 30), slots(flow) / rate
+        assert soon(holds, 30), slots(flow) / rate
 
 
 def test_over_ipv6(on: Bench) -> None:
     pacer = on.pacer()
-    flow = on.flow(pacer, address=on.helpers.THERE_6)
+    flow = on.flow(pacer, address=THERE_6)
     assert set_rate(pacer, {flow: 2 * MB}) == 1
-    assert on.helpers.soon(lambda: abs(flow.rate(0.6) / (2 * MB) - 1) <= 0.05), flow.rate(0.6)
+    assert soon(lambda: abs(flow.rate(0.6) / (2 * MB) - 1) <= 0.05), flow.rate(0.6)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +48,7 @@ def test_large_datagrams_are_paced_too(on: Bench) -> None:
         pacer.counters()  # what a packet carries is learnt
         return abs(flow.rate(1.0) / (4 * MB) - 1) <= 0.05
 
-    assert on.helpers.soon(holds, 30), flow.rate(1.0)
+    assert soon(holds, 30), flow.rate(1.0)
 
 
 def test_steps_and_resuming_from_a_floor(on: Bench) -> None:
@@ -56,10 +57,10 @@ def test_steps_and_resuming_from_a_floor(on: Bench) -> None:
     waits = []
     for _ in range(6):
         set_rate(pacer, {flow: 0.3 * MB})
-        assert on.helpers.soon(lambda: flow.rate(0.2) < 0.6 * MB)
+        assert soon(lambda: flow.rate(0.2) < 0.6 * MB)
         before, start = flow.received(), time.monotonic()
         set_rate(pacer, {flow: 5 * MB})
-        assert on.helpers.soon(lambda before=before: flow.received() > before + 100_000)
+        assert soon(lambda before=before: flow.received() > before + 100_000)
         waits.append(time.monotonic() - start)
     # 20 ms at the new rate; a burst of 64 kB at the old one would last 200 ms.
     assert min(waits) < 0.12, waits
@@ -79,7 +80,7 @@ def test_a_slow_flow_leaves_in_small_pieces(on: Bench) -> None:
             seen.append(flow.received())
         return int(np.diff(seen).max()) if seen[-1] - seen[0] > 50_000 else 10**9
 
-    assert on.helpers.soon(lambda: largest() < 32_000), largest()
+    assert soon(lambda: largest() < 32_000), largest()
 
 
 def test_many_flows_each_at_its_rate(on: Bench) -> None:
@@ -98,9 +99,9 @@ def test_many_flows_each_at_its_rate(on: Bench) -> None:
         ]
         return max(abs(one - 1) for one in got) <= 0.10
 
-    assert on.helpers.soon(holds, 40)
+    assert soon(holds, 40)
     cookies = sorted(flow.cookie for flow in flows)
-    assert on.helpers.soon(lambda: pacer.counters().cookie.tolist() == cookies)
+    assert soon(lambda: pacer.counters().cookie.tolist() == cookies)
 
 
 @EACH_PROTOCOL
@@ -116,7 +117,7 @@ def test_counters_tell_what_was_delivered(on: Bench, protocol: str) -> None:
         sent, arrived = int(pacer.counters().acked[0]) - sent, flow.received() - arrived
         return arrived > 0 and abs(sent / arrived - 1) <= 0.1
 
-    assert on.helpers.soon(agree)
+    assert soon(agree)
 
 
 def test_a_fast_flow(on: Bench) -> None:
@@ -127,4 +128,4 @@ def test_a_fast_flow(on: Bench) -> None:
         pytest.skip("this machine is too slow for it")
     for rate in (100 * MB, MB, 80 * MB):  # what waits at the step must not be stuck
         assert set_rate(pacer, {flow: rate}) == 1
-        assert on.helpers.soon(lambda rate=rate: abs(flow.rate(0.5) / rate - 1) <= 0.05), rate
+        assert soon(lambda rate=rate: abs(flow.rate(0.5) / rate - 1) <= 0.05), rate

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every way of pacing promises: to fail open, and to leave a host as it was."""
+"""What every back end promises: to fail open, and to leave a host as it was."""
 
 import contextlib
+import json
 import os
+import re
 import resource
 import signal
 import socket
@@ -10,13 +12,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest import MonkeyPatch
 
 from flowslotd.pace.undo import UndoTable
 
 from .conformance import FREE, LONG, MB, MOST, ON_DEVICES, Bench, later, options, set_own, set_rate
+from .traffic import Flow, names, soon
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
 
@@ -43,17 +48,17 @@ def test_devices_stay_set_up_when_the_daemon_is_late(on: Bench) -> None:
     flow = on.flow(pacer)
     before = options(flow)
     set_rate(pacer, {flow: MB})
-    roots = [one for one in on.host()["qdiscs"] if one.get("root")]
+    roots = on.roots()
     assert options(flow) != before
     set_rate(pacer, {flow: MB}, lasts=10**8)
-    assert on.helpers.soon(lambda: options(flow) == before)
+    assert soon(lambda: options(flow) == before)
     time.sleep(0.2)  # the guardian lets go of classes after sockets
-    assert [one for one in on.host()["qdiscs"] if one.get("root")] == roots
+    assert on.roots() == roots
     # Another one that comes and goes leaves them, too.
     other = on.pacer()
     set_rate(other, {on.flow(other): MB})
     other.close()
-    assert [one for one in on.host()["qdiscs"] if one.get("root")] == roots
+    assert on.roots() == roots
     assert not pacer.refresh(later())
     assert set_rate(pacer, {flow: MB}) == 1
     assert flow.comes_to(MB)
@@ -65,25 +70,25 @@ def test_what_is_set_after_the_deadline_is_let_go(on: Bench) -> None:
     flow = on.flow(pacer)
     before = options(flow)
     set_rate(pacer, {flow: MB}, lasts=0)
-    assert on.helpers.soon(lambda: options(flow) == before)
+    assert soon(lambda: options(flow) == before)
     set_rate(pacer, {flow: 2 * MB}, lasts=-1)
-    assert on.helpers.soon(lambda: options(flow) == before)
+    assert soon(lambda: options(flow) == before)
 
 
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("on", ["edt", "htb", "socket"], indirect=True)
 def test_what_is_undone_before_it_is_done_is_undone_again(
-    on: Bench, fails: bool, monkeypatch: pytest.MonkeyPatch
+    on: Bench, fails: bool, monkeypatch: MonkeyPatch
 ) -> None:
     """The guardian looks after a socket was listed, and before it was touched; then something else
     may fail."""
     pacer = on.pacer()
     flow = on.flow(pacer)
     before = options(flow)
-    list_socket = UndoTable.list_socket
+    list_row = UndoTable.list
 
     def slowly(*arguments: Any) -> None:
-        list_socket(*arguments)
+        list_row(*arguments)
         time.sleep(0.1)
 
     def then_fails(*arguments: Any) -> int:
@@ -91,17 +96,22 @@ def test_what_is_undone_before_it_is_done_is_undone_again(
         raise OSError
 
     whole = pacer._set  # type: ignore[attr-defined]
-    monkeypatch.setattr(UndoTable, "list_socket", slowly)
+    monkeypatch.setattr(UndoTable, "list", slowly)
     if fails:
         monkeypatch.setattr(pacer, "_set", then_fails)
     with pytest.raises(OSError) if fails else contextlib.nullcontext():
         assert set_rate(pacer, {flow: MB}, lasts=0) == 1
-    assert on.helpers.soon(lambda: options(flow) == before)
+    assert soon(lambda: options(flow) == before)
 
 
 OWNER = """
 import sys, time
-from flowslotd.pace import PaceEntry, make_pacer, pack
+from flowslotd.pace.bpf import BpfPacer
+from flowslotd.pace.pacer import PaceEntry, pack
+from flowslotd.pace.select import make_pacer
+if "without-link" in sys.argv:
+    load = BpfPacer._load
+    BpfPacer._load = lambda self, elf, link: load(self, elf, link=False)
 pacer = make_pacer(sys.argv[1], "victim")
 print(pacer.congestion_control, flush=True)
 cookie, pid, fd = map(int, sys.stdin.readline().split())
@@ -117,9 +127,10 @@ while True:
 
 
 @contextlib.contextmanager
-def owned_by_another(on: Bench) -> Iterator[tuple[Any, int]]:
-    """A flow, and the guardian of the process that paces it; that is killed afterwards."""
-    command = [sys.executable, "-c", OWNER, on.backend]
+def owned_by_another(on: Bench, *how: str) -> Iterator[tuple[Any, int, set[int]]]:
+    """A flow; the guardian of the process that paces it, and that process's BPF programs. The
+    process is killed afterwards."""
+    command = [sys.executable, "-c", OWNER, on.backend, *how]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as owner:
@@ -129,7 +140,7 @@ def owned_by_another(on: Bench) -> Iterator[tuple[Any, int]]:
             if not name:
                 pacer = on.pacer()  # says why, or that it works after all
                 pytest.fail(f"{pacer.name} works here, but not in a process of its own")
-            flow = on.helpers.Flow(on.net, most=MOST)
+            flow = Flow(on.net, most=MOST)
             on.flows.append(flow)
             set_own(flow)
             if name.strip():
@@ -138,28 +149,66 @@ def owned_by_another(on: Bench) -> Iterator[tuple[Any, int]]:
             applied, watcher = map(int, owner.stdout.readline().split())
             assert applied == 1
             assert flow.comes_to(MB)
-            yield flow, watcher
+            yield flow, watcher, programs_of(owner.pid)
         finally:
             owner.kill()
             owner.communicate()
 
 
-def test_fail_open_and_restore_when_the_daemon_is_killed(on: Bench) -> None:
-    before, plain = on.host(), on.helpers.Flow(on.net, busy=False)
+def programs_of(pid: int) -> set[int]:
+    """Ids of the BPF programs that a process has open."""
+    text = "".join(info.read_text() for info in Path(f"/proc/{pid}/fdinfo").iterdir())
+    return {int(number) for number in re.findall(r"^prog_id:\s*(\d+)$", text, re.MULTILINE)}
+
+
+def loaded() -> set[int]:
+    """Ids of all BPF programs in the kernel."""
+    shown = subprocess.run(["bpftool", "-j", "prog", "show"], check=True, capture_output=True)
+    return {program["id"] for program in json.loads(shown.stdout)}
+
+
+@pytest.mark.parametrize("how", ["link", "without-link"])
+@pytest.mark.parametrize("on", ["bpf"], indirect=True)
+def test_a_killed_daemons_congestion_control_and_programs_go(on: Bench, how: str) -> None:
+    before = set(names())
+    with owned_by_another(on, how) as (flow, _, programs):
+        assert programs and set(names()) - before
+    assert soon(lambda: set(names()) <= before)
+    assert flow.exceeds(FREE)
+    flow.stop()
+    assert soon(lambda: not programs & loaded())
+
+
+@pytest.mark.parametrize("disturbed", [False, True])
+def test_fail_open_and_restore_when_the_daemon_is_killed(on: Bench, disturbed: bool) -> None:
+    before, plain = on.host(), Flow(on.net, busy=False)
     on.flows.append(plain)
     set_own(plain)
-    with owned_by_another(on) as (flow, _):
+    with owned_by_another(on) as (flow, watcher, _):
         if on.backend != "bpf":
             assert on.host() != before or options(flow) != options(plain)
+        if disturbed and watcher:  # as a service manager does to all processes of a service
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                os.kill(watcher, number)
+    if watcher:
+        assert soon(lambda: has_ended(watcher))
     assert flow.exceeds(FREE)
-    assert on.helpers.soon(lambda: on.host() == before), on.host()
-    assert on.helpers.soon(lambda: options(flow) == options(plain))
+    assert soon(lambda: on.host() == before), on.host()
+    assert soon(lambda: options(flow) == options(plain))
+
+
+def has_ended(pid: int) -> bool:
+    """Also when nobody has asked for its exit status: it has another parent by now."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
 
 
 @ON_DEVICES
 def test_what_was_left_behind_is_removed_by_the_next(on: Bench) -> None:
     before = on.host()
-    with owned_by_another(on) as (flow, watcher):
+    with owned_by_another(on) as (flow, watcher, _):
         os.kill(watcher, signal.SIGKILL)
     assert on.host() != before  # nobody was there to do it
     if on.backend == "htb":  # paced by nobody's daemon: what the next one is for

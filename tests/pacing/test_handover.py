@@ -13,6 +13,7 @@ from flowslotd.pace.bpf import BpfPacer
 from flowslotd.pace.pacer import PaceEntry, pack
 
 from .conformance import MB, later
+from .traffic import soon
 
 pytestmark = pytest.mark.root
 
@@ -24,8 +25,8 @@ def entry(flow: Any, rate: float, ceiling: float = 12 * MB) -> PaceEntry:
 class Pair:
     """A lender of 6 MB/s whose iteration has 100 kB, and a borrower of 1 MB/s, always busy."""
 
-    def __init__(self, pacer: BpfPacer, flows: Callable[..., Any], from_here: Any) -> None:
-        self.pacer, self.soon = pacer, from_here.soon
+    def __init__(self, pacer: BpfPacer, flows: Callable[..., Any]) -> None:
+        self.pacer = pacer
         self.lender, self.borrower = flows(busy=False), flows()
         for flow in (self.lender, self.borrower):
             flow.enlist(pacer.congestion_control)
@@ -55,9 +56,9 @@ class Pair:
         """
         self._write(size)
         for _ in range(5):
-            if self.soon(lambda: self._acked() == self.acked, 2):
+            if soon(lambda: self._acked() == self.acked, 2):
                 return
-            assert self.soon(lambda: self._acked_of_tcp() == self.acked), "lost by TCP itself"
+            assert soon(lambda: self._acked_of_tcp() == self.acked), "lost by TCP itself"
             if self.acked == self.end:
                 self.announce(1)
             self._write(1)
@@ -73,8 +74,8 @@ class Pair:
 
 
 @pytest.fixture
-def pair(pacer: BpfPacer, flows: Callable[..., Any], from_here: Any) -> Pair:
-    return Pair(pacer, flows, from_here)
+def pair(pacer: BpfPacer, flows: Callable[..., Any]) -> Pair:
+    return Pair(pacer, flows)
 
 
 def test_the_borrower_has_its_lenders_rate_while_that_has_drained(pair: Pair) -> None:
@@ -82,7 +83,7 @@ def test_the_borrower_has_its_lenders_rate_while_that_has_drained(pair: Pair) ->
     assert pair.borrower.comes_to(MB), "its lender has something left"
     pair.send(40_000)
     assert pair.borrower.comes_to(7 * MB)
-    pair.send(10_000)  # the next iteration has begun, nobody has told us yet
+    pair.send(10_000)  # the next iteration has begun, nobody has reported it yet
     assert pair.borrower.comes_to(MB)
 
 
@@ -91,7 +92,7 @@ def test_more_than_was_announced_is_no_end(pair: Pair) -> None:
     assert pair.borrower.comes_to(MB)
 
 
-def test_it_is_what_the_donor_has_at_that_moment(pair: Pair) -> None:
+def test_it_is_what_the_lender_has_at_that_moment(pair: Pair) -> None:
     pair.send(100_000)
     assert pair.borrower.comes_to(7 * MB)
     pair.pacer.apply(pack([entry(pair.lender, 2 * MB)]), later())

@@ -10,9 +10,11 @@ import pytest
 
 from flowslotd import config
 from flowslotd.diagnose import diagnosis, preflight
-from flowslotd.pace import PacingError, guardian, make_pacer
+from flowslotd.pace import guardian
+from flowslotd.pace.pacer import PacingError
 
 from .conformance import MB, ON_DEVICES, Bench, set_rate
+from .traffic import inside
 
 pytestmark = pytest.mark.root
 
@@ -27,6 +29,7 @@ capacity_gbps = 0.2
 name = "h1-down"
 capacity_gbps = 0.2
 """
+Load = Callable[..., config.Config]
 PFIFO = "qdisc add dev eth0 root handle 7: pfifo"
 
 
@@ -51,9 +54,7 @@ MORE = {
 
 
 @ON_DEVICES
-def test_what_is_announced_for_a_device_is_what_is_done(
-    on: Bench, loaded: Callable[..., config.Config]
-) -> None:
+def test_what_is_announced_for_a_device_is_what_is_done(on: Bench, loaded: Load) -> None:
     pacer = on.pacer()
     changes = preflight.changes(loaded(f'backend = "{on.backend}"'), on.backend)
     said = {change.what for change in changes if change.where == "eth0"}
@@ -69,37 +70,26 @@ def test_what_is_announced_for_a_device_is_what_is_done(
     assert bool(on.host()["egress"]) == (on.backend == "edt")
 
 
-def test_a_named_device_that_is_refused_keeps_the_daemon_from_starting(
-    net: Any, from_here: Any, loaded: Callable[..., config.Config]
-) -> None:
+@pytest.mark.parametrize("named", [False, True])
+def test_a_foreign_qdisc_is_named(net: Any, loaded: Load, named: bool) -> None:
     subprocess.run(["tc", "-n", net.here, *PFIFO.split()], check=True)
-    with from_here.inside(net.here):
-        named = loaded('backend = "htb"\ndevices = ["eth0"]')
-        (change,) = [one for one in preflight.changes(named, "htb") if one.where == "eth0"]
-        assert change.what.startswith("the daemon would not start: eth0 has a root qdisc")
-        with pytest.raises(PacingError, match="eth0 has a root qdisc of its own, pfifo 7:"):
-            make_pacer("htb", "test", devices=["eth0"])
-
-
-def test_a_foreign_qdisc_is_named(
-    net: Any, from_here: Any, loaded: Callable[..., config.Config]
-) -> None:
-    subprocess.run(["tc", "-n", net.here, *PFIFO.split()], check=True)
-    with from_here.inside(net.here):
+    with inside(net.here):
         for backend in ("htb", "edt"):
-            changes = preflight.changes(loaded(f'backend = "{backend}"'), backend)
+            settings = f'backend = "{backend}"' + ('\ndevices = ["eth0"]' if named else "")
+            changes = preflight.changes(loaded(settings), backend)
             (change,) = [one for one in changes if one.where == "eth0"]
             assert change.when == "never"
+            assert change.what.startswith("the daemon would not start: ") == named
             assert "eth0 has a root qdisc of its own, pfifo 7:, which stays" in change.what
 
 
-def test_sysctls_are_named(net: Any, from_here: Any, loaded: Callable[..., config.Config]) -> None:
+def test_sysctls_are_named(net: Any, loaded: Load) -> None:
     def sysctls(pacing: str) -> list[str]:
-        with from_here.inside(net.here):
+        with inside(net.here):
             changes = preflight.changes(loaded(pacing), "socket")
         return [change.what for change in changes if change.where == "sysctl"]
 
-    with from_here.inside(net.here):
+    with inside(net.here):
         now = Path(guardian.SYSCTL).read_text().strip()
     assert now != "0"
     assert sysctls('backend = "socket"') == [f"net.ipv4.tcp_tso_rtt_log: {now} becomes 0"]
@@ -107,7 +97,7 @@ def test_sysctls_are_named(net: Any, from_here: Any, loaded: Callable[..., confi
     assert stays == f"net.ipv4.tcp_tso_rtt_log stays {now}: pacing.sysctls is off"
 
 
-def test_observing_is_said_and_still_lists(loaded: Callable[..., config.Config]) -> None:
+def test_observing_is_said_and_still_lists(loaded: Load) -> None:
     observing = loaded('backend = "htb"', mode="observe")
     changes = preflight.changes(observing, "htb")
     assert any(change.where == "sockets" for change in changes)
@@ -115,6 +105,6 @@ def test_observing_is_said_and_still_lists(loaded: Callable[..., config.Config])
     assert "says mode = observe: none of this is done before it is enforce" in text
 
 
-def test_a_device_that_is_not_there(loaded: Callable[..., config.Config]) -> None:
+def test_a_device_that_is_not_there(loaded: Load) -> None:
     with pytest.raises(PacingError, match="there is no network device nowhere0"):
         preflight.changes(loaded('backend = "htb"\ndevices = ["nowhere0"]'), "htb")

@@ -19,7 +19,7 @@ def test_all_probes_run_and_leave_nothing() -> None:
     assert not [name for name in available.read_text().split() if "doctor" in name]
     status = {f.name: f.status for f in findings}
     assert status["struct_ops"] == status["pidfd_getfd"] == status["htb"] == "ok"
-    assert probe.usable_backend(findings) == "bpf"
+    assert probe.usable_backends(findings)["bpf"].status == "ok"
 
 
 def test_a_missing_program_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,42 +37,35 @@ def test_kernel_versions(monkeypatch: pytest.MonkeyPatch, release: str, status: 
     assert probe.kernel().status == status
 
 
-def findings(**status: probe.Status) -> list[Finding]:
-    names = ("struct_ops", "pidfd_getfd", "edt", "htb")
-    return [Finding(name, status.get(name, "missing"), f"{name} says so") for name in names]
-
-
-def test_the_back_end_follows_from_the_findings() -> None:
-    def chosen(**status: probe.Status) -> str:
-        return probe.usable_backend(findings(**status))
-
-    assert chosen(struct_ops="ok", pidfd_getfd="ok") == "bpf"
-    assert chosen(pidfd_getfd="ok", edt="ok", htb="ok") == "socket"
-    assert chosen(edt="ok", htb="ok") == "none"  # that is for somebody to choose
-
-
 @pytest.mark.parametrize(
-    ("wanted", "backend", "words"),
+    ("wanted", "works", "backend", "words"),
     [
-        ("auto", "socket", "bpf does not work (struct_ops says so)"),
-        ("htb", "htb", "the configuration says so"),
-        ("edt", "none", "wants edt, which does not work: edt says so"),
-        ("none", "none", "the configuration says so"),
+        ("auto", ("struct_ops", "pidfd_getfd"), "bpf", "auto tries bpf then socket."),
+        ("auto", ("pidfd_getfd", "htb"), "socket", "bpf does not work (struct_ops says so)."),
+        ("auto", ("edt", "htb"), "none", "socket does not work"),  # they are for somebody to choose
+        ("htb", ("pidfd_getfd", "htb"), "htb", "the configuration says so"),
+        ("edt", ("htb",), "none", "wants edt, which does not work: edt says so"),
+        ("none", ("struct_ops",), "none", "the configuration says so"),
     ],
 )
 def test_a_diagnosis_says_why(
-    monkeypatch: pytest.MonkeyPatch, wanted: str, backend: str, words: str
+    monkeypatch: pytest.MonkeyPatch, wanted: str, works: tuple[str, ...], backend: str, words: str
 ) -> None:
-    monkeypatch.setattr(
-        "flowslotd.diagnose.diagnosis.probe", lambda: findings(pidfd_getfd="ok", htb="ok")
-    )
+    found_out = [
+        Finding(name, "ok" if name in works else "missing", f"{name} says so")
+        for name in ("struct_ops", "pidfd_getfd", "edt", "htb")
+    ]
+    monkeypatch.setattr("flowslotd.diagnose.diagnosis.probe", lambda: found_out)
     found = diagnosis.diagnose(wanted)
     assert found.backend == backend
     assert words in diagnosis.verdict(found)
     data = diagnosis.as_data(found)
     assert {one["name"]: one["works"] for one in data["backends"]} == {
-        "bpf": False, "edt": False, "htb": True, "socket": True
-    }  # fmt: skip
+        "bpf": "struct_ops" in works,
+        "edt": "edt" in works,
+        "htb": "htb" in works,
+        "socket": "pidfd_getfd" in works,
+    }
     for one in data["backends"]:
         assert f"  {one['name']:7} " in diagnosis.table(found)
         assert one["protocols"] and one["granularity"] and one["resume"] and one["changes"]

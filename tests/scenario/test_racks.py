@@ -102,48 +102,6 @@ def test_ideal_of_ring4_by_hand() -> None:
     assert set(scenario.flows_on_link().values()) == {4}
 
 
-ERRORS = {
-    ("hosts.h3.rack=core",): (
-        'field `hosts[2].rack`: "core" is the name of a switch; give the rack another one'
-    ),
-    ("hosts.h1.rack=s1",): (
-        'field `hosts[0].rack`: "s1" is the name of a switch; give the rack another one'
-    ),
-    ("hosts.h3.rack=h2",): (
-        'field `hosts[2].rack`: "h2" is already at `hosts[1].name`; give the rack another name'
-    ),
-    ("hosts.h3.name=core",): (
-        'field `hosts[2].name`: "core" is the name of a switch; give the host another one'
-    ),
-    ("hosts.h3.rack=R1",): (
-        "field `hosts[2].rack`: must begin with a letter from a to z and hold only a-z, 0-9 and "
-        '"-", got "R1"'
-    ),
-    ("hosts.h3.rack=rack-of-many2",): (
-        'field `hosts[2].rack`: must have at most 12 characters, got "rack-of-many2"'
-    ),
-    ("hosts.h3.rack=1",): "field `hosts[2].rack`: must be a valid string, got 1",
-    ("links.uplink_mbps=0",): (
-        "field `links.uplink_mbps`: must be greater than or equal to 1, got 0"
-    ),
-    ("links.uplink_buffer_kb=1",): (
-        "field `links.uplink_buffer_kb`: must be greater than or equal to 2, got 1"
-    ),
-    ("links.uplink_gbps=1",): (
-        "field `links.uplink_gbps`: unknown key; did you mean `uplink_mbps`?"
-    ),
-}
-
-
-@pytest.mark.parametrize(("changes", "problem"), ERRORS.items(), ids=range(len(ERRORS)))
-def test_errors_name_the_field_and_what_would_be_right(
-    changes: tuple[str, ...], problem: str
-) -> None:
-    with pytest.raises(ConfigError) as caught:
-        parse(TWO_RACKS, "x.toml", changes)
-    assert str(caught.value) == f"x.toml: {problem}"
-
-
 @pytest.mark.parametrize(("without", "other"), [(0, 1), (2, 0)])
 def test_either_all_hosts_have_a_rack_or_none(without: int, other: int) -> None:
     name = f'name = "h{without + 1}"\n'

@@ -2,7 +2,7 @@
 from pathlib import Path
 
 import pytest
-from scenariofiles import SCENARIOS, TWO_HOSTS
+from scenariofiles import SCENARIOS, TWO_HOSTS, TWO_RACKS
 
 from flowslot.model.errors import ConfigError
 from flowslot.model.topology import parse_topology
@@ -108,9 +108,13 @@ PSLITE = (SCENARIOS / "pslite-two-jobs.toml").read_text()
 PS = edit('kind = "ring"', 'kind = "ps"').replace("slice_kb = 25\n", "")
 
 
-def pslite(old: str, new: str) -> str:
-    assert old in PSLITE
-    return PSLITE.replace(old, new, 1)
+def pslite(old: str, new: str, text: str = PSLITE) -> str:
+    assert old in text
+    return text.replace(old, new, 1)
+
+
+def racks(old: str, new: str) -> str:
+    return pslite(old, new, TWO_RACKS)
 
 
 ERRORS = {
@@ -177,6 +181,35 @@ ERRORS = {
     ),
     TWO_HOSTS + TWO_HOSTS[TWO_HOSTS.index("[[jobs]]") :]: (
         'field `jobs[1].name`: job "a" is already at `jobs[0].name`; name each once'
+    ),
+    racks('"r2"', '"core"'): (
+        'field `hosts[2].rack`: "core" is the name of a switch; give the rack another one'
+    ),
+    racks('"r1"', '"s1"'): (
+        'field `hosts[0].rack`: "s1" is the name of a switch; give the rack another one'
+    ),
+    racks('"r2"', '"h2"'): (
+        'field `hosts[2].rack`: "h2" is already at `hosts[1].name`; give the rack another name'
+    ),
+    racks('"h3"', '"core"'): (
+        'field `hosts[2].name`: "core" is the name of a switch; give the host another one'
+    ),
+    racks('"r2"', '"R1"'): (
+        "field `hosts[2].rack`: must begin with a letter from a to z and hold only a-z, 0-9 and "
+        '"-", got "R1"'
+    ),
+    racks('"r2"', '"rack-of-many2"'): (
+        'field `hosts[2].rack`: must have at most 12 characters, got "rack-of-many2"'
+    ),
+    racks('"r2"', "1"): "field `hosts[2].rack`: must be a valid string, got 1",
+    racks("uplink_mbps = 50", "uplink_mbps = 0"): (
+        "field `links.uplink_mbps`: must be greater than or equal to 1, got 0"
+    ),
+    racks("uplink_buffer_kb = 32", "uplink_buffer_kb = 1"): (
+        "field `links.uplink_buffer_kb`: must be greater than or equal to 2, got 1"
+    ),
+    racks("uplink_mbps", "uplink_gbps"): (
+        "field `links.uplink_gbps`: unknown key; did you mean `uplink_mbps`?"
     ),
 }
 

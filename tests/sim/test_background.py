@@ -42,7 +42,7 @@ class Run:
         """Of each link in `slot`, in parts of its capacity."""
         self.sim.run(until_ns=(slot + 1) * SLOT_NS - SLOT_NS // 10)
         assert isinstance(self.sim.control, Mlcc)
-        load: Floats = self.sim.control.switch.fetch(self.sim.now)[1]
+        load: Floats = self.sim.control.switch.fetch(self.sim.now, (0, 1)).load
         parts: list[float] = (load[:, 0] / C).tolist()
         return parts
 

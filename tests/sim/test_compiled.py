@@ -2,13 +2,10 @@
 """The compiled loops of the network do what their source says."""
 
 import importlib.util
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.append(str(Path(__file__).parent))
 from chaos import star
 
 import flowslot_sim.fluid

@@ -3,9 +3,9 @@
 
 import numpy as np
 import pytest
+from bench.worlds import WORLDS
 
 from flowslot.policy.registry import PolicyOptions, get
-from flowslot_sim.mixes import WORLDS
 from flowslot_sim.plane.simple import Exact, Free
 from flowslot_sim.simulation import Control, Simulation
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bench.worlds import WORLDS, IdleSlots
 from typer.testing import CliRunner
 
 from flowslot.policy.mlcc import MlccOptions
 from flowslot_scenario import scenario as scenarios
 from flowslot_sim.cli import app
-from flowslot_sim.mixes import WORLDS
 from flowslot_sim.network import FlowSpec
 from flowslot_sim.plane.messages import Plant
 from flowslot_sim.plane.mlcc import VARIANTS, Mlcc, Variant
@@ -32,10 +32,10 @@ def world_of(name: str) -> World:
     return from_scenario(scenarios.load(SCENARIOS / f"{name}.toml", []))
 
 
-def made(world: World, variant: Variant) -> tuple[Simulation, Mlcc]:
+def made(world: World, variant: Variant) -> tuple[Simulation, Mlcc, IdleSlots]:
     sim = Simulation(world, lambda sim: Mlcc(sim, variant, Plant(), seed=0))
     assert isinstance(sim.control, Mlcc)
-    return sim, sim.control
+    return sim, sim.control, IdleSlots(sim)
 
 
 def each_slot(sim: Simulation, seconds: float, look: Callable[[], None]) -> None:
@@ -57,37 +57,37 @@ def test_all_variants_are_policies() -> None:
 
 @pytest.mark.parametrize("name", ["mix-a", "two-equal"])
 def test_to_the_letter_it_never_begins_and_the_run_ends(name: str) -> None:
-    sim, plane = made(world_of(name), VARIANTS["mlcc-strict"])
+    sim, plane, seen = made(world_of(name), VARIANTS["mlcc-strict"])
     with pytest.raises(Livelock, match="given up after 200 slots without a byte"):
         sim.run(iterations=10)
     assert [stall.kind for stall in plane.watch.stalls] == ["livelock"]
     assert sim.network.carried.sum() == 0.0
-    assert plane.watch.idle >= 200
+    assert seen.idle >= 200
 
 
 def test_as_published_hosts_evade_each_other() -> None:
-    sim, plane = made(world_of("mix-d"), VARIANTS["mlcc-literal"])
+    sim, plane, seen = made(world_of("mix-d"), VARIANTS["mlcc-literal"])
     sim.run(until_ns=45 * 10**9)
     assert any("livelock" in line for line in plane.watch.report())
-    evaded = plane.watch.idle
-    assert evaded > 0.05 * plane.watch.slots
+    evaded = seen.idle
+    assert evaded > 0.05 * seen.slots
     # What is left with atomic reservations is the literal cost's own preference for later slots.
-    sim, plane = made(world_of("mix-d"), Variant(MlccOptions(atomic=True), count_links=False))
+    sim, plane, seen = made(world_of("mix-d"), Variant(MlccOptions(atomic=True), count_links=False))
     sim.run(until_ns=45 * 10**9)
-    assert 0 < plane.watch.idle < evaded and plane.switch.refused > 0
-    sim, plane = made(world_of("mix-d"), Variant(MlccOptions("rhs", True), count_links=False))
+    assert 0 < seen.idle < evaded and plane.counts()[1] > 0
+    sim, plane, seen = made(world_of("mix-d"), Variant(MlccOptions("rhs", True), count_links=False))
     sim.run(until_ns=45 * 10**9)
-    assert plane.watch.idle == 0 and plane.switch.refused > 0
+    assert seen.idle == 0 and plane.counts()[1] > 0
 
 
 @pytest.mark.parametrize("name", ["mix-a", "mix-c", "two-equal", "ps-plus-ring"])
 def test_repaired_all_jobs_get_on(name: str) -> None:
     """Without reserving more than there is, in any slot, or pacing at more than was reserved."""
-    sim, plane = made(world_of(name), VARIANTS["mlcc"])
+    sim, plane, seen = made(world_of(name), VARIANTS["mlcc"])
     capacity = np.array(sim.world.capacity)
 
     def look() -> None:
-        _, load = plane.switch.fetch(sim.now)
+        load = plane.switch.fetch(sim.now, tuple(range(len(capacity)))).load
         assert np.all(load <= capacity[:, None] * (1 + 1e-6))
         reserved = np.zeros(len(capacity) + 1)
         for row, path in enumerate(sim.network.paths):
@@ -95,7 +95,7 @@ def test_repaired_all_jobs_get_on(name: str) -> None:
         assert np.all(reserved[:-1] <= load[:, 0] + 1e-6 * capacity)
 
     each_slot(sim, 10, look)
-    assert plane.watch.idle == 0 and not plane.watch.stalls
+    assert seen.idle == 0 and not plane.watch.stalls
     fair = Simulation(world_of(name), lambda _: Free())
     fair.run(until_ns=10 * 10**9)
     for ours, theirs in zip(sim.progress, fair.progress, strict=True):
@@ -105,11 +105,11 @@ def test_repaired_all_jobs_get_on(name: str) -> None:
 def test_a_job_alone_is_at_its_ideal_but_for_messages() -> None:
     one = FlowSpec("h0", (0,), 5e6)
     job = SimJob("a", (one,), lambda _: 100_000_000, 13, 0.2)  # type: ignore[arg-type]
-    sim, _ = made(World(("l",), (5e7,), ("h0",), (job,)), VARIANTS["mlcc"])
+    sim, *_ = made(World(("l",), (5e7,), ("h0",), (job,)), VARIANTS["mlcc"])
     sim.run(until_ns=10 * 10**9)
     assert slowdowns(sim) == pytest.approx([1.0], abs=1e-4)
     # As published: up to a slot before the first byte, and slots that are not filled.
-    sim, _ = made(World(("l",), (5e7,), ("h0",), (job,)), VARIANTS["mlcc-rhs"])
+    sim, *_ = made(World(("l",), (5e7,), ("h0",), (job,)), VARIANTS["mlcc-rhs"])
     sim.run(until_ns=10 * 10**9)
     assert 1.1 < slowdowns(sim)[0] < 1.6
 
@@ -117,7 +117,7 @@ def test_a_job_alone_is_at_its_ideal_but_for_messages() -> None:
 def test_is_reproducible() -> None:
     ends = []
     for _ in range(2):
-        sim, plane = made(world_of("ps-plus-ring"), VARIANTS["mlcc"])
+        sim, plane, _ = made(world_of("ps-plus-ring"), VARIANTS["mlcc"])
         sim.run(until_ns=3 * 10**9)
         ends.append(([p.ends for p in sim.progress], plane.messages, plane.writes()))
     assert ends[0] == ends[1]
@@ -125,14 +125,14 @@ def test_is_reproducible() -> None:
 
 def test_hosts_tell_each_other_what_the_daemons_do() -> None:
     """By core's book, of flows named as in their jobs' records, a message's delay later."""
-    sim, plane = made(world_of("ps-plus-ring"), VARIANTS["mlcc"])
+    sim, plane, _ = made(world_of("ps-plus-ring"), VARIANTS["mlcc"])
     kinds: dict[str, set[str]] = {}
     groups = {row: flow.group for row, flow in enumerate(sim.flows)}
     decided = {row: 0 for row in groups}
 
     def look() -> None:
         for host in plane.hosts.values():
-            for row, of in host._policy.dependencies.items():
+            for row, of in host.planner._policy.dependencies.items():
                 group = groups[row]
                 assert group is not None and sim.flows[row].host == host.name
                 kinds.setdefault(group.role, set()).add(of.kind)
@@ -152,12 +152,12 @@ def test_a_phase_without_an_end_is_given_up_too() -> None:
     ]
     sim = Simulation(World(("l",), (1e8,), ("h0", "h1"), tuple(jobs)), lambda _: Free())
     sim.network.rows["ceiling"][1] = 0.0
-    watch = StallWatch(sim, phase_patience=60)
+    seen, watch = IdleSlots(sim), StallWatch(sim, phase_patience=60)
     watch.start()
     with pytest.raises(Livelock, match="big, small did not end an iteration in 60 slots"):
         sim.run(iterations=1)
     assert [stall.kind for stall in watch.stalls] == ["starvation"]
-    assert watch.idle == 0
+    assert seen.idle == 0
 
 
 def test_the_command_prints_a_livelock_as_a_finding() -> None:

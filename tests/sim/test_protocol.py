@@ -1,16 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the protocol promises, under random delays, duplicates, crashes and amnesia."""
 
-import sys
-from pathlib import Path
-
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
-
-sys.path.append(str(Path(__file__).parent))
 from chaos import FAULTS, RARELY_MS, Chaos, Fault, plant, star
+from hypothesis import example, given, settings
 
 from flowslot.model.slot import DEFAULT_SLOT
 from flowslot.model.units import MILLISECOND, SECOND

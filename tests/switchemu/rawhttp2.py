@@ -43,12 +43,17 @@ class RawClient:
     """One connection, from any of this machine's addresses; says what it is told to."""
 
     def __init__(
-        self, port: int, source: str = "127.0.0.1", tls: ssl.SSLContext | None = None
+        self,
+        port: int,
+        source: str = "127.0.0.1",
+        tls: ssl.SSLContext | None = None,
+        window: int = 65535,
     ) -> None:
+        """`window`: bytes that the server may send on a stream."""
         self.sock = socket.create_connection(("127.0.0.1", port), 10.0, (source, 0))
         if tls is not None:
             self.sock = tls.wrap_socket(self.sock, server_hostname="s1")
-        self.sock.sendall(PREFACE + frame(SETTINGS, 0, 0, b""))
+        self.sock.sendall(PREFACE + frame(SETTINGS, 0, 0, b"\0\4" + window.to_bytes(4)))
         self.windows = {0: 65535}
         self.ended: dict[int, bytes] = {}
         """Streams that the server has ended, and the frame that did it; 0: all of them."""
@@ -85,6 +90,10 @@ class RawClient:
             self.send(stream, bytes(n))
         return n
 
+    def pending(self) -> set[int]:
+        """Calls that the server has not ended."""
+        return self.windows.keys() - self.ended.keys() - {0}
+
     def reset(self, stream: int) -> None:
         self.sock.sendall(frame(RST, 0, stream, (8).to_bytes(4)))
 
@@ -103,7 +112,10 @@ class RawClient:
         while len(self._heard) >= 9 and len(self._heard) >= 9 + int.from_bytes(self._heard[:3]):
             end = 9 + int.from_bytes(self._heard[:3])
             one, self._heard = self._heard[:end], self._heard[end:]
-            self._take(one[3], one[4], int.from_bytes(one[5:9]), one[9:])
+            try:
+                self._take(one[3], one[4], int.from_bytes(one[5:9]), one[9:])
+            except OSError:  # what is answered to does not arrive
+                return False
         return bool(heard)
 
     def answer(self, path: str, data: bytes) -> bool:

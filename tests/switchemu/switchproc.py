@@ -24,7 +24,10 @@ LINKS = ("h1->s1", "s1->h1", "h2->s1", "s1->h2")
 LEASE_NS = 100_000_000
 
 
-def topology(port: int, links: tuple[str, ...] = LINKS, switch: str | None = "s1") -> str:
+def topology(
+    port: int, links: tuple[str, ...] = LINKS, switch: str | None = "s1", strict: bool = False
+) -> str:
+    """Two hosts, whose flows may cross all links; `strict`: only those between the two."""
     text = f'[[switches]]\nname = "s1"\naddress = "127.0.0.1:{port}"\n'
     for i in (1, 2):
         text += (
@@ -34,6 +37,8 @@ def topology(port: int, links: tuple[str, ...] = LINKS, switch: str | None = "s1
     for link in links:
         text += f'[[links]]\nname = "{link}"\ncapacity_gbps = {GBPS}\n'
         text += f'switch = "{switch}"\n' if switch else ""
+    for i in () if strict else (1, 2):
+        text += f'[[paths]]\nsrc = "10.78.0.{i}"\ndst = "10.78.9.9"\nlinks = {list(LINKS)}\n'
     return text
 
 
@@ -168,13 +173,15 @@ class Switch:
 class Peer:
     """A daemon's end of a stream, by hand."""
 
-    def __init__(self, channel: grpc.Channel, session: int) -> None:
+    def __init__(
+        self, channel: grpc.Channel, session: int, timeout_s: float | None = DEADLINE_S
+    ) -> None:
         self.session = session
         self.grants: dict[int, tuple[float, int, bool]] = {}
         self._out: queue.SimpleQueue[pb.DaemonMessage | None] = queue.SimpleQueue()
         stub = EmulatedSwitchStub(channel)
         messages: Iterator[pb.DaemonMessage] = iter(self._out.get, None)
-        self.call = stub.Negotiate(messages, wait_for_ready=True, timeout=DEADLINE_S)
+        self.call = stub.Negotiate(messages, wait_for_ready=True, timeout=timeout_s)
         self._n = 0
 
     def say(self, **parts: object) -> None:

@@ -80,6 +80,7 @@ def test_a_taken_address_is_a_failure(switch: Switch) -> None:
 
 
 def test_an_address_that_cannot_be_one_is_a_failure(switch: Switch) -> None:
+    switch.configure("[tls]\ninsecure = true\n")
     result = run("--config", switch.config, "--listen", "a..b:7400")
     assert result.returncode == 1
     [line] = result.stderr.splitlines()
@@ -137,18 +138,18 @@ def test_an_engine_that_cannot_be_had_leaves_the_last_good_one(
         good = load(file, Overrides())
         process = main.SwitchProcess(file, Overrides(), good)
         service = SwitchService(process._build(good))
-        engine = service.engine
+        engine = service.runner
         file.write_text('name = "s1"\n[arbiter]\ntarget = 0.5')
         with monkeypatch.context() as patch:
-            patch.setattr(main, "Engine", fail_to_build)
+            patch.setattr(main, "Runner", fail_to_build)
             process._reload(service)
         assert caplog.messages == [
             f"not reloaded, going on as before: {file}: cannot be used: no such number"
         ]
-        assert (process._config, service.engine) == (good, engine)
+        assert (process._config, service.runner) == (good, engine)
         assert told == ["RELOADING=1", "READY=1"]
         process._reload(service)  # is not taken for the one in force
-        assert service.engine.config.settings.target == 0.5
+        assert service.runner.config.settings.target == 0.5
         file.write_text('name = "s1"\n[arbiter]\nslot_ms = 20')
         process._reload(service)
         assert caplog.messages[-1] == (
@@ -166,7 +167,7 @@ def test_an_engine_that_cannot_be_had_at_start_is_a_configuration_error(
     file = tmp_path / "switch.toml"
     file.write_text('name = "s1"')
     (tmp_path / "topology.toml").write_text(topology(7400))
-    monkeypatch.setattr(main, "Engine", fail_to_build)
+    monkeypatch.setattr(main, "Runner", fail_to_build)
     with pytest.raises(SystemExit) as caught:
         main.main(["--config", str(file)])
     assert caught.value.code == 2

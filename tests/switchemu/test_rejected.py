@@ -60,8 +60,7 @@ def test_one_caller_has_so_many_calls_at_once_and_the_next_is_counted(
             try:
                 return bool(list(channel.stream_stream(methods.NEGOTIATE)(iter(()), timeout=20)))
             except grpc.RpcError as error:
-                assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-                return True
+                return bool(error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED)
 
         until(refused, "all of one caller's calls are taken")
         other = stack.enter_context(RawClient(unhurried_switch.port, "127.0.0.2"))
@@ -105,3 +104,11 @@ def test_a_call_without_a_message_is_no_unary_call(raw: RawClient) -> None:
     call = raw.begin(methods.DESCRIBE, END_HEADERS | END_STREAM)
     raw.wait(call)
     assert call in raw.ended
+
+
+def test_an_answer_that_nobody_takes_is_not_kept(unhurried_switch: Switch) -> None:
+    with RawClient(unhurried_switch.port, window=0) as raw:
+        call = raw.begin(methods.DESCRIBE)
+        raw.send(call, message(b""), end=True)
+        assert raw.wait(call), "the call, or the connection, is ended"
+    assert unhurried_switch.describe().pid

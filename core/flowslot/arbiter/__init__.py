@@ -3,6 +3,5 @@
 
 from flowslot.arbiter.arbiter import Arbiter
 from flowslot.arbiter.config import COALESCE_NS, LEASE_SLOTS, ArbiterConfig
-from flowslot.arbiter.sessions import SessionState
 
-__all__ = ["COALESCE_NS", "LEASE_SLOTS", "Arbiter", "ArbiterConfig", "SessionState"]
+__all__ = ["COALESCE_NS", "LEASE_SLOTS", "Arbiter", "ArbiterConfig"]

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from flowslot.arbiter.config import ArbiterConfig
 from flowslot.arbiter.ledger import Ledger
-from flowslot.arbiter.sessions import Session, Sessions, SessionState
+from flowslot.arbiter.sessions import Session, Sessions
 from flowslot.arbiter.validate import check_hello, clamp_demand, refuse_demand
 from flowslot.model.errors import ScheduleRefused
 from flowslot.model.loadtable import LoadTable
@@ -177,9 +177,9 @@ class Arbiter:
         if owner is not None:
             owner.closed = True
 
-    def state(self, session: int) -> SessionState:
-        """What the session is at present."""
-        return self._sessions.state(session)
+    def honours(self, session: int) -> bool:
+        """The session's stream is open and its lease has not ended."""
+        return self._sessions.live(session) is not None
 
     def daemons(self) -> list[str]:
         """Names of those that may still enforce something."""
@@ -195,7 +195,8 @@ class Arbiter:
         if not flows.n:
             self._next_change = None
             return {}
-        if self._idle and not self._pressed(now):
+        # The targets may change at a certain time, although nothing was said.
+        if self._idle and (self._next_change is None or now < self._next_change):
             return {}
         flows.progress(now)
         for session in sorted(flows.overdue(now - self.config.ack_timeout_ns)):
@@ -215,7 +216,9 @@ class Arbiter:
             self._coalesced_at = None
         elif at is None and flows.unsettled():
             self._coalesced_at = Nanos(now + coalesce)
-        self._idle = not grants and self._coalesced_at is None and self._settled()
+        # If all grants stand, time alone changes nothing: not even what remains matters.
+        still = not grants and self._coalesced_at is None and not len(self._table)
+        self._idle = still and flows.settled()
         return {session: grants[session] for session in sorted(grants)}
 
     def next_wakeup(self, now: Nanos) -> Nanos:
@@ -229,9 +232,9 @@ class Arbiter:
         return Nanos(min(times))
 
     def recovered(self, now: Nanos) -> bool:
-        """A full lease has passed: nobody holds a grant that Hello did not tell of (rule 10).
-
-        It cannot end earlier: there is no telling how many daemons held grants of a predecessor.
+        """A full lease has passed: every grant that a daemon still holds is known from a Hello
+        (rule 10). Recovery cannot end earlier: how many daemons held grants of a predecessor of
+        this process is not known.
         """
         return self._recovered_at is not None and now >= self._recovered_at
 
@@ -272,14 +275,6 @@ class Arbiter:
         self.scheduled += 1
 
     # --- how
-
-    def _settled(self) -> bool:
-        """All grants stand, so that time alone changes nothing: not even what remains matters."""
-        return not len(self._table) and self._flows.settled()
-
-    def _pressed(self, now: Nanos) -> bool:
-        """The time has come at which the targets may change although nothing was said."""
-        return self._next_change is not None and now >= self._next_change
 
     def _said(self, now: Nanos) -> None:
         """Common to all that may change what the next step decides."""
@@ -324,8 +319,8 @@ class Arbiter:
     ) -> Rows:
         """`limit`: float64[L], make room there for those that wait; None: wherever it is due."""
         flows = self._flows
-        short = np.ones(flows.n_links + 1, np.intp) if limit is None else flows.short(mute, limit)
-        slots = flows.lower(now, mute, short, self._seq + 1)
+        may = ~mute if limit is None else ~mute & flows.in_the_way(mute, limit)
+        slots = flows.lower(now, may, self._seq + 1)
         if slots.size:
             self._seq += len(slots)
             self.preempted += int((flows.rows["remaining"][slots] > 0).sum())

@@ -3,21 +3,18 @@
 
 from dataclasses import dataclass
 
+from flowslot.model.slot import DEFAULT_SLOT
 from flowslot.model.units import MILLISECOND, Nanos
 
-_SLOT = Nanos(60 * MILLISECOND)
 LEASE_SLOTS = 5
-"""With a heartbeat in every other slot, a lease bears three slots in which the machine, or the
-network, stands still: whoever loses one begins anew, and so do all that share links with it. What
-notices the death of a daemon or a switch process in time is the end of their stream, see
-GrantBook.cut."""
-_LEASE = Nanos(LEASE_SLOTS * _SLOT)
-_GUARD = MILLISECOND
+"""With a heartbeat in every other slot, a lease survives three slots in which the machine, or the
+network, stands still. A daemon that loses its lease begins anew, and so do all that share links
+with it. The death of a daemon or a switch process is noticed sooner, by the end of its stream."""
+_LEASE = Nanos(LEASE_SLOTS * DEFAULT_SLOT)
 _ACK_TIMEOUT = Nanos(2 * _LEASE)
-_ORIGIN = Nanos(0)
 COALESCE_NS = Nanos(4 * MILLISECOND)
 """For switch processes: longer than the ranks of a job take to say that they begin."""
-_AT_ONCE = Nanos(0)
+_ZERO = Nanos(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +29,24 @@ class ArbiterConfig:
     predecessor of this process, that is, for an arbiter inside the daemon.
     `coalesce_ns`: changes that no flow is waiting for are made so long after the first of them, all
     together; 0: at once.
+    `max_sessions_per_owner`: of one host or address, see Hello. A host has one daemon, and its
+    predecessor's lease after a restart; laboratories have more daemons at an address.
     `slot_origin_ns`: a time at which a slot begins, on the clock that `now` is taken from.
     """
 
     target: float = 0.96
     lease_ns: Nanos = _LEASE
-    guard_ns: Nanos = _GUARD
-    slot_ns: Nanos = _SLOT
-    slot_origin_ns: Nanos = _ORIGIN
+    guard_ns: Nanos = MILLISECOND
+    slot_ns: Nanos = DEFAULT_SLOT
+    slot_origin_ns: Nanos = _ZERO
     horizon: int = 10
     min_change_link: float = 0.005
     min_change_rate: float = 0.1
     ack_timeout_ns: Nanos = _ACK_TIMEOUT
-    coalesce_ns: Nanos = _AT_ONCE
+    coalesce_ns: Nanos = _ZERO
     recovery: bool = True
     max_sessions: int = 1024
+    max_sessions_per_owner: int = 32
     max_flows_per_session: int = 2048
     max_hops: int = 16
 

@@ -36,7 +36,7 @@ ROW = np.dtype(  # times are absolute, ns; rules.pxd has the same columns in the
         ("began_at", np.int64),  # when the phase of the job began in which the flow last began
         ("whole", np.float64),  # bytes that the flow began with
         ("goal", np.float64),  # what it is to have
-        ("grant", np.float64),  # what it was told last
+        ("grant", np.float64),  # what it was granted last
         ("seq", np.int64),  # number of that message
         ("oldest_pending", np.int64),
         ("held_since", np.int64),
@@ -101,7 +101,7 @@ class Ledger:
     def remove(self, session: int, flow: int) -> None:
         """Free a flow's slot. All that it commits ends."""
         slot = self.slots.pop((session, flow))
-        # What was lent to it is its lender's again: perhaps nobody has read that it was to borrow.
+        # What was lent to the flow is its lender's again: its daemon may not have read of the loan.
         rows = self.rows
         lenders = np.flatnonzero((rows["lent"] > 0) & (rows["borrower"] == slot))
         rows["pending_rate"][lenders, 0] += rows["lent"][lenders]
@@ -190,7 +190,9 @@ class Ledger:
         """Advance the estimates: an active flow has sent grant x time elapsed (rule 2)."""
         elapsed, self._estimated_at = (now - self._estimated_at) / SECOND, now
         if elapsed > 0:
-            rules.progress(self.table, elapsed)
+            rows = self.rows
+            left = rows["remaining"] - rows["grant"] * elapsed
+            rows["remaining"] = np.maximum(left, rows["least"])
 
     def report(self, now: Nanos, slots: list[int], demands: Sequence[Demand]) -> None:
         """Take over what was reported; the flows are placed already. Each slot at most once."""
@@ -236,6 +238,12 @@ class Ledger:
         rules.commitments(self.table, self.paths, sums)
         return sums[:-1]
 
+    def _sums(self, rates: Floats) -> Floats:
+        """The same of any `rates`, float64[n]."""
+        sums = np.zeros(self.n_links + 1)
+        rules.add_up(self.paths, rates, sums)
+        return sums[:-1]
+
     def give_back(self, slot: int, seq: int) -> None:
         """The daemon has stopped using grant `seq` by itself: it commits nothing any more.
 
@@ -252,17 +260,22 @@ class Ledger:
 
     def overdue(self, before: int) -> set[int]:
         """Sessions with a lower that was sent earlier than `before` and is not acknowledged."""
-        slots = np.zeros(self.n, np.intp)
-        n = rules.overdue(self.table, before, slots)
-        return set(self.rows["session"][slots[:n]].tolist())
+        rows = self.rows
+        late = (rows["pending_seq"][:, 0] != 0) & (rows["oldest_pending"] < before)
+        return set(rows["session"][late].tolist())
 
     def unsettled(self) -> bool:
         """Some grants are not (yet) what they are to be, or not reported to be standing."""
-        return rules.unsettled(self.table)
+        rows = self.rows
+        changes = rows["goal"] != rows["grant"]
+        return bool((changes | (rows["reported_standing"] != rows["standing"])).any())
 
     def settled(self) -> bool:
         """All hold standing grants, know that, and nothing is to change or to be heard of."""
-        return rules.all_settled(self.table)
+        rows = self.rows
+        heard = rows["reported_standing"] & (rows["pending_seq"][:, 0] == 0)
+        stands = heard & (rows["grant"] == rows["goal"])
+        return bool((stands | (rows["session"] == FREE)).all())
 
     # --- from target rates to messages: rules 4 to 7
 
@@ -277,19 +290,28 @@ class Ledger:
         link, rate = self._least_change
         rules.settle(self.table, self.paths, target, since, capacity, link, rate)
 
-    def short(self, mute: Bools, limit: Floats) -> Rows:
-        """Links where others have to give way to flows that wait, intp[L + 1] (rules.find_short);
-        `limit`: float64[L]."""
-        short = np.zeros(self.n_links + 1, np.intp)
-        rules.find_short(self.table, self.paths, mute, limit, short)
-        return short
+    def in_the_way(self, mute: Bools, limit: Floats) -> Bools:
+        """Flows on links without room for what others are waiting for, even when all
+        acknowledgements are in, bool[n]. `limit`, float64[L]: what may be given out. `mute`,
+        bool[n]: no one waits for these."""
+        rows, last = self.rows, self.n_links
+        lack = rows["goal"] - rows["grant"]
+        waits = (self.paths[:, 0] < last) & ~mute & (lack > rules.PRESSING * rows["goal"])
+        starved = (rows["grant"] <= 0) & ((rows["remaining"] > 0) | rows["anticipated"])
+        first = self._sums(np.where(waits & starved, lack, 0.0))  # of those that have nothing
+        others = self._sums(np.where(waits & ~starved, lack, 0.0))
+        room = np.maximum(limit - self._sums(rows["grant"].copy()), 0.0)
+        enough, rest = 1 - rules.PRESSING, np.maximum(room - first, 0.0)
+        short = np.append((enough * first > room) | (enough * others > rest), False)
+        unknown = self.paths[:, 0] == last
+        return np.where(unknown, short.any(), short[self.paths].any(axis=1))
 
-    def lower(self, now: Nanos, mute: Bools, short: Rows, seq: int) -> Rows:
-        """Take back what is more than the goal, where there is room for one more lower; returns
-        these slots, the first of which gets message number `seq`. `mute`: bool[n], not those;
-        `short`: only on these links, see `rules.find_short`."""
+    def lower(self, now: Nanos, may: Bools, seq: int) -> Rows:
+        """Take back what is more than the goal from flows that `may` give way, bool[n], where
+        there is room for one more lower; returns these slots, the first of which gets message
+        number `seq`."""
         slots = np.zeros(self.n, np.intp)
-        return slots[: rules.lower(now, self.table, self.paths, mute, short, seq, slots)]
+        return slots[: rules.lower(now, self.table, may, seq, slots)]
 
     def borrow(self, lowered: Rows) -> Floats:
         """Rates that flows take over from those in `lowered`, float64[n].
@@ -310,7 +332,7 @@ class Ledger:
         What is in `limit` float64[L] and not committed is free. `gain`: what each flow borrows,
         float64[n], at no cost. Flows that have nothing and want to send come first: what they wish
         for is kept for them on every link of their paths, and where that does not fit, only
-        borrowers are raised besides (ADR 27). When not all fit, each gets the same part of its wish
+        borrowers are raised besides (ADR 2). When not all fit, each gets the same part of its wish
         on its tightest link; a part that is too small to be worth a message waits. What begins or
         ceases to be standing is said as well, with or without a raise. `pressing`: only what flows
         wait for.
@@ -319,23 +341,17 @@ class Ledger:
         link_sum(self.paths, gain, borrowed)
         free = limit - self.commitments() - borrowed[:-1]
         slots, rates = np.zeros(self.n, np.intp), np.zeros(self.n)
-        n = rules.find_raises(
-            self.table,
-            self.paths,
-            mute,
-            gain,
-            *self._least_change,
-            free,
-            pressing,
-            slots,
-            rates,
-        )
+        changes, rows = self._least_change, self.table
+        n = rules.find_raises(rows, self.paths, mute, gain, *changes, free, pressing, slots, rates)
         return slots[:n], rates[:n]
 
     def set_grants(self, slots: Rows, rates: Floats, seq: int) -> int:
         """Grant the flows these rates, in messages from number `seq` on; returns how many of them
         are raised."""
-        return int(rules.set_grants(self.table, slots, rates, seq))
+        rows = self.rows
+        raised = int((rates > rows["grant"][slots]).sum())
+        rows["grant"][slots], rows["seq"][slots] = rates, range(seq, seq + len(slots))
+        return raised
 
     def shares(self, slots: Rows) -> Floats:
         """Goodput of each flow's path, divided among all flows of its job on the tightest link; inf

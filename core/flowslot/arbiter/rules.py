@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# cython: infer_types=True
 """Loops over the flows of the arbiter's ledger. Compiled (types: rules.pxd); interpreted, it does
 the same.
 
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from flowslot.policy.base import Bools, Floats, Ints, Paths, Rows
-from flowslot.policy.fill import link_sum
+from flowslot.policy.fill import crosses, link_sum
 
 COMPILED = not __file__.endswith(".py")
 
@@ -30,12 +31,11 @@ PRESSING = 0.25
 TOGETHER_NS = 5_000_000
 """Flows of a job that begin within this time are one gang; in its next phase, those that have not
 begun yet are waited for this long."""
-ROUNDING = 1e-9
 
 # The same as C variables: rules.pxd declares them.
 _pending, _never, _free = PENDING, NEVER, FREE
 _least_left, _pressing = LEAST_LEFT, PRESSING
-_together, _rounding, _inf = TOGETHER_NS, ROUNDING, math.inf
+_together, _rounding, _inf = TOGETHER_NS, 1e-9, math.inf
 
 
 def table(rows: Any) -> Any:
@@ -95,12 +95,6 @@ def acknowledge(now: int, rows: Any, at: Rows, upto: Ints) -> None:
 # --- what is known
 
 
-def progress(rows: Any, seconds: float) -> None:
-    """So many seconds have passed: flows have sent at their grants."""
-    for i in range(len(rows)):
-        rows[i].remaining = max(rows[i].remaining - rows[i].grant * seconds, rows[i].least)
-
-
 def see(  # noqa: PLR0917
     now: int, rows: Any, paths: Paths, n_links: int, phases: Ints, seen: Floats
 ) -> int:
@@ -133,33 +127,6 @@ def see(  # noqa: PLR0917
         else:
             seen[5, i] = now - rows[i].idle_since if rows[i].idle_since != _never else _inf
     return until
-
-
-def overdue(rows: Any, before: int, late: Rows) -> int:
-    """How many flows await an acknowledgement since earlier than `before`: put into `late`."""
-    n = 0
-    for i in range(len(rows)):
-        if rows[i].pending_seq[0] != 0 and rows[i].oldest_pending < before:
-            late[n] = i
-            n += 1
-    return n
-
-
-def all_settled(rows: Any) -> bool:
-    """All flows hold standing grants, know that, and nothing is to change or to be heard."""
-    for i in range(len(rows)):
-        settled = rows[i].reported_standing and rows[i].grant == rows[i].goal
-        if rows[i].session != _free and (not settled or rows[i].pending_seq[0] != 0):
-            return False
-    return True
-
-
-def unsettled(rows: Any) -> bool:
-    """Some grants are not (yet) what they are to be, or not reported to be standing."""
-    for i in range(len(rows)):
-        if rows[i].goal != rows[i].grant or rows[i].reported_standing != rows[i].standing:
-            return True
-    return False
 
 
 def commitment(rows: Any, i: int) -> float:
@@ -221,57 +188,14 @@ def settle(  # noqa: PLR0917
                 rows[i].goal = min(found[i], wanted[i])
 
 
-def presses(rows: Any, i: int) -> bool:
-    """Flow `i` waits for a good part of what it is to have."""
-    return bool(rows[i].goal - rows[i].grant > _pressing * rows[i].goal)
-
-
-def find_short(rows: Any, paths: Paths, mute: Bools, limit: Floats, short: Rows) -> None:
-    """Set `short`, intp[L + 1], to 1 for links without room for what flows are waiting for, even
-    when all acknowledgements are in; the last one, for flows that count on all links, if any is.
-    `limit`: float64[L], what may be given out."""
-    last = len(limit)
-    wished, first = np.zeros(last + 1), np.zeros(last + 1)  # first: of those that have nothing
-    used, grants = np.zeros(last + 1), np.zeros(len(rows))
-    for i in range(len(rows)):
-        grants[i] = rows[i].grant
-        if paths[i, 0] < last and not mute[i] and presses(rows, i):
-            for h in range(paths.shape[1]):
-                if starved(rows, i):
-                    first[paths[i, h]] += rows[i].goal - rows[i].grant
-                else:
-                    wished[paths[i, h]] += rows[i].goal - rows[i].grant
-    add_up(paths, grants, used)
-    short[last] = 0
-    for link in range(last):
-        room = limit[link] - used[link]
-        enough = (1 - _pressing) * first[link] <= max(room, 0.0)
-        rest = max(room - first[link], 0.0)
-        short[link] = not enough or (1 - _pressing) * wished[link] > rest
-        short[last] |= short[link]
-
-
-def is_short(paths: Any, i: int, short: Any) -> bool:
-    """Flow `i` takes from links that `short`, see `find_short`, is not 0 for."""
-    last = len(short) - 1
-    if paths[i, 0] == last:
-        return bool(short[last])
-    for h in range(paths.shape[1]):  # noqa: SIM110 (a generator is not compiled to a loop)
-        if paths[i, h] < last and short[paths[i, h]]:
-            return True
-    return False
-
-
-def lower(  # noqa: PLR0917
-    now: int, rows: Any, paths: Paths, mute: Bools, short: Rows, seq: int, lowered: Rows
-) -> int:
-    """Flows on links that are `short` (see `find_short`), hold more than their goal, and have room
-    for one more lower, hold their goal: by messages `seq`, `seq + 1` ... Returns how many; their
-    indices are put into `lowered`."""
+def lower(now: int, rows: Any, may: Bools, seq: int, lowered: Rows) -> int:
+    """Flows that `may` give way, hold more than their goal, and have room for one more lower, hold
+    their goal: by messages `seq`, `seq + 1` ... Returns how many; their indices are put into
+    `lowered`."""
     n = 0
     for i in range(len(rows)):
         more = rows[i].goal < rows[i].grant and rows[i].pending_seq[_pending - 1] == 0
-        if more and not mute[i] and is_short(paths, i, short):
+        if more and may[i]:
             slot = 0
             while rows[i].pending_seq[slot] != 0:
                 slot += 1
@@ -291,8 +215,8 @@ def starved(rows: Any, i: int) -> bool:
 
 def find_borrowers(rows: Any, wish: Any, first: Any, following: Any) -> None:
     """Which flows of each group wait for more than they may be sending at: `wish`, float64[F], is
-    how much more; `first[g]` is the first in line, -1 for nobody, and `following[i]` who comes
-    after `i`.
+    how much more; `first[g]` is the first in line, -1 for none, and `following[i]` the one after
+    `i`.
 
     Flows that have nothing come before those that have something already.
     """
@@ -363,7 +287,7 @@ def find_raises(  # noqa: PLR0917
     for i in range(len(rows)):
         grant, goal = rows[i].grant, rows[i].goal
         if pressing:
-            meant = (goal > grant and gain[i] > 0) or presses(rows, i)
+            meant = (goal > grant and gain[i] > 0) or goal - grant > _pressing * goal
         else:
             meant = goal > grant or (
                 goal == grant and rows[i].standing != rows[i].reported_standing
@@ -395,30 +319,23 @@ def bare(rows: Any, i: int) -> bool:
 def keep_room(  # noqa: PLR0917
     rows: Any, paths: Any, raised: Any, gain: Any, room: Any, base: Any, rates: Any
 ) -> int:
-    """Strike from `raised`, with `base` and `rates`, who has something and crosses a link where
-    there is too little for those that are bare. Returns how many are left.
+    """Strike from `raised`, with `base` and `rates`, flows that have something and cross a link
+    where there is too little for those that are bare. Returns how many are left.
 
-    Not even what would cost no room: flows that are lowered and raised in turns, faster than
-    they acknowledge it, would be committed to all that they ever had. Borrowers are left, as their
-    lender is committed to so much less.
+    They are not even given what would cost no room: flows that are lowered and raised in turns,
+    faster than they acknowledge it, would be committed to all that they ever had. Borrowers are
+    left, as their lender is committed to so much less.
     """
-    n = 0
+    n, owing = 0, np.zeros(len(room), np.intp)
+    for link in range(len(room)):
+        owing[link] = room[link] < -1.0  # byte/s
     for k in range(len(raised)):
         i = raised[k]
         waits = rows[i].goal > rows[i].grant and gain[i] <= 0 and not bare(rows, i)
-        if not (waits and owes(paths, i, room)):
+        if not (waits and crosses(paths, i, owing)):
             raised[n], base[n], rates[n] = i, base[k], rates[k]
             n += 1
     return n
-
-
-def set_grants(rows: Any, at: Rows, rates: Floats, seq: int) -> int:
-    """The flows `rows[at[k]]` get `rates[k]` in message `seq + k`; returns how many are raised."""
-    raised = 0
-    for k in range(len(at)):
-        raised += rates[k] > rows[at[k]].grant
-        rows[at[k]].grant, rows[at[k]].seq = rates[k], seq + k
-    return raised
 
 
 def share_out(  # noqa: PLR0917
@@ -439,25 +356,11 @@ def share_out(  # noqa: PLR0917
     for k in range(len(raised)):
         i = raised[k]
         if bare(rows, i) == first:
-            part = least_part(paths, i, wished, room)
+            part = 1.0  # of what is wished for there is room on the tightest link
+            for h in range(paths.shape[1]):
+                link = paths[i, h]
+                if wished[link] > room[link]:
+                    part = min(part, room[link] / wished[link] if room[link] > 0 else 0.0)
             rates[k] = rows[i].goal if part >= 1.0 else base[k] + part * (rows[i].goal - base[k])
     for link in range(len(room)):
         room[link] -= wished[link]
-
-
-def least_part(paths: Any, i: int, wished: Any, room: Any) -> float:
-    """What part of what is wished for there is room for, at most 1, on flow `i`'s tightest link."""
-    part = 1.0
-    for h in range(paths.shape[1]):
-        link = paths[i, h]
-        if wished[link] > room[link]:
-            part = min(part, room[link] / wished[link] if room[link] > 0 else 0.0)
-    return part
-
-
-def owes(paths: Any, i: int, room: Any) -> bool:
-    """Flow `i` crosses a link without room for what those wish for that are bare."""
-    for h in range(paths.shape[1]):  # noqa: SIM110 (a generator is not compiled to a loop)
-        if room[paths[i, h]] < -1.0:  # byte/s
-            return True
-    return False

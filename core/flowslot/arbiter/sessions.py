@@ -3,7 +3,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import Enum
 
 from flowslot.arbiter.config import ArbiterConfig
 from flowslot.model.errors import ProtocolError
@@ -14,14 +13,6 @@ _MAX_DROPPED = 4096  # ended flows remembered per session, against demands still
 _NAMES_PER_SESSION = 4  # names of daemons remembered, against Hellos still on their way
 
 
-class SessionState(Enum):
-    """UNSYNCED: no such session. SYNCED: its grants are honoured. EXPIRED: its lease runs out."""
-
-    UNSYNCED = "unsynced"
-    SYNCED = "synced"
-    EXPIRED = "expired"
-
-
 @dataclass(slots=True)
 class Session:
     """A synced session. `closed`: its stream has ended, or it broke a rule: its lease runs out."""
@@ -29,6 +20,7 @@ class Session:
     id: int
     daemon: str
     heard: Nanos
+    owner: str = ""
     closed: bool = False
     flows: int = 0
     ended: dict[int, int] = field(default_factory=dict)
@@ -49,7 +41,8 @@ class Sessions:
         self._config = config
         self._lease = config.lease_ns + config.guard_ns
         self._synced: dict[int, Session] = {}
-        self._latest: dict[str, int] = {}
+        self._latest: dict[tuple[str, str], int] = {}
+        """By owner and name: nobody takes another one's name away."""
 
     def __iter__(self) -> Iterator[Session]:
         return iter(self._synced.values())
@@ -63,18 +56,23 @@ class Sessions:
         None: this Hello was already seen, or is older than the daemon's present session.
         Raises ProtocolError when the id belongs to another daemon, or there are too many.
         """
-        latest = self._latest.get(hello.daemon, -1)
+        name = hello.owner, hello.daemon
+        latest = self._latest.get(name, -1)
         if hello.session <= latest:
             return None
         if hello.session in self._synced:
             raise ProtocolError(f"session {hello.session} belongs to another daemon")
-        if len(self._synced) >= self._config.max_sessions and latest not in self._synced:
-            raise ProtocolError(f"there are already {len(self._synced)} sessions")
+        if latest not in self._synced:
+            theirs = sum(session.owner == hello.owner for session in self)
+            if hello.owner and theirs >= self._config.max_sessions_per_owner:
+                raise ProtocolError(f"there are already {theirs} sessions of {hello.owner}")
+            if len(self) >= self._config.max_sessions:
+                raise ProtocolError(f"there are already {len(self)} sessions")
         replaced = self._synced.pop(latest, None)
-        session = Session(hello.session, hello.daemon, now)
+        session = Session(hello.session, hello.daemon, now, hello.owner)
         self._synced[hello.session] = session
-        self._latest.pop(hello.daemon, None)
-        self._latest[hello.daemon] = hello.session
+        self._latest.pop(name, None)
+        self._latest[name] = hello.session
         if len(self._latest) > _NAMES_PER_SESSION * self._config.max_sessions:
             del self._latest[next(iter(self._latest))]
         return session, replaced.id if replaced else None
@@ -83,13 +81,6 @@ class Sessions:
         """The session, when its stream is open and its grants are honoured."""
         found = self._synced.get(session)
         return None if found is None or found.closed else found
-
-    def state(self, session: int) -> SessionState:
-        """What a session is; one that has ended is UNSYNCED: its daemon must say Hello again."""
-        found = self._synced.get(session)
-        if found is None:
-            return SessionState.UNSYNCED
-        return SessionState.EXPIRED if found.closed else SessionState.SYNCED
 
     def expire(self, now: Nanos) -> list[Session]:
         """Remove and return the sessions whose lease has ended."""

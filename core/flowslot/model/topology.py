@@ -89,10 +89,11 @@ class Topology:
         """All links that flows from this host may cross. KeyError: no such host."""
         mine = self.hosts[host].nics
         addresses = {address for nic in mine for address in nic.addresses}
+        sources = {nic.rack: nic for nic in mine}.values()  # beside `up`, only the rack counts
         paths = [path for (src, _), path in self._paths.items() if src in addresses]
         for other in self.hosts.values():
             if other.name != host:
-                paths += [self._between(a, b) or () for a in mine for b in other.nics]
+                paths += [self._between(a, b) or () for a in sources for b in other.nics]
         return frozenset(self.host_links(host)).union(*paths)
 
     def switch_links(self, switch: str) -> tuple[int, ...]:

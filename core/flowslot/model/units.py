@@ -6,7 +6,6 @@ Gbit/s and ms appear only in configuration files and on the command line.
 
 from typing import NewType
 
-Bytes = NewType("Bytes", int)
 Rate = NewType("Rate", float)
 """Payload bytes per second (what `sk_pacing_rate` counts)."""
 Nanos = NewType("Nanos", int)

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from flowslot.decision import Decision
+from flowslot.model.schedule import Schedule
 from flowslot.model.units import Nanos
 
 Floats = NDArray[np.float64]
@@ -83,24 +83,31 @@ class View:
     job: Ints  # [F]: index into job_names
     job_names: Sequence[str]
     remaining: Floats  # [F] bytes; > 0: active
-    cap: Floats  # [F] most the flow can use; inf = no bound
     guaranteed: Bools  # [F] a live arbiter holds every link of the path
     load: Floats | None = None  # [L, K] load table, for policies that ask for feedback
-    passed: float | None = None  # part of the slot that is over; None: as the policy finds it
-    acked: Floats | None = None  # [F] bytes acknowledged so far; NaN: nobody counts them
+    passed: float = 0.0  # part of the slot that is over
+    acked: Floats | None = None  # [F] bytes acknowledged so far; NaN: they are not counted
     grants: Floats | None = None  # [F] granted rates; NaN: no arbiter has a say
     ceilings: Floats | None = None  # [F] granted ceilings
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Pace:
+    """Send each of N flows at its rate of the schedule; with top-up up to its ceiling.
+
+    `guaranteed`: an arbiter holds capacity for the flow on every link of its path, so that loss is
+    no reason to slow down. Otherwise the rate is only an upper bound for congestion control.
+    """
+
+    flows: NDArray[np.uint64]  # [N]
+    schedule: Schedule  # of N flows
+    ceilings: NDArray[np.float64]  # [N], payload bytes/s
+    guaranteed: NDArray[np.bool_]  # [N]
+
+
 class HostPolicy(Protocol):
-    """Runs in the daemon: turns grants (and what it sees itself) into decisions."""
+    """Runs in the daemon: turns grants (and what the policy sees itself) into rates."""
 
-    def decide(
-        self, now: Nanos, view: View, grants: Floats, ceilings: Floats
-    ) -> Sequence[Decision]:
-        """Decide for the slot `view.slot`.
-
-        `grants`, `ceilings`: float64[F], as in GrantBook; NaN where no arbiter has a say, so that
-        the flow is left to its own congestion control. Flows without a decision are not paced.
-        """
+    def decide(self, now: Nanos, view: View) -> Pace | None:
+        """Rates from the slot `view.slot` on. Other flows are not paced; None: no flow is."""
         ...

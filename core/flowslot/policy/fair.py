@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Max-min fair sharing: what the network does by itself in the ideal. The baseline."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from flowslot.decision import Decision
 from flowslot.model.units import Nanos
-from flowslot.policy.base import AllocationState, Bools, Floats, View
+from flowslot.policy.base import AllocationState, Bools, Floats, Pace, View
 from flowslot.policy.fill import max_min
 
 
@@ -26,15 +23,13 @@ class FairAllocator:
         return None
 
     def standing(self) -> Bools | None:
-        """No flow's: who is active decides."""
+        """No flow's: rates depend on which flows are active."""
         return None
 
 
 class FairPolicy:
-    """Decides nothing: every flow is left to its own congestion control."""
+    """Paces no flow: each is left to its own congestion control."""
 
-    def decide(
-        self, now: Nanos, view: View, grants: Floats, ceilings: Floats
-    ) -> Sequence[Decision]:
+    def decide(self, now: Nanos, view: View) -> Pace | None:
         """See HostPolicy."""
-        return ()
+        return None

@@ -1,52 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-# Types of fill.py, for the compiler.
+# Types of fill.py, for the compiler, which infers those of variables that are not named here.
 cimport cython
 from libc.stdint cimport int32_t
 
+ctypedef const int32_t[:, ::1] paths_t
+ctypedef double[::1] floats_t
+ctypedef const double[::1] given_t
+ctypedef Py_ssize_t[::1] rows_t
+ctypedef const Py_ssize_t[::1] chosen_t
+
 cdef double _inf
 
-@cython.locals(i=Py_ssize_t, h=Py_ssize_t)
-cpdef void link_sum(const int32_t[:, ::1] paths, const double[::1] rates, double[::1] sums)
-
-cpdef void max_min(
-    const int32_t[:, ::1] paths, const double[::1] capacity, const double[::1] limit,
-    double[::1] rate,
-)
-
+cpdef void link_sum(paths_t paths, given_t rates, floats_t sums)
+cpdef void max_min(paths_t paths, given_t capacity, given_t limit, floats_t rate)
 @cython.locals(
-    last=Py_ssize_t, n=Py_ssize_t, visits=Py_ssize_t, i=Py_ssize_t, link=Py_ssize_t,
-    left=double[::1], sums=double[:, ::1], share=double[::1], taken=double[::1],
-    wish=double[::1], counts=Py_ssize_t[:, ::1], users=Py_ssize_t[::1], tight=Py_ssize_t[::1],
-    rows=Py_ssize_t[::1], levels=double[::1],
+    left=floats_t, sums=double[:, ::1], share=floats_t, taken=floats_t, wish=floats_t,
+    counts=Py_ssize_t[:, ::1], users=rows_t, tight=rows_t, rows=rows_t, levels=floats_t, n=Py_ssize_t,
 )
-cpdef Py_ssize_t weighted(
-    const int32_t[:, ::1] paths, const double[::1] capacity, const double[::1] limit,
-    const double[::1] weight, double[::1] rate,
-)
-
-@cython.locals(last=Py_ssize_t, k=Py_ssize_t, h=Py_ssize_t, link=Py_ssize_t)
+cpdef Py_ssize_t weighted(paths_t paths, given_t capacity, given_t limit, given_t weight, floats_t rate)
 cdef void find_shares(
-    const int32_t[:, ::1] paths, const Py_ssize_t[::1] rows, const double[::1] weight,
-    const double[::1] left, Py_ssize_t[::1] users, double[::1] wish, double[::1] share,
+    paths_t paths, chosen_t rows, given_t weight, given_t left, rows_t users, floats_t wish, floats_t share,
 )
-
-@cython.locals(
-    last=Py_ssize_t, i=Py_ssize_t, k=Py_ssize_t, h=Py_ssize_t, link=Py_ssize_t, level=double
-)
+@cython.locals(level=double)
 cdef void find_levels(
-    const int32_t[:, ::1] paths, const Py_ssize_t[::1] rows, const double[::1] limit,
-    const double[::1] weight, const double[::1] share, const Py_ssize_t[::1] users,
-    double[::1] levels, Py_ssize_t[::1] tight,
-)
-
-@cython.locals(
-    others=Py_ssize_t, i=Py_ssize_t, k=Py_ssize_t, h=Py_ssize_t, link=Py_ssize_t
+    paths_t paths, chosen_t rows, given_t limit, given_t weight, given_t share, chosen_t users,
+    floats_t levels, rows_t tight,
 )
 cdef Py_ssize_t settle(
-    const int32_t[:, ::1] paths, Py_ssize_t[::1] rows, const double[::1] limit,
-    const double[::1] weight, const double[::1] levels, const Py_ssize_t[::1] tight,
-    double[::1] rate, double[::1] taken,
+    paths_t paths, rows_t rows, given_t limit, given_t weight, given_t levels, chosen_t tight,
+    floats_t rate, floats_t taken,
 )
-
-@cython.locals(h=Py_ssize_t)
-cpdef bint crosses(const int32_t[:, ::1] paths, Py_ssize_t i, const Py_ssize_t[::1] links)
+cpdef bint crosses(paths_t paths, Py_ssize_t i, chosen_t links)

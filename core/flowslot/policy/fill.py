@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# cython: infer_types=True
 """Sums over paths, and max-min fair rates. Compiled (fill.pxd); interpreted, it does the same.
 
 F flows, L links. `paths` are int32[F, H], padded with L. Arrays over links have L + 1 entries; the
@@ -31,10 +32,10 @@ def max_min(paths: Paths, capacity: Floats, limit: Floats, rate: Floats) -> None
 
 def weighted(paths: Paths, capacity: Floats, limit: Floats, weight: Floats, rate: Floats) -> int:
     """Max-min fair rates where flow i counts as `weight[i]` > 0 flows: progressive filling
-    (Bertsekas and Gallager, Data Networks, 6.5.2). Returns how many entries of paths were visited.
+    (Bertsekas and Gallager, Data Networks, 6.5.2). Returns about how many entries it visited.
 
     Each round settles the flows that meet their limit below every share on their path, and all
-    flows of links that are the tightest for everyone who crosses them. Shares only grow from
+    flows of links that are the tightest for all flows that cross them. Shares only grow from
     round to round, so both are final; that takes far fewer rounds than one link at a time.
     """
     last, n, visits = len(capacity) - 1, 0, 0
@@ -49,7 +50,7 @@ def weighted(paths: Paths, capacity: Floats, limit: Floats, weight: Floats, rate
             rows[n] = i
             n += 1
     while n:
-        visits += 4 * n * paths.shape[1] + 4 * last
+        visits += 6 * (n * paths.shape[1] + last)
         find_shares(paths, rows[:n], weight, left, users, wish, share)
         find_levels(paths, rows[:n], limit, weight, share, users, levels, tight)
         n = settle(paths, rows[:n], limit, weight, levels, tight, rate, taken)

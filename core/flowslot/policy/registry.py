@@ -11,7 +11,6 @@ from flowslot.model.units import Nanos
 from flowslot.policy.base import Allocator, HostPolicy
 from flowslot.policy.fair import FairAllocator, FairPolicy
 from flowslot.policy.mlcc import MlccOptions, MlccPolicy
-from flowslot.policy.mlcc.planner import Planner
 from flowslot.policy.stagger import StaggerAllocator, StaggerPolicy
 from flowslot.policy.static import StaticPolicy
 
@@ -42,15 +41,15 @@ class PolicySpec:
 
     `needs_arbiter`: its host part works from grants. `paces`: it sets rates (otherwise a daemon
     running it only observes). `planner`: makes the host part of a policy that plans against the
-    switches' load tables and reserves by explicit schedules; `reserving.Reserving` runs it.
+    switches' load tables and reserves by explicit schedules; `planner.Reserving` runs it.
     """
 
     name: str
     host_policy: Callable[[PolicyOptions], HostPolicy]
-    allocator: Callable[[PolicyOptions], Allocator] | None
-    needs_arbiter: bool
-    paces: bool
-    planner: Callable[[PolicyOptions], Planner] | None = None
+    allocator: Callable[[PolicyOptions], Allocator] | None = None
+    needs_arbiter: bool = False
+    paces: bool = True
+    planner: Callable[[PolicyOptions], MlccPolicy] | None = None
 
     @property
     def feedback(self) -> bool:
@@ -79,31 +78,19 @@ _POLICIES = {
                 options.floor_share, partial=options.partial, top_up=options.top_up is not False
             ),
             needs_arbiter=True,
-            paces=True,
         ),
         PolicySpec(
             "static",
             host_policy=lambda options: StaticPolicy(options.flows_on_link),
-            allocator=None,
-            needs_arbiter=False,
-            paces=True,
         ),
         PolicySpec(
             "fair",
             host_policy=lambda options: FairPolicy(),
             allocator=lambda options: FairAllocator(),
-            needs_arbiter=False,
             paces=False,
         ),
         *(
-            PolicySpec(
-                name,
-                host_policy=plan,
-                allocator=None,
-                needs_arbiter=False,
-                paces=True,
-                planner=plan,
-            )
+            PolicySpec(name, host_policy=plan, planner=plan)
             for name, plan in (("mlcc", _mlcc), ("mlcc-literal", _mlcc_literal))
         ),
     )

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Equal fixed shares without any negotiation: shows what scheduling adds to mere pacing."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
-from flowslot.decision import Decision, Pace
 from flowslot.model.schedule import constant
 from flowslot.model.units import Nanos
-from flowslot.policy.base import Floats, View
+from flowslot.policy.base import Pace, View
 
 
 class StaticPolicy:
@@ -21,9 +20,7 @@ class StaticPolicy:
     def __init__(self, flows_on_link: Mapping[int, int] | None = None) -> None:
         self._flows_on_link = dict(flows_on_link or {})
 
-    def decide(
-        self, now: Nanos, view: View, grants: Floats, ceilings: Floats
-    ) -> Sequence[Decision]:
+    def decide(self, now: Nanos, view: View) -> Pace:
         """See HostPolicy."""
         n_links = len(view.capacity)
         users = np.maximum(np.bincount(view.paths.ravel(), minlength=n_links + 1), 1)
@@ -33,11 +30,5 @@ class StaticPolicy:
         rates = share[view.paths].min(axis=1, initial=np.inf)
         mapped = rates != np.inf
         rates = rates[mapped]
-        return [
-            Pace(
-                view.flow[mapped],
-                constant(view.slot, rates),
-                ceilings=rates,
-                guaranteed=np.zeros(len(rates), np.bool_),
-            )
-        ]
+        no = np.zeros(len(rates), np.bool_)
+        return Pace(view.flow[mapped], constant(view.slot, rates), ceilings=rates, guaranteed=no)

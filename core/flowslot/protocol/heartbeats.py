@@ -7,7 +7,7 @@ from flowslot.model.units import SECOND, Nanos
 from flowslot.protocol.messages import Heartbeat, HeartbeatEcho
 
 BEAT_SLOTS, RESTLESS_SLOTS = 2, 1
-"""One heartbeat in so many slots, with what is said then (ADR 24); the second while the machine or
+"""One heartbeat in so many slots, with what is said then (ADR 1); the second while the machine or
 the network is restless: heartbeats, or their answers, came late by LATE_SLOTS or more in the last
 RESTLESS_NS. A lease bears all the longer delays."""
 OVERDUE_SLOTS = 0.25

@@ -28,7 +28,11 @@ ENTRY_SLOTS = 2
 
 @dataclass(slots=True)
 class Changes:
-    """What is to be put into force, in this order, before anything else is said."""
+    """What is to be put into force, in this order, before anything else is said.
+
+    All that a Host returns is put into force in the order in which it was returned: a raise may
+    need a lower that came before it, though by another session.
+    """
 
     grants: list[Granted] = field(default_factory=list)
     """A rate of NaN: no arbiter has a say, leave the flow alone."""

@@ -37,7 +37,13 @@ class Loopback:
         """`links`: the host's egress links; `goodput`: of all the topology's links, bytes/s."""
         self.links = tuple(links)
         self.counts = Counts()
-        config = replace(config, lease_ns=FOREVER, ack_timeout_ns=FOREVER, recovery=False)
+        config = replace(
+            config,
+            lease_ns=FOREVER,
+            ack_timeout_ns=FOREVER,
+            recovery=False,
+            max_flows_per_session=FOREVER,  # there is no other daemon to protect from this one
+        )
         names = [str(link) for link in links]
         self._switch: Switch[str] = Switch(
             now, names, [goodput[link] for link in links], config, allocator

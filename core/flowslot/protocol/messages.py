@@ -37,6 +37,8 @@ class Hello:
     daemon: str
     session: int
     held: tuple[Held, ...] = ()
+    owner: str = ""
+    """Whose daemon it is, as the transport has found out; names of daemons belong to owners."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +134,13 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """A Hello with what only the wire needs: names of links by index, and the daemon's lease."""
+    """A Hello with what only the wire needs: names of links by index, the daemon's lease, and its
+    host ("": not said)."""
 
     hello: Hello
     links: tuple[str, ...]
     lease_ns: int
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True)

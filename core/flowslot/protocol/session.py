@@ -21,7 +21,7 @@ to be enforced; until then flows do better with what they have.
 
 | state    | stream | lease  | live | leaves it by                                             |
 | -------- | ------ | ------ | ---- | -------------------------------------------------------- |
-| DOWN     | no     | no     | no   | `connect` -> GREETED                                     |
+| DOWN     | no     | rest   | no   | `connect` -> GREETED                                     |
 | GREETED  | open   | begun  | no   | first echo -> SYNCED                                     |
 | SYNCED   | open   | runs   | no   | a grant, or no flow waits for one, or patience -> LIVE   |
 | LIVE     | open   | runs   | yes  | lease ends -> LOST; `closed` -> ORPHANED                 |
@@ -29,7 +29,9 @@ to be enforced; until then flows do better with what they have.
 | LOST     | open   | no     | no   | the caller ends the stream: `closed` -> DOWN             |
 
 GREETED and SYNCED become DOWN by `closed`, and LOST when the lease ends. When the lease ends all
-grants are void at once: the arbiter may have given the capacity away.
+grants are void at once: the arbiter may have given the capacity away. In DOWN, what was granted
+before the session was live may still have a rest of its lease, of 2 slots at most. The next Hello
+lists it.
 
 The lease counts from the moment at which the last *echoed* heartbeat was *sent* (rule 9), so it
 ends here before it ends at the arbiter, whatever the delay. Messages of other sessions, of earlier

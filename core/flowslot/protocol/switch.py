@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
-from flowslot.arbiter import Arbiter, ArbiterConfig, SessionState
+from flowslot.arbiter import Arbiter, ArbiterConfig
 from flowslot.model.errors import LimitExceeded, ProtocolError, SessionEnded
 from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.policy.base import Allocator
@@ -73,8 +73,10 @@ class Switch(Generic[S]):
         Raises ProtocolError when the Hello makes no sense, SessionEnded when its session is over.
         """
         session = opening.hello.session
-        if stream in self._peers and self._peers[stream].session == session:
-            return
+        if stream in self._peers:
+            if self._peers[stream].session == session:
+                return
+            raise ProtocolError("field `hello`: only the first message of a stream has one")
         if opening.lease_ns > self._config.lease_ns:
             raise ProtocolError(
                 f"field `hello.lease_ns`: is {opening.lease_ns / 1e6:g} ms, but must be at most "
@@ -89,7 +91,7 @@ class Switch(Generic[S]):
         if session in self._streams:
             raise SessionEnded(f"session {session} is already in use")
         self.arbiter.hello(now, opening.hello)
-        if self.arbiter.state(session) is not SessionState.SYNCED:
+        if not self.arbiter.honours(session):
             raise SessionEnded("an outdated Hello: the daemon has a newer session")
         outbox = Outbox(self._config.max_flows_per_session)
         self._peers[stream] = _Peer(session, tuple(links), outbox)
@@ -107,7 +109,8 @@ class Switch(Generic[S]):
         session = peer.session
         if message.session != session:
             raise ProtocolError(f"field `session`: is {message.session}, not {session}")
-        arbiter.done(now, session, message.dones)
+        if message.dones:
+            arbiter.done(now, session, message.dones)
         demands = [self._own(peer, demand) for demand in message.demands]
         refusals = arbiter.demand(now, session, demands) if demands else []
         if message.acks:
@@ -180,6 +183,6 @@ class Switch(Generic[S]):
         for stream, peer in self._peers.items():
             if peer.outbox:
                 self._ready[stream] = None
-            if self.arbiter.state(peer.session) is not SessionState.SYNCED:
+            if not self.arbiter.honours(peer.session):
                 self._ended[stream] = SessionEnded("the session's lease has ended; say Hello again")
         self.next_wakeup = self.arbiter.next_wakeup(now)

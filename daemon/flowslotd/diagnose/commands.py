@@ -111,11 +111,13 @@ def doctor(
     from flowslotd.diagnose import diagnosis  # noqa: PLC0415  (loads the back ends)
 
     try:
-        wanted = load(config).settings.pacing.backend if config is not None else "auto"
+        loaded = load(config) if config is not None else None
     except ConfigError as error:
         typer.echo(f"flowslot: {error}", err=True)
         raise typer.Exit(BAD_INPUT) from None
-    found = diagnosis.diagnose(wanted)
+    found = diagnosis.diagnose(loaded.settings.pacing.backend if loaded else "auto")
+    if loaded:
+        found.findings.append(diagnosis.tls(loaded.settings.tls, loaded.tls))
     if output is Output.TABLE:
         typer.echo(diagnosis.table(found))
     else:

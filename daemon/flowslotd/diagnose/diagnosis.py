@@ -6,7 +6,8 @@ import textwrap
 from dataclasses import dataclass
 from typing import Any
 
-from flowslotd.diagnose.probe import Finding, probe, usable_backend, usable_backends
+from flowslot_proto.tls import SOON, TlsFiles, TlsSettings, utc_now
+from flowslotd.diagnose.probe import Finding, probe, usable_backends
 from flowslotd.pace.select import AUTO, TRAITS
 
 _WIDTH = 100
@@ -21,10 +22,6 @@ class Diagnosis:
     why: str
     findings: list[Finding]
 
-    def works(self) -> dict[str, Finding]:
-        """For each back end, the finding that decides."""
-        return usable_backends(self.findings)
-
 
 def diagnose(wanted: str = "auto") -> Diagnosis:
     """`wanted`: as `pacing.backend` in a configuration. Takes some tenths of a second, and leaves
@@ -32,14 +29,12 @@ def diagnose(wanted: str = "auto") -> Diagnosis:
     findings = probe()
     works = usable_backends(findings)
     if wanted == "auto":
-        backend = usable_backend(findings)
-        passed_over = [
-            f"{name} does not work ({works[name].detail})"
-            for name in AUTO[: AUTO.index(backend)]
-            if name in works
-        ]
-        order = " then ".join(name for name in AUTO if name in works)
-        why = "; ".join([f"auto tries {order}", *passed_over])
+        order = [name for name in AUTO if name in works]
+        backend = next((name for name in order if works[name].status == "ok"), "none")
+        reasons = [f"auto tries {' then '.join(order)}"]
+        for name in order[: order.index(backend)] if backend in order else order:
+            reasons.append(f"{name} does not work ({works[name].detail})")
+        why = "; ".join(reasons)
     elif wanted == "none":
         backend, why = "none", "the configuration says so"
     elif works[wanted].status == "ok":
@@ -50,9 +45,27 @@ def diagnose(wanted: str = "auto") -> Diagnosis:
     return Diagnosis(wanted, backend, why, findings)
 
 
+def tls(settings: TlsSettings, files: TlsFiles | None) -> Finding:
+    """How this host and switch processes know each other."""
+    if settings.insecure:
+        advice = "Give ca, certificate and key in [tls]; `flowslot certs init` makes them."
+        detail = "insecure = true: no TLS, anybody may pretend to be any host"
+        return Finding("TLS", "warn", detail, advice)
+    if files is None:
+        return Finding("TLS", "ok", "none: switch processes are on this machine, or there are none")
+    good, now = files.current(), utc_now()
+    detail = f"certificate of {', '.join(good.names)}, until {good.ends:%Y-%m-%d}"
+    if problem := files.error or good.doubt(now):
+        return Finding("TLS", "missing", problem, "Bring good files; they are read at once.")
+    if good.ends - now < SOON:
+        advice = "Make a new one: `flowslot certs init --renew`, or as your CA has it."
+        return Finding("TLS", "warn", f"{detail}: soon", advice)
+    return Finding("TLS", "ok", detail)
+
+
 def as_data(found: Diagnosis) -> dict[str, Any]:
     """For JSON and YAML."""
-    works = found.works()
+    works = usable_backends(found.findings)
     return {
         "backend": found.backend,
         "why": found.why,
@@ -74,7 +87,7 @@ def table(found: Diagnosis) -> str:
         if finding.advice:
             lines.append(f"{'':8} {'':{width}}  -> {finding.advice}")
     lines += ["", "Back ends (pacing.backend):"]
-    works = found.works()
+    works = usable_backends(found.findings)
     for name, traits in TRAITS.items():
         state = "works here" if works[name].status == "ok" else f"not here: {works[name].detail}"
         lines.append(f"  {name:7} {state}")

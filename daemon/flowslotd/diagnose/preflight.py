@@ -9,9 +9,8 @@ from flowslot.policy import registry
 from flowslotd.config import Config
 from flowslotd.diagnose.diagnosis import Diagnosis, verdict
 from flowslotd.diagnose.probe import kernel
-from flowslotd.pace import edt, guardian, htb
+from flowslotd.pace import devices, edt, guardian, htb
 from flowslotd.pace.attached import GUARDED
-from flowslotd.pace.devices import Devices
 from flowslotd.pace.pacer import PacingError
 from flowslotd.pace.select import TRAITS
 
@@ -72,11 +71,10 @@ def _files_and_network(config: Config) -> Iterator[Change]:
 
 def _devices(config: Config, backend: str) -> Iterator[Change]:
     named = config.settings.pacing.devices
-    devices = Devices()
-    try:
-        found = [devices.named(name) for name in named] or devices.likely(config.addresses)
-    finally:
-        devices.close()
+    found = [devices.named(name) for name in named]
+    if not named:
+        likely = devices.indices(config.addresses)
+        found = [device for device in devices.every() if device.index in likely]
     changes_to = edt.changes_to if backend == "edt" else htb.changes_to
     when = "at its start" if named else "when a flow leaves by it"
     refused = "the daemon would not start" if named else "nothing, and flows there are not paced"

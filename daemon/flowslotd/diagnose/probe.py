@@ -8,20 +8,19 @@ about what is missing.
 import os
 import platform
 import re
-import resource
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from flowslotd.pace.attached import AttachedPacer
 from flowslotd.pace.bpf import OBJECT, BpfPacer
 from flowslotd.pace.devices import qdisc_trial
 from flowslotd.pace.edt import EdtPacer
 from flowslotd.pace.htb import HtbPacer
 from flowslotd.pace.libbpf import built, library
-from flowslotd.pace.pacer import Pacer, PacingError
-from flowslotd.pace.select import AUTO
+from flowslotd.pace.pacer import PacingError
 from flowslotd.pace.sockopt import SocketPacer
 from flowslotd.privileges import lacking
 
@@ -53,18 +52,8 @@ def probe() -> list[Finding]:
 def usable_backends(findings: list[Finding]) -> dict[str, Finding]:
     """For each back end, the finding that says whether it works here."""
     found = {finding.name: finding for finding in findings}
-    return {
-        "bpf": found["struct_ops"],
-        "edt": found["edt"],
-        "htb": found["htb"],
-        "socket": found["pidfd_getfd"],
-    }
-
-
-def usable_backend(findings: list[Finding]) -> str:
-    """What pacing back end `auto` would choose: `bpf`, `socket` or `none`."""
-    works = usable_backends(findings)
-    return next((name for name in AUTO if name in works and works[name].status == "ok"), "none")
+    deciding = {"bpf": "struct_ops", "edt": "edt", "htb": "htb", "socket": "pidfd_getfd"}
+    return {backend: found[name] for backend, name in deciding.items()}
 
 
 def kernel() -> Finding:
@@ -99,14 +88,6 @@ def capabilities() -> Finding:
         return Finding("capabilities", "ok", ", ".join(CAPABILITIES))
     advice = "Run as root or grant them (AmbientCapabilities= in the systemd unit)."
     return Finding("capabilities", "missing", f"without {', '.join(absent)}", advice)
-
-
-def memlock() -> Finding:
-    """Limit for locked memory; BPF counted against it before Linux 5.11."""
-    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    if limit == resource.RLIM_INFINITY:
-        return Finding("memlock", "ok", "unlimited")
-    return Finding("memlock", "ok", f"{limit >> 10} KiB (BPF maps do not count since Linux 5.11)")
 
 
 def libbpf() -> Finding:
@@ -154,7 +135,7 @@ def struct_ops() -> Finding:
     return Finding("struct_ops", "ok", "our congestion control loads and registers")
 
 
-def _opens(name: str, pacer: Pacer, works: str, status: Status, advice: str) -> Finding:
+def _opens(name: str, pacer: AttachedPacer, works: str, status: Status, advice: str) -> Finding:
     """Whether a back end that changes nothing before it has flows can be opened."""
     try:
         pacer.open()
@@ -162,6 +143,8 @@ def _opens(name: str, pacer: Pacer, works: str, status: Status, advice: str) -> 
         return Finding(name, status, str(error), advice)
     finally:
         pacer.close()
+    if pacer.qdiscs and qdisc_trial(*pacer.qdiscs) is None:
+        works += f", if the kernel has {' and '.join(pacer.qdiscs)}: only root can try that"
     return Finding(name, "ok", works)
 
 
@@ -169,31 +152,21 @@ def pidfd_getfd() -> Finding:
     """Reaching the sockets of other processes: the back end without BPF."""
     advice = "Needs Linux 5.6 and, for other users' processes, CAP_SYS_PTRACE."
     works = "sockets of other processes can be reached"
-    pacer = SocketPacer(sysctls=False)
-    return _opens("pidfd_getfd", pacer, works, "missing", advice)
+    return _opens("pidfd_getfd", SocketPacer(sysctls=False), works, "missing", advice)
 
 
 def edt() -> Finding:
     """Pacing by departure times, if somebody chooses it."""
     works = "departure times can be set at clsact and kept by fq"
     advice = "Only pacing.backend = edt is not to be had; it needs sch_fq and sch_ingress."
-    pacer = EdtPacer(sysctls=False)
-    return _tried(("fq", "clsact"), _opens("edt", pacer, works, "warn", advice))
+    return _opens("edt", EdtPacer(sysctls=False), works, "warn", advice)
 
 
 def htb() -> Finding:
     """Pacing by HTB, if somebody chooses it; the lab's links need it too."""
     works = "flows can have classes of HTB"
     advice = "Only pacing.backend = htb and the lab are not to be had: they need sch_htb, sch_tbf."
-    return _tried(("htb", "tbf"), _opens("htb", HtbPacer(), works, "warn", advice))
-
-
-def _tried(kinds: tuple[str, ...], found: Finding) -> Finding:
-    """The finding, with a doubt where queueing disciplines cannot be tried."""
-    if found.status != "ok" or qdisc_trial(*kinds) is not None:
-        return found
-    doubt = f"if the kernel has {' and '.join(kinds)}: only root can try that"
-    return Finding(found.name, "ok", f"{found.detail}, {doubt}")
+    return _opens("htb", HtbPacer(), works, "warn", advice)
 
 
 def congestion_controls() -> Finding:
@@ -214,7 +187,6 @@ PROBES: tuple[Callable[[], Finding], ...] = (
     kernel,
     btf,
     capabilities,
-    memlock,
     libbpf,
     program,
     build_tools,

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """All flows that the jobs of this host report: one row per socket."""
 
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -115,7 +114,6 @@ class FlowTable:
             job=rows["job"].astype(np.int64),
             job_names=self.jobs,
             remaining=rows["remaining"] * gross(rows["target"], rows["unreported"]),
-            cap=np.full(len(rows), math.inf),
             guaranteed=np.asarray(guaranteed, dtype=np.bool_)[path],
             acked=np.where(rows["kernel"], rows["counter"].astype(np.float64), np.nan),
             grants=rows["rate"],

@@ -11,16 +11,15 @@ from typing import Protocol
 
 import numpy as np
 
-from flowslot.decision import Pace
 from flowslot.model.units import MILLISECOND, Nanos
-from flowslot.policy.base import Floats, HostPolicy, View
+from flowslot.policy.base import Floats, HostPolicy, Pace, View
 from flowslot.protocol.host import Changes, Host
 from flowslot.protocol.messages import FromArbiter, FromDaemon, Opening
 from flowslotd.clock import monotonic, wall
 from flowslotd.flows.flow_info import FlowInfo
 from flowslotd.metrics import Durations, Summary
 from flowslotd.negotiate.aggregates import Aggregates, Lent
-from flowslotd.negotiate.source import NO_RESERVATIONS, RateSource, only
+from flowslotd.negotiate.source import NO_RESERVATIONS, RateSource
 
 OnRates = Callable[[Nanos], None]
 
@@ -132,8 +131,7 @@ class ArbiterRates(RateSource):
 
     def rates(self, now: Nanos, view: View) -> Pace | None:
         """See RateSource."""
-        assert view.grants is not None and view.ceilings is not None
-        return only(self._policy.decide(now, view, view.grants, view.ceilings))
+        return self._policy.decide(now, view)
 
     def covers(self, links: tuple[int, ...]) -> bool:
         """See RateSource."""
@@ -199,9 +197,11 @@ class ArbiterRates(RateSource):
         self._error = error
 
     def _speak(self, now: Nanos) -> None:
-        """Something may have been said to the sessions: send it, and look again in time."""
+        """Sessions may have something to say, or no lease any more; and look again in time."""
         for session, client in zip(self.host.sessions, self._clients, strict=True):
-            if session.has_news:
+            if session.lost:
+                client.lose()
+            elif session.has_news:
                 client.wake()
         self.rearm(now)
 
@@ -226,9 +226,7 @@ class ArbiterRates(RateSource):
         try:
             self.take(now, 0, self.host.wake(now))
             for session, client in zip(self.host.sessions, self._clients, strict=True):
-                if session.lost:
-                    client.lose()
-                elif session.dial(now):
+                if session.dial(now):
                     client.dial()
                 else:
                     client.wake()
@@ -256,7 +254,7 @@ class ArbiterRates(RateSource):
             "messages_in": self._messages_in,
             "messages_out": self._messages_out,
             "round_trip": self._round_trip.summary(),
-            "error": self._error,
+            "error": self._error or self.host.own_counts.error,
             "state": "switch" if self.host.own is None else "fallback",
         }
         streams: list[dict[str, object]] = [

@@ -9,7 +9,8 @@ from urllib.parse import quote
 
 import grpc
 
-from flowslot.model.topology_file import split_endpoint
+from flowslot.model.topology_file import SwitchSettings, split_endpoint
+from flowslot_proto.tls import Material, TlsFiles, utc_now
 
 MAX_MESSAGE_BYTES = 4 << 20
 CONNECT_S = 2.0
@@ -60,9 +61,13 @@ class Stream:
 class Channel:
     """Connects for the first call, and again for the next one when the connection was lost."""
 
-    def __init__(self, address: str) -> None:
-        """`address`: "host:port"."""
-        self._address = address
+    def __init__(self, switch: SwitchSettings, tls: TlsFiles | None = None) -> None:
+        """`tls` None: plaintext. Else the switch must have a certificate for its name."""
+        self._address = switch.address
+        self._name = switch.name
+        self._tls = tls
+        self._used: Material | None = None
+        self._streaming = False
         self._worked = ""  # of its addresses, the one that did last
         self._channel: grpc.aio.Channel | None = None
         self._connecting: asyncio.Task[None] | None = None
@@ -79,7 +84,7 @@ class Channel:
 
         Who gives up waiting does not stop it: the next one finds it further on, or done.
         """
-        if self.connected:
+        if self.connected and not self._outdated():
             return
         if self._connecting is None or self._connecting.done():
             self._connecting = asyncio.create_task(self._connect())
@@ -93,6 +98,7 @@ class Channel:
     def stream(self, path: str) -> Stream:
         """Begin a call; the channel is connected."""
         assert self._channel is not None
+        self._streaming = True
         return Stream(self._channel.stream_stream(path)())
 
     async def unary(self, path: str, request: bytes, timeout_s: float) -> bytes:
@@ -120,20 +126,29 @@ class Channel:
         self._drop()
         await asyncio.gather(*self._closing)
 
-    def _drop(self) -> None:
+    def _outdated(self) -> bool:
+        """Files of TLS have changed. A stream goes on with those that it began with: its lease is
+        worth more than the change, which a new stream takes over."""
+        return (
+            not self._streaming and self._tls is not None and self._tls.current() is not self._used
+        )
+
+    def _drop(self, grace_s: float | None = None) -> None:
+        self._streaming = False
         channel, self._channel = self._channel, None
         if channel is not None:
-            task = asyncio.create_task(channel.close())
+            task = asyncio.create_task(channel.close(grace_s))
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 
     async def _connect(self) -> None:
         """Try one address after the other, the one that worked last first."""
-        self._drop()
+        self._drop(CONNECT_S)
         targets = await self._targets()
+        self._used = self._tls.current() if self._tls else None
         problem = "no address"
         for target in targets:
-            channel = grpc.aio.insecure_channel(target, options=OPTIONS)
+            channel = self._open(target)
             try:
                 async with asyncio.timeout(CONNECT_S / len(targets)):
                     problem = await _failure(channel)
@@ -146,7 +161,28 @@ class Channel:
                 self._worked, self._channel = target, channel
                 return
             await channel.close()
-        raise _unavailable(f"cannot be reached: {problem}")
+        raise _unavailable(f"cannot be reached: {self._explain(problem)}")
+
+    def _explain(self, details: str) -> str:
+        """What matters of gRPC's account of a connection that failed."""
+        last = details.rpartition("last error: ")[2]
+        for pattern, text in _REASONS:
+            if found := re.search(pattern, last):
+                return text.format(*found.groups())
+        if not re.search("Socket closed|reset", last):
+            return last
+        if self._used is None:
+            return "it has closed the connection at once: perhaps it wants TLS"
+        doubt = self._used.doubt(utc_now()) or "see its log for what it does not like about it"
+        return f"it does not accept this host's certificate: {doubt}"
+
+    def _open(self, target: str) -> grpc.aio.Channel:
+        if self._used is None:
+            return grpc.aio.insecure_channel(target, options=OPTIONS)
+        files = self._used
+        credentials = grpc.ssl_channel_credentials(files.ca, files.key, files.certificate)
+        options = (*OPTIONS, ("grpc.ssl_target_name_override", self._name))
+        return grpc.aio.secure_channel(target, credentials, options=options)
 
     async def _targets(self) -> list[str]:
         """As gRPC writes addresses of both families."""
@@ -178,14 +214,15 @@ async def _failure(channel: grpc.aio.Channel) -> str:
             try:  # what is called now fails at once, and tells why
                 await channel.unary_unary("/")(b"")
             except grpc.aio.AioRpcError as error:
-                return explain(error.details() or "")
+                return error.details() or "no reason given"
         await channel.wait_for_state_change(state)
         state = channel.get_state(try_to_connect=True)
     return ""
 
 
-def explain(details: str) -> str:
-    """What matters of gRPC's account of a connection that failed."""
-    last = details.rpartition("last error: ")[2]
-    refused = re.search(r"connect: (.*?)(?: \(\d+\))?$", last)
-    return refused[1] if refused else last
+_REASONS = (
+    (r"connect: (.*?)(?: \(\d+\))?$", "{}"),
+    (r"Hostname Verification", "its certificate is for another name"),
+    (r"CERTIFICATE_VERIFY_FAILED: (.*?)(?:: OK)?$", "its certificate is not accepted here: {}"),
+    (r"WRONG_VERSION_NUMBER", "it does not speak TLS"),
+)

@@ -8,37 +8,35 @@ import numpy as np
 from google.protobuf.message import Message
 
 from flowslot.model.errors import ProtocolError
-from flowslot.model.topology import Topology
-from flowslot.model.topology_file import SwitchSettings
-from flowslot.model.units import Nanos
 from flowslot.policy.mlcc import Update
 from flowslot.policy.mlcc.planner import Feedback
 from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto import methods
 from flowslot_proto.checks import M, parse
 from flowslot_proto.convert import read_feedback
+from flowslotd.config import Config
 from flowslotd.negotiate.channel import Channel, RpcFailed
 from flowslotd.negotiate.load_tables import NoAnswer
 
 
 class GrpcRemote:
-    """A Remote. All in the event loop's thread."""
+    """A switch process that holds links. Calls raise NoAnswer. All in the event loop's thread."""
 
-    def __init__(
-        self, topology: Topology, switch: SwitchSettings, scheduler: str, slot_ns: Nanos
-    ) -> None:
-        """`scheduler`: whose flows these are, unique among all daemons of this switch process."""
-        self.switch = switch.name
-        self.held = frozenset(topology.switch_links(switch.name))
+    def __init__(self, config: Config, switch: str) -> None:
+        topology = config.topology
+        self.switch = switch
+        self.held = frozenset(topology.switch_links(switch))
+        """Its links, by index in the topology."""
         self.connected = False
         """It answered the last call."""
-        self._scheduler = scheduler
-        self._slot_ns = slot_ns
+        # A host's daemons have flows of their own each.
+        self._scheduler = f"{config.settings.host}/{config.instance}"
+        self._slot_ns = config.grid.slot_ns
         self._names = [link.name for link in topology.links]
-        self._channel = Channel(switch.address)
+        self._channel = Channel(topology.switches[switch], config.tls)
 
     async def fetch(self, links: Sequence[int], timeout_s: float) -> Feedback:
-        """See Remote."""
+        """Load of these links of its own."""
         names = [self._names[link] for link in links]
         request = pb.FetchFeedbackRequest(links=names)
         reply = await self._call(methods.FETCH_FEEDBACK, request, pb.FetchFeedbackReply, timeout_s)
@@ -52,12 +50,12 @@ class GrpcRemote:
             raise NoAnswer(f"has slots of {theirs:g} ms, this daemon of {ours:g}: set the same")
         return Feedback(said.slot, tuple(links), np.array(said.load), np.array(said.reservable))
 
-    async def update(self, update: Update, links: Sequence[int], timeout_s: float) -> bool:
-        """See Remote."""
+    async def update(self, update: Update, timeout_s: float) -> bool:
+        """Reserve on links of its own; False: refused, nothing has changed there."""
         request = pb.UpdateScheduleRequest(
             scheduler=self._scheduler,
             flow=update.flow,
-            links=[self._names[link] for link in links],
+            links=[self._names[link] for link in update.links],
             slot=update.slot,
             rates=update.rates.tolist(),
         )
@@ -67,7 +65,7 @@ class GrpcRemote:
         return bool(reply.status == pb.UpdateScheduleReply.STATUS_OK)
 
     async def close(self) -> None:
-        """See Remote."""
+        """Let the connection go."""
         await self._channel.close()
         self.connected = False
 

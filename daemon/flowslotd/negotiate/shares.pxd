@@ -6,7 +6,7 @@ from libc.stdint cimport int64_t
 from flowslotd.flows.rows cimport Row, whole
 
 cdef double _keep_ratio, _keep_slack, _full
-cdef int64_t _soon, _late, _never, _second, _stalled
+cdef int64_t _kept_before, _kept_after, _never, _second, _stalled
 
 @cython.locals(size=int64_t)
 cdef double size_of(Row[::1] rows, Py_ssize_t i)

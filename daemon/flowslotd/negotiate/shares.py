@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from flowslotd.flows.rows import whole
 
-SOON_NS, LATE_NS = 10_000_000, 20_000_000
+KEPT_BEFORE_NS, KEPT_AFTER_NS = 10_000_000, 20_000_000
 """An idle flow of an active aggregate keeps its part from so long before its start to so long after
 it was expected."""
 KEEP_RATIO = 1.1
@@ -24,7 +24,8 @@ something: a slot of usual length, or from one look to the next where slots are 
 NEVER = 2**62
 
 # The same as C variables: shares.pxd declares them.
-_soon, _late, _keep_ratio, _keep_slack = SOON_NS, LATE_NS, KEEP_RATIO, KEEP_SLACK_S
+_kept_before, _kept_after = KEPT_BEFORE_NS, KEPT_AFTER_NS
+_keep_ratio, _keep_slack = KEEP_RATIO, KEEP_SLACK_S
 _never, _second, _full, _stalled = NEVER, 1_000_000_000, 1 + 1e-9, STALLED_NS
 
 
@@ -98,7 +99,7 @@ def weigh(
             weight[i] = left(now, rows, i)
         else:
             due = rows[i].onset + rows[i].period - now
-            coming = rows[i].period > 0 and -_late < due < _soon
+            coming = rows[i].period > 0 and -_kept_after < due < _kept_before
             weight[i] = size if coming else 0.0
 
 

@@ -7,11 +7,8 @@ the load tables of switches, and `FixedRates` asks nobody.
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from flowslot.decision import Decision, Pace
 from flowslot.model.units import Nanos
-from flowslot.policy.base import Floats, HostPolicy, View
+from flowslot.policy.base import Floats, HostPolicy, Pace, View
 from flowslotd.flows.flow_info import FlowInfo
 from flowslotd.metrics import Durations, Summary
 
@@ -40,7 +37,8 @@ class RateSource:
         """
 
     def beat(self, now: Nanos) -> bool:
-        """Once per slot, before `negotiate`: whether small news may be said."""
+        """Once per slot, before `negotiate`: whether that has to follow, though no flow is looked
+        at; small news may be said then."""
         return False
 
     @property
@@ -124,13 +122,4 @@ class FixedRates(RateSource):
 
     def rates(self, now: Nanos, view: View) -> Pace | None:
         """See RateSource."""
-        nothing = np.full(len(view.flow), np.nan)
-        return only(self._policy.decide(now, view, nothing, nothing))
-
-
-def only(decisions: Sequence[Decision]) -> Pace | None:
-    """Policies decide on all flows at once, or on none."""
-    for pace in decisions:
-        assert isinstance(pace, Pace)
-        return pace
-    return None
+        return self._policy.decide(now, view)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from dataclasses import replace
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto import methods
 from flowslot_proto.checks import parse
 from flowslot_proto.convert import read_arbiter, read_feedback, write_daemon
+from flowslot_proto.tls import TlsFiles
 from flowslotd.clock import monotonic
 from flowslotd.negotiate.arbiter import Line
 from flowslotd.negotiate.channel import Channel, RpcFailed, Stream
@@ -36,10 +38,22 @@ class SwitchClient:
 
     line: Line
 
-    def __init__(self, topology: Topology, switch: SwitchSettings) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        switch: SwitchSettings,
+        host: str,
+        tls: TlsFiles | None = None,
+    ) -> None:
+        """`host`: this one. `tls` None: plaintext."""
         self.switch = switch.name
         self.address = switch.address
-        self.links = topology.switch_links(switch.name)
+        self._host = host
+        self._all_links = topology.switch_links(switch.name)
+        self._all_names = tuple(topology.links[link].name for link in self._all_links)
+        crossed = topology.links_crossed(host)
+        self.links = tuple(link for link in self._all_links if link in crossed)
+        """Of the switch process, those that flows of this host may cross."""
         self.names = tuple(topology.links[link].name for link in self.links)
         self.connected = False
         self._identity = {i: i for i in range(len(self.links))}
@@ -47,7 +61,7 @@ class SwitchClient:
         self._lost = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._asking: asyncio.Task[None] | None = None  # kept, or it may be gone before its end
-        self._channel = Channel(switch.address)
+        self._channel = Channel(switch, tls)
         self._pid: int | None = None
 
     def dial(self) -> None:
@@ -68,6 +82,7 @@ class SwitchClient:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
+        await self._channel.close()
 
     def describe(self) -> dict[str, object]:
         """For `flowslot status`."""
@@ -78,13 +93,13 @@ class SwitchClient:
         way that makes sense."""
         if not self._channel.connected:
             return None
-        request = pb.FetchFeedbackRequest(links=self.names).SerializeToString()
+        request = pb.FetchFeedbackRequest(links=self._all_names).SerializeToString()
         try:
             raw = await self._channel.unary(methods.FETCH_FEEDBACK, request, CALL_S)
-            said = read_feedback(parse(pb.FetchFeedbackReply, raw), self.names)
+            said = read_feedback(parse(pb.FetchFeedbackReply, raw), self._all_names)
         except (RpcFailed, ProtocolError):
             return None
-        return tuple(self.links), np.array(said.load)
+        return self._all_links, np.array(said.load)
 
     # --- a stream
 
@@ -99,6 +114,8 @@ class SwitchClient:
             _log.exception("negotiation failed")
             error = repr(problem)
         finally:
+            if self._asking is not None:
+                self._asking.cancel()
             self.connected = False
             self._pid = self._asking = None
         self.line.closed(monotonic(), error)
@@ -112,7 +129,7 @@ class SwitchClient:
             await self._channel.close()
 
     async def _talk(self, call: Stream) -> None:
-        opening = self.line.greet(monotonic())
+        opening = replace(self.line.greet(monotonic()), host=self._host)
         works = (self._read(call), self._write(call, opening), self._fall())
         tasks = [asyncio.create_task(work) for work in works]
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sockets of other processes, and what the back ends that pace such sockets have in common.
+"""What the back ends have in common that pace sockets of other processes.
 
 Jobs have reported the sockets. Each is reached through pidfd_getfd, for a moment: no descriptor is
 kept.
@@ -7,10 +7,8 @@ kept.
 
 import os
 import struct
-import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from errno import ENOPROTOOPT, EOPNOTSUPP
 from socket import IPPROTO_TCP, TCP_INFO, socket
@@ -18,10 +16,12 @@ from typing import TypeVar
 
 import numpy as np
 
+from flowslot_shm.writer import cookie_of
 from flowslotd.clock import monotonic
 from flowslotd.flows.counters import FlowCounters
 from flowslotd.pace import guardian
-from flowslotd.pace.egress import Egress
+from flowslotd.pace.devices import qdisc_trial
+from flowslotd.pace.egress import Change, Egress
 from flowslotd.pace.pacer import Entries, KernelEvent, Pacer, PacingError, Where
 from flowslotd.pace.undo import UndoTable
 from flowslotd.sockets import GONE
@@ -42,114 +42,61 @@ class _Socket:
     target: int | None = None
 
 
-class AttachedSockets:
-    """Sockets by cookie. Each access checks that the descriptor still is the same socket. The
-    kernel sends no events: an access notices that a socket is `closed` or `drained`."""
-
-    def __init__(
-        self, gone: Callable[[int], None], udp_sent: Callable[[], Mapping[int, int]]
-    ) -> None:
-        """`gone` is called with the cookie of a socket that is closed. `udp_sent` returns the bytes
-        that sockets without acknowledgements have sent, by cookie."""
-        self._gone = gone
-        self._udp_sent = udp_sent
-        self._sockets: dict[int, _Socket] = {}
-        self._happened: list[KernelEvent] = []
-
-    @staticmethod
-    def probe() -> None:
-        """Try the system call. Raises PacingError."""
-        try:
-            with socket() as own:
-                cookie = int.from_bytes(own.getsockopt(1, 57, 8), sys.byteorder)
-                with guardian.borrow(os.getpid(), own.fileno(), cookie):
-                    pass
-        except OSError as error:
-            raise PacingError(f"pidfd_getfd does not work here: {error}") from error
-
-    def __contains__(self, cookie: int) -> bool:
-        return cookie in self._sockets
-
-    def where(self, cookie: int) -> tuple[int, int]:
-        """Process and descriptor of a socket. Raises KeyError when it is not attached."""
-        at = self._sockets[cookie]
-        return at.pid, at.fd
-
-    def attach(self, cookie: int, pid: int, fd: int) -> None:
-        """See `Pacer`."""
-        self._sockets[cookie] = _Socket(pid, fd)
-
-    def clear(self) -> None:
-        """Forget all sockets."""
-        self._sockets.clear()
-
-    @contextmanager
-    def borrow(self, cookie: int) -> Iterator[socket]:
-        """The socket, for a moment. Raises KeyError when it is not attached, and OSError when it
-        cannot be reached."""
-        at = self._sockets[cookie]
-        with guardian.borrow(at.pid, at.fd, cookie) as sock:
-            yield sock
-
-    def lost(self, cookie: int, error: OSError) -> str:
-        """A socket could not be reached. If it is closed, or another one by now, it is forgotten,
-        and the answer is empty. Any other error may pass (too many open files, say): then the
-        socket stays attached, and the answer says in one sentence what is wrong."""
-        if error.errno not in GONE:
-            hidden = self._sockets[cookie].pid == 0
-            why = "its process is in another pid namespace" if hidden else str(error)
-            return f"its socket cannot be had: {why}"
-        if self._sockets.pop(cookie, None) is not None:
-            self._gone(cookie)
-            self._happened.append(KernelEvent("closed", cookie))
-        return ""
-
-    def counters(self) -> FlowCounters:
-        """See `Pacer`. Some five system calls per flow."""
-        read = sorted(self._read(self._udp_sent()))
-        cookies = np.array([cookie for cookie, _ in read], np.uint64)
-        return FlowCounters(cookies, np.array([acked for _, acked in read], np.int64))
-
-    def _read(self, udp: Mapping[int, int]) -> Iterator[tuple[int, int]]:
-        for cookie, at in list(self._sockets.items()):
-            try:
-                with self.borrow(cookie) as sock:
-                    acked = _acknowledged(sock)
-            except OSError as error:
-                self.lost(cookie, error)
-                continue
-            if acked is None:
-                acked = udp.get(cookie)
-                if acked is None:
-                    continue
-            yield cookie, acked
-            if at.target is not None and acked >= at.target:
-                at.target = None
-                self._happened.append(KernelEvent("drained", cookie, acked))
-
-    def events(self) -> list[KernelEvent]:
-        """What was noticed since the last call."""
-        happened, self._happened = self._happened, []
-        return happened
-
-    def watch(self, cookie: int, acked_target: int | None) -> None:
-        """See `Pacer`; None: no longer."""
-        if cookie in self._sockets:
-            self._sockets[cookie].target = acked_target
-
-
 class AttachedPacer(Pacer, ABC):
     """See `Pacer`. There are no kernel events and no top-up: `closed` and `drained` are noticed
-    when counters are read. When the daemon dies, the kernel keeps what was set, and a guardian
+    when a socket is looked at. When the daemon dies, the kernel keeps what was set, and a guardian
     process undoes it (guardian.py)."""
 
-    def __init__(self) -> None:
-        self._sockets = AttachedSockets(self._gone, self._udp_sent)
+    qdiscs: tuple[str, ...] = ()
+    """Kinds that this back end puts on devices."""
+
+    def __init__(self, devices: Sequence[str] = ()) -> None:
+        """`devices`: see `make_pacer`."""
+        self._names = devices
+        self._addresses: Collection[str] = ()
+        self._egress: Egress | None = None  # of back ends that set devices up
         self._undo = UndoTable()
+        self._sockets: dict[int, _Socket] = {}  # by cookie
+        self._happened: list[KernelEvent] = []
         self._why: dict[int, str] = {}  # reasons why flows are not paced
         self._in_force = True
-        self._egress: Egress | None = None  # of back ends that set devices up
-        self._addresses: Collection[str] = ()
+
+    # -- life ---------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Check what the kernel has, start the guardian, and set named devices up. Raises
+        PacingError."""
+        try:
+            with socket() as own, guardian.borrow(os.getpid(), own.fileno(), cookie_of(own)):
+                pass
+        except OSError as error:
+            raise PacingError(f"pidfd_getfd does not work here: {error}") from error
+        if self.qdiscs:
+            lacking = qdisc_trial(*self.qdiscs)
+            if lacking:
+                raise PacingError(lacking)
+            self._egress = Egress(self._names, self._addresses, self._undo, self._change())
+        self._undo.open(self._keep())
+        if self._egress is not None:
+            self._egress.ensure_named()
+
+    def _change(self) -> Change:
+        """What is done to devices."""
+        raise NotImplementedError
+
+    def _keep(self) -> tuple[int, ...]:
+        """Descriptors for the guardian."""
+        return () if self._egress is None else (self._egress.fileno(),)
+
+    def close(self) -> None:
+        """Let all flows go, and remove what is ours from the devices."""
+        for cookie in list(self._sockets):
+            self.release(cookie)
+        self._sockets.clear()
+        self._undo.close()
+        if self._egress is not None:
+            self._egress.close()
+            self._egress = None
 
     def leave_by(self, addresses: Collection[str]) -> None:
         """See `Pacer`."""
@@ -161,9 +108,10 @@ class AttachedPacer(Pacer, ABC):
 
     def attach(self, cookie: int, pid: int, fd: int) -> None:
         """See `Pacer`. Each access to the socket checks that it still is this one."""
-        if cookie not in self._sockets or self._sockets.where(cookie) != (pid, fd):
+        at = self._sockets.get(cookie)
+        if at is None or (at.pid, at.fd) != (pid, fd):
             self.release(cookie)
-            self._sockets.attach(cookie, pid, fd)
+            self._sockets[cookie] = _Socket(pid, fd)
 
     def apply(self, entries: Entries, deadline_ns: int) -> int:
         """See `Pacer`. All flows have one deadline."""
@@ -203,30 +151,48 @@ class AttachedPacer(Pacer, ABC):
     def _touch(self, cookie: int, do: Callable[[socket], T]) -> T | None:
         """What `do` returns for this flow's socket. None: that was not possible, and `refusal` says
         why. `do` may raise PacingError."""
+        at = self._sockets[cookie]
         try:
-            with self._sockets.borrow(cookie) as sock:
+            with guardian.borrow(at.pid, at.fd, cookie) as sock:
                 done = do(sock)
         except PacingError as error:
             self._why[cookie] = str(error)
             return None
         except OSError as error:
-            why = self._sockets.lost(cookie, error)
-            if why:  # it may work the next time
-                self._why[cookie] = why
-                self._in_force = False
+            self._lost(cookie, error)
             return None
         self._why.pop(cookie, None)
         return done
 
+    def _lost(self, cookie: int, error: OSError) -> None:
+        """A socket could not be reached. If it is closed, or another one by now, it is forgotten.
+        Any other error may pass (too many open files, say): then it stays attached."""
+        if error.errno in GONE:
+            del self._sockets[cookie]
+            self._gone(cookie)
+            self._happened.append(KernelEvent("closed", cookie))
+            return
+        hidden = self._sockets[cookie].pid == 0
+        why = "its process is in another pid namespace" if hidden else str(error)
+        self._why[cookie] = f"its socket cannot be had: {why}"
+        self._in_force = False  # it may work the next time
+
+    def _list(self, cookie: int, option: int, size: int, value: int) -> None:
+        """Before a socket's option is changed: this value comes back. Raises PacingError."""
+        at = self._sockets[cookie]
+        self._undo.list(guardian.Row(guardian.SOCKET, at.pid, value, cookie, at.fd, option, size))
+
     def release(self, cookie: int) -> None:
         """See `Pacer`. The flow stays attached."""
-        self._sockets.watch(cookie, None)
+        at = self._sockets.get(cookie)
+        if at is not None:
+            at.target = None
         self._gone(cookie)
 
     def _gone(self, cookie: int) -> None:
         """A flow was released, or its socket is closed."""
         self._why.pop(cookie, None)
-        self._undo.free_socket(cookie)
+        self._undo.undo(guardian.SOCKET, cookie)
 
     def refusal(self, cookie: int) -> str:
         """See `Pacer`."""
@@ -236,7 +202,30 @@ class AttachedPacer(Pacer, ABC):
 
     def counters(self) -> FlowCounters:
         """See `Pacer`. Some five system calls per flow."""
-        return self._sockets.counters()
+        udp = self._udp_sent()
+        read = sorted(
+            (cookie, acked)
+            for cookie in list(self._sockets)
+            if (acked := self._read(cookie, udp)) is not None
+        )
+        cookies = np.array([cookie for cookie, _ in read], np.uint64)
+        return FlowCounters(cookies, np.array([acked for _, acked in read], np.int64))
+
+    def _read(self, cookie: int, udp: Mapping[int, int]) -> int | None:
+        at = self._sockets[cookie]
+        try:
+            with guardian.borrow(at.pid, at.fd, cookie) as sock:
+                acked = _acknowledged(sock)
+        except OSError as error:
+            if error.errno in GONE:
+                self._lost(cookie, error)
+            return None
+        if acked is None:
+            acked = udp.get(cookie)
+        if acked is not None and at.target is not None and acked >= at.target:
+            at.target = None
+            self._happened.append(KernelEvent("drained", cookie, acked))
+        return acked
 
     @abstractmethod
     def _udp_sent(self) -> Mapping[int, int]:
@@ -244,11 +233,13 @@ class AttachedPacer(Pacer, ABC):
 
     def events(self) -> list[KernelEvent]:
         """`closed` and `drained`, as noticed by `counters()` and `apply()`; no addresses."""
-        return self._sockets.events()
+        happened, self._happened = self._happened, []
+        return happened
 
     def watch(self, cookie: int, acked_target: int) -> None:
         """See `Pacer`; noticed by `counters()`."""
-        self._sockets.watch(cookie, acked_target)
+        if cookie in self._sockets:
+            self._sockets[cookie].target = acked_target
 
 
 def _acknowledged(sock: socket) -> int | None:

@@ -13,30 +13,20 @@ of jobs that have not selected it yet. So a slot is found by its socket's cookie
 """
 
 import errno
-import mmap
 import os
 import re
 import secrets
+import sys
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flowslotd.flows.counters import FlowCounters
-from flowslotd.flows.rows import as_structs
-from flowslotd.pace import rate_table
-from flowslotd.pace.guard import Guard
 from flowslotd.pace.layout import CTL, EVENT, SLOTS, STAT, EventKind
-from flowslotd.pace.libbpf import F_LINK, Map, Object, RingBuffer, built
-from flowslotd.pace.pacer import (
-    Entries,
-    KernelEvent,
-    Kind,
-    Pacer,
-    PacingError,
-    Traits,
-)
+from flowslotd.pace.libbpf import F_LINK, Object, RingBuffer, read
+from flowslotd.pace.pacer import Entries, KernelEvent, Kind, Pacer, PacingError, Traits
+from flowslotd.pace.undo import Guard
 
 PLACEHOLDER = b"fs_placeholder_\0"
 OBJECT = "flowslot.bpf.o"
@@ -45,6 +35,14 @@ KINDS: dict[int, Kind] = {
     EventKind.CLOSED: "closed",
     EventKind.DRAINED: "drained",
 }
+NUMBERS = {
+    "reserved": 2.0**60,
+    "ceiling": 2.0**60,
+    "growth": 2.0**31,
+    "queue_us": 2.0**31,
+    "guaranteed": 1,
+}
+"""What an entry's numbers are bounded by in CTL: an infinite ceiling is none."""
 Slots = NDArray[np.intp]
 
 
@@ -101,12 +99,9 @@ class BpfPacer(Pacer):
 
     def open(self) -> None:
         """Load, register, map. Raises PacingError."""
-        file = built(OBJECT)
-        if file is None:
-            raise PacingError(f"{OBJECT} is missing: build it with `make -C bpf`")
-        elf = file.read_bytes()
+        elf = read(OBJECT)
         if elf.count(PLACEHOLDER) != 1:
-            raise PacingError(f"{file} is not the program that this version expects: rebuild it")
+            raise PacingError(f"{OBJECT} is not the program that this version expects: rebuild it")
         elf = elf.replace(PLACEHOLDER, self.congestion_control.encode().ljust(16, b"\0"))
         try:
             try:
@@ -118,7 +113,7 @@ class BpfPacer(Pacer):
                 self._load(elf, link=False)
         except OSError as error:
             self.close()
-            raise PacingError(f"the kernel refuses {file.name}: {error}") from error
+            raise PacingError(f"the kernel refuses {OBJECT}: {error}") from error
 
     def _load(self, elf: bytes, *, link: bool) -> None:
         obj = self._object = Object(elf)
@@ -130,18 +125,13 @@ class BpfPacer(Pacer):
         obj.load()
         free = obj.map("fs_free")
         for slot in range(self._slots - 1, 0, -1):
-            free.push(slot)
-        self._ctl = self._map(obj.map("fs_ctl"), CTL, writable=True)
-        self._stat = self._map(obj.map("fs_stat"), STAT, writable=False)
+            free.put(None, slot.to_bytes(4, sys.byteorder))
+        self._ctl = obj.table("fs_ctl", CTL, self._slots)
+        self._stat = obj.table("fs_stat", STAT, self._slots, writable=False)
         self._ring = RingBuffer(obj.map("fs_events").fd, self._pending.append)
         self._link = ops.attach_struct_ops(link=link)
         if not link:
             self._guard = Guard(struct_ops=ops.fd)
-
-    def _map(self, table: Map, dtype: np.dtype[Any], *, writable: bool) -> NDArray[np.void]:
-        access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        shared = mmap.mmap(table.fd, self._slots * dtype.itemsize, mmap.MAP_SHARED, access)
-        return np.frombuffer(shared, dtype)
 
     def close(self) -> None:
         """Make all flows ordinary TCP and unregister."""
@@ -173,22 +163,29 @@ class BpfPacer(Pacer):
         strange = self._ctl["cookie"][slots] != entries["cookie"]
         if strange.any():
             self._claim(slots[strange], entries["cookie"][strange])
-        changed = rate_table.write(as_structs(self._ctl), slots, as_structs(entries))
+        changed = self._ctl["deadline_ns"][slots] == 0
+        for name, most in NUMBERS.items():
+            column = self._ctl[name]
+            wanted = np.fmin(np.fmax(entries[name], 0), most).astype(column.dtype)
+            changed |= column[slots] != wanted
+            column[slots] = wanted
         # Only now: an entry that has just been claimed is not in force before it is complete.
         self._ctl["deadline_ns"][slots] = deadline_ns
         self._live[slots] = True
-        return changed
+        return int(changed.sum())
 
     def refresh(self, deadline_ns: int) -> bool:
         """See `Pacer`. Also tells flows of one path the smallest RTT that any of them has seen:
         one that began behind a standing queue takes that queue for the path's length."""
         live = np.flatnonzero(self._live)
+        owned = self._owned(live)
+        self._live[live[~owned]] = False
+        ours = live[owned]
+        self._ctl["deadline_ns"][ours] = deadline_ns
         base = np.full(len(self._paths), 2**32 - 1, np.uint32)
-        ours = rate_table.refresh(
-            as_structs(self._ctl), as_structs(self._stat), live, self._path, base, deadline_ns
-        )
-        if ours < len(live):
-            self._live[live[~self._owned(live)]] = False
+        paths = self._path[ours]
+        np.minimum.at(base, paths, self._stat["min_rtt_us"][ours])
+        self._ctl["base_rtt_us"][ours] = base[paths]
         return True
 
     def release(self, cookie: int) -> None:
@@ -215,11 +212,7 @@ class BpfPacer(Pacer):
 
     def _slot(self, cookie: int) -> int:
         """The flow's slot; 0: it has none."""
-        slot = self._index.get(cookie, 0)
-        if cookie and self._stat["cookie"][slot] != cookie:
-            self._scan()
-            slot = self._index.get(cookie, 0)
-        return slot
+        return int(self._slots_of(np.array([cookie], np.uint64))[0])
 
     def _scan(self) -> None:
         """Find out who is where in the used part of the table."""
@@ -237,11 +230,8 @@ class BpfPacer(Pacer):
 
     def _claim(self, slots: Slots, cookies: NDArray[np.uint64]) -> None:
         """Make entries of slots that another flow had before ours."""
-        self._ctl["deadline_ns"][slots] = 0
-        self._ctl["drain_at"][slots] = 0
-        self._ctl["base_rtt_us"][slots] = 0
-        self._ctl["guaranteed"][slots] = 0
-        self._ctl["lender"][slots] = 0
+        self._ctl["deadline_ns"][slots] = 0  # first: no longer in force
+        self._ctl[slots] = np.zeros(1, CTL)
         self._ctl["cookie"][slots] = cookies
         for cookie in cookies.tolist() if self._lenders else ():
             self._disown(cookie)
@@ -255,15 +245,17 @@ class BpfPacer(Pacer):
         """See `Pacer`. No system call."""
         if int(self._stat["high"][0]) >= len(self._known):
             self._scan()
-        acked = np.empty(len(self._known), np.int64)
         used = self._used
-        if not rate_table.read(as_structs(self._stat), self._known, acked):
+        acked = self._stat["acked"][used].astype(np.int64)
+        # Afterwards: a slot that has changed hands meanwhile is noticed.
+        if not np.array_equal(self._stat["cookie"][1 : len(self._known)], self._known[1:]):
             self._scan()
-            acked = np.empty(len(self._known), np.int64)
-            rate_table.read(as_structs(self._stat), self._known, acked)
+            used = self._used
+            acked = self._stat["acked"][used].astype(np.int64)
             # A slot that has changed hands again counts as free this time.
-            used = self._used[self._stat["cookie"][self._used] == self._known[self._used]]
-        return FlowCounters(self._known[used], acked[used])
+            right = self._stat["cookie"][used] == self._known[used]
+            used, acked = used[right], acked[right]
+        return FlowCounters(self._known[used], acked)
 
     def stat(self, cookie: int) -> NDArray[np.void] | None:
         """All that the kernel tells of one flow (`STAT`, a copy), or None."""
@@ -287,7 +279,7 @@ class BpfPacer(Pacer):
         for kind, cookie, acked, at_ns in zip(*columns, strict=True):
             event = KernelEvent(KINDS[kind], cookie, acked, at_ns)
             if event.kind == "drained" and self._watched.pop(cookie, None) is None:
-                continue  # was told already, or is not wanted any more
+                continue  # was reported already, or is not wanted any more
             if event.kind == "closed":
                 self._watched.pop(cookie, None)
             out.append(event)
@@ -297,22 +289,16 @@ class BpfPacer(Pacer):
         """See `Pacer`. No system call."""
         if lenders == self._lenders:
             return
-        gone = [one for one, lender in self._lenders.items() if lenders.get(one) != lender]
-        if gone:
-            self._ctl["lender"][self._slots_of(np.array(gone, np.uint64))] = 0
-        written = {
-            one: lender for one, lender in lenders.items() if self._lenders.get(one) == lender
-        }
-        new = [(one, lender) for one, lender in lenders.items() if one not in written]
-        if new:
-            slots = self._slots_of(np.array(new, np.uint64).ravel())
-            owned = ((slots != 0) & self._owned(slots)).reshape(-1, 2).all(axis=1)
-            pairs = [pair for pair, mine in zip(new, owned.tolist(), strict=True) if mine]
-            borrowing, lending = slots.reshape(-1, 2)[owned].T
-            self._ctl["lender_cookie"][borrowing] = [lender & 0xFFFF_FFFF for _, lender in pairs]
-            self._ctl["lender"][borrowing] = lending
-            written.update(pairs)
-        self._lenders = written
+        pairs = np.array(list(lenders.items()), np.uint64).reshape(-1, 2)
+        slots = self._slots_of(pairs.ravel())
+        owned = ((slots != 0) & self._owned(slots)).reshape(-1, 2).all(axis=1)
+        kept = dict(pairs[owned].tolist())
+        gone = [one for one, lender in self._lenders.items() if kept.get(one) != lender]
+        self._ctl["lender"][self._slots_of(np.array(gone, np.uint64))] = 0
+        borrowing, lending = slots.reshape(-1, 2)[owned].T
+        self._ctl["lender_cookie"][borrowing] = pairs[owned, 1] & np.uint64(0xFFFF_FFFF)
+        self._ctl["lender"][borrowing] = lending
+        self._lenders = kept
 
     def _disown(self, cookie: int) -> None:
         """An entry is not, or no longer, this flow's: it neither lends nor borrows."""

@@ -53,7 +53,7 @@ class SmallBursts:
         try:
             self._before = int(Path(guardian.SYSCTL).read_text())
             if self._before:
-                undo.list_change(guardian.TSO_RTT_LOG, 0, self._before)
+                undo.list(guardian.Row(guardian.TSO_RTT_LOG, 0, self._before))
                 Path(guardian.SYSCTL).write_text("0")
         except (OSError, ValueError, PacingError) as error:
             log.warning(
@@ -63,11 +63,7 @@ class SmallBursts:
     def close(self, undo: UndoTable) -> None:
         """Restore the sysctl. It is not set again."""
         self._allowed = False
-        if self._lock is None:
-            return
-        if self._before:
-            with suppress(OSError, ValueError):
-                guardian.restore_sysctl(self._before)
-            undo.strike_change(guardian.TSO_RTT_LOG, 0)
-        self._lock.close()
-        self._lock = None
+        undo.undo(guardian.TSO_RTT_LOG, 0)
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None

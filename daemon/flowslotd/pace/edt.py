@@ -7,23 +7,19 @@ set a little higher, so that TCP hands down little at once (bursts.py). At a flo
 program stops pacing it. When the daemon dies, a guardian process removes the program from devices.
 """
 
-import mmap
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from socket import IPPROTO_TCP, SO_PROTOCOL, SOL_SOCKET, socket
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flowslotd.pace import guardian
 from flowslotd.pace.attached import GUARDED
-from flowslotd.pace.devices import Device, Devices, qdisc_trial, root_changes
-from flowslotd.pace.egress import Change, Egress
-from flowslotd.pace.libbpf import Object, built
+from flowslotd.pace.devices import Device, root_changes
+from flowslotd.pace.egress import Change
+from flowslotd.pace.libbpf import Object, read
 from flowslotd.pace.pacer import PacingError, Traits
-from flowslotd.pace.rtnetlink import add_fq
+from flowslotd.pace.rtnetlink import add_clsact, add_filter, add_fq
 from flowslotd.pace.sockopt import SocketPacer
 
 OBJECT = "edt.bpf.o"
@@ -35,7 +31,6 @@ ABOVE = 1.25
 """The sockets' own pacing, as a multiple of the rate."""
 PREFERENCE = 1
 """Of our filter, plus the daemon's number. A filter with a lower one may decide before ours."""
-_ETH_P_ALL = 3
 
 
 class EdtPacer(SocketPacer):
@@ -56,9 +51,10 @@ class EdtPacer(SocketPacer):
         ),
     )
 
+    qdiscs = "fq", "clsact"
+
     def __init__(self, devices: Sequence[str] = (), sysctls: bool = True) -> None:
-        super().__init__(sysctls)
-        self._names = devices
+        super().__init__(devices, sysctls)
         self._object: Object | None = None
         self._forget()
 
@@ -73,43 +69,23 @@ class EdtPacer(SocketPacer):
 
     def open(self) -> None:
         """Load the program and set named devices up. Raises PacingError."""
-        file = built(OBJECT)
-        if file is None:
-            raise PacingError(f"{OBJECT} is missing: build it with `make -C bpf`")
-        lacking = qdisc_trial("fq", "clsact")
-        if lacking:
-            raise PacingError(lacking)
-        self._load(file)
-        change = Change(guardian.FILTER, changes_to, self._add)
-        self._egress = Egress(self._names, self._addresses, self._undo, change)
-        super().open()
-        self._egress.ensure_named()
-
-    def _load(self, file: Path) -> None:
+        elf = read(OBJECT)
         try:
-            self._object = Object(file.read_bytes())
+            self._object = Object(elf)
             self._object.load()
         except OSError as error:
-            raise PacingError(f"the kernel refuses {file.name}: {error}") from error
-        self._ctl = self._mapped("edt_ctl", CTL)
-        self._stat = self._mapped("edt_stat", STAT)
+            raise PacingError(f"the kernel refuses {OBJECT}: {error}") from error
+        self._ctl = self._object.table("edt_ctl", CTL, SLOTS)
+        self._stat = self._object.table("edt_stat", STAT, SLOTS)
+        super().open()
 
-    def _mapped(self, name: str, dtype: np.dtype[Any]) -> NDArray[np.void]:
-        assert self._object is not None
-        fd = self._object.map(name).fd
-        return np.frombuffer(mmap.mmap(fd, SLOTS * dtype.itemsize, mmap.MAP_SHARED), dtype)
-
-    def _keep(self) -> tuple[int, ...]:
-        assert self._egress is not None
-        return (*super()._keep(), self._egress.fileno())
+    def _change(self) -> Change:
+        return Change(guardian.FILTER, changes_to, self._add)
 
     def close(self) -> None:
-        """Let all flows go, and remove what is ours from the devices."""
+        """See `AttachedPacer`."""
         self._ctl["deadline_ns"] = 0
         super().close()
-        if self._egress is not None:
-            self._egress.close()
-            self._egress = None
         self._forget()
         if self._object is not None:
             self._object.close()
@@ -122,7 +98,7 @@ class EdtPacer(SocketPacer):
 
     # -- devices ------------------------------------------------------------------------------
 
-    def _add(self, devices: Devices, device: Device) -> None:
+    def _add(self, device: Device) -> None:
         assert self._egress is not None and self._object is not None
         index, number = device.index, self._egress.number
         filters = guardian.filters(index, guardian.EGRESS)
@@ -136,21 +112,9 @@ class EdtPacer(SocketPacer):
             if not _has_fq(device):
                 add_fq(index)
             if not device.ingress:
-                devices.do(lambda r: r.tc("add", "clsact", index))
+                add_clsact(index)
                 added = True
-            devices.do(
-                lambda r: r.tc(
-                    "add-filter",
-                    "bpf",
-                    index,
-                    fd=program,
-                    name=name,
-                    parent=guardian.EGRESS,
-                    prio=PREFERENCE + number,
-                    protocol=_ETH_P_ALL,
-                    direct_action=True,
-                )
-            )
+            add_filter(index, program, name, PREFERENCE + number)
         except OSError:  # leave nothing half done
             guardian.remove_filter(index, number)
             if added:

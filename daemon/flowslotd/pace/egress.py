@@ -10,15 +10,15 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
-from contextlib import ExitStack
 from errno import EPERM
 from typing import NamedTuple
 
-from flowslotd.pace import guardian
-from flowslotd.pace.devices import QUEUE_LENGTH, Device, Devices
+from flowslotd.pace import devices, guardian
+from flowslotd.pace.devices import QUEUE_LENGTH, Device
+from flowslotd.pace.guardian import Row
 from flowslotd.pace.instance_lock import InstanceLock
 from flowslotd.pace.pacer import PacingError
-from flowslotd.pace.rtnetlink import Rtnetlink
+from flowslotd.pace.rtnetlink import Rtnetlink, device_of
 from flowslotd.pace.undo import UndoTable
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Change(NamedTuple):
     what: Callable[[Device, int], list[str]]
     """The changes in words, by the daemon with this number. Raises PacingError where they cannot be
     made."""
-    add: Callable[[Devices, Device], None]
+    add: Callable[[Device], None]
 
 
 class Egress:
@@ -66,14 +66,8 @@ class Egress:
         self._tried = time.monotonic()
         with socket.socket() as own:
             self._namespace = _namespace(own)
-        with ExitStack() as stack:
-            self.rtnetlink = Rtnetlink()
-            stack.callback(self.rtnetlink.close)
-            self._devices = Devices()
-            stack.callback(self._devices.close)
-            self._instance = InstanceLock()
-            stack.callback(self._instance.close)
-            self._open = stack.pop_all()
+        self._instance = InstanceLock()
+        self.rtnetlink = Rtnetlink()
 
     def leave_by(self, addresses: Collection[str]) -> None:
         """The host's addresses from now on."""
@@ -82,7 +76,8 @@ class Egress:
 
     def close(self) -> None:
         """Give the number back. Devices stay as they are: the undo table brings them back."""
-        self._open.close()
+        self.rtnetlink.close()
+        self._instance.close()
 
     @property
     def number(self) -> int:
@@ -111,7 +106,7 @@ class Egress:
         indices = self._resolved()
         if not indices:
             try:
-                indices = (self.rtnetlink.device_of(sock),)
+                indices = (device_of(sock),)
             except OSError as error:
                 self._unrouted = True
                 raise PacingError(f"it is not known where its packets leave: {error}") from error
@@ -133,17 +128,17 @@ class Egress:
     def _resolved(self) -> tuple[int, ...]:
         """Indices of the named devices. Raises PacingError."""
         if self._names and not self._named:
-            self._named = tuple(self._devices.named(name).index for name in self._names)
+            self._named = tuple(devices.named(name).index for name in self._names)
         return self._named
 
     def mtu(self, index: int) -> int:
         """Of a device that is set up."""
         return self._ready[index].mtu
 
-    def forget(self, devices: Collection[int]) -> None:
+    def forget(self, indices: Collection[int]) -> None:
         """These are not set up any more. Named devices may have been made anew, with other
         indices."""
-        for index in devices:
+        for index in indices:
             self._ready.pop(index, None)
         self._named = ()
 
@@ -165,20 +160,20 @@ class Egress:
 
     def _set_up(self, index: int) -> None:
         try:
-            if not self._names and index not in self._devices.indices(self._addresses):
+            if not self._names and index not in devices.indices(self._addresses):
                 raise PacingError(
                     f"{socket.if_indextoname(index)} has none of this host's addresses: if flows "
                     "are to be paced there, name it in pacing.devices"
                 )
             with self._instance.abandoned() as numbers:
                 for number in numbers:
-                    guardian.undo_change(self._change.kind, index, number)
-            device = self._devices.device(index)
+                    guardian.undo(Row(self._change.kind, index, number))
+            device = devices.device(index)
             changes = self._change.what(device, self.number)
-            self._undo.list_change(self._change.kind, index, self.number)
+            self._undo.list(Row(self._change.kind, index, self.number))
             if QUEUE_LENGTH in changes:
-                self._undo.list_change(guardian.QUEUE_LENGTH, index, 0)
-            self._change.add(self._devices, device)
+                self._undo.list(Row(guardian.QUEUE_LENGTH, index, 0))
+            self._change.add(device)
         except OSError as error:
             raise PacingError(f"device {index} cannot be set up: {error}") from error
         self._ready[index] = device

@@ -6,11 +6,10 @@ from itertools import count, repeat
 
 import numpy as np
 
-from flowslot.decision import Pace
 from flowslot.model.units import Nanos
+from flowslot.policy.base import Pace
 from flowslotd.flows.flow_table import FlowTable
-from flowslotd.flows.rows import Rows, as_structs
-from flowslotd.pace import rate_table
+from flowslotd.flows.rows import Rows
 from flowslotd.pace.pacer import ENTRY, Entries, PaceEntry, Pacer
 
 GROWTH_PER_MS = 0.001
@@ -135,8 +134,12 @@ class Enforcer:
         fast = np.clip(fits, GROWTH_PER_MS, FASTEST_PER_MS)
         growth = np.where(rates >= WAITING * shares, GROWTH_PER_MS, fast) * shares
         ceilings = rates if self.hard else pace.ceilings[mine]
-        guaranteed = pace.guaranteed[mine].view(np.uint8)
-        columns = rates, ceilings, growth, guaranteed, queue_us
-        changed = np.empty(len(at), np.intp)
-        entries = as_structs(self._entries)
-        return at, changed[: rate_table.put(entries, at, pace.flows[mine], columns, changed)]
+        entries = np.empty(len(at), ENTRY)
+        entries["cookie"], entries["reserved"] = pace.flows[mine], rates
+        entries["ceiling"] = np.maximum(rates, ceilings)
+        entries["growth"] = np.where(ceilings > rates, growth, 0)
+        entries["guaranteed"], entries["queue_us"] = pace.guaranteed[mine], queue_us
+        raw = f"V{ENTRY.itemsize}"  # compared as bytes
+        changed = at[self._entries[at].view(raw) != entries.view(raw)]
+        self._entries[at] = entries
+        return at, changed

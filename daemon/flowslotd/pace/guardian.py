@@ -7,10 +7,10 @@ Run as a script of its own, standard library only, so that it stays small:
 
 PIPE is the reading end of a pipe. Only the daemon holds the other end, so the pipe ends with the
 daemon.
-TABLE is a memfd that lists what is to be undone, or -1: `HEADER`, CHANGES times `CHANGE`, and then
-`ROW`s. When the daemon is gone, all of it is undone. When the daemon lets the deadline pass, only
-flows are let go (sockets and classes), and devices stay set up. Then `freed` counts up, which tells
-a daemon that was asleep. What is listed after that (`listed` counts) is let go, too.
+TABLE is a memfd that lists what is to be undone, or -1: `HEADER`, and then `Row`s. When the daemon
+is gone, all of it is undone. When the daemon lets the deadline pass, only flows are let go (sockets
+and classes), and devices stay set up. Then `freed` counts up, which tells a daemon that was asleep.
+What is listed after that (`listed` counts) is let go, too.
 STRUCT_OPS is a map whose registration is to be removed, or -1.
 The guardian is started with those signals blocked that a service manager sends to all processes.
 """
@@ -29,16 +29,33 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 HEADER = struct.Struct("=QQQ")  # deadline (CLOCK_MONOTONIC, ns), freed, listed
-CHANGE = struct.Struct("=iii")  # what was changed (0: empty row), device, value
-CHANGES = 128
-ROW = struct.Struct("=QiiiIQ")  # cookie (0: empty), pid, fd, socket option, its size, its value
+ROW = struct.Struct("=iiQQiii")
 UNLIMITED = 2**64 - 1
 LOOK_MS = 500
 """A deadline that is brought forward is noticed so late at most."""
-CLASSES, FILTER, TSO_RTT_LOG, QUEUE_LENGTH = 1, 2, 3, 4
-"""Kinds of changes. CLASSES: classes of HTB that bear the number `value`. FILTER: the filter of EDT
-that bears it. TSO_RTT_LOG: a sysctl, which was `value`. QUEUE_LENGTH: a device's txqueuelen, which
-was `value`: the kernel turns 0 into 1000 when a root qdisc is added."""
+SOCKET, CLASSES, FILTER, TSO_RTT_LOG, QUEUE_LENGTH = 1, 2, 3, 4, 5
+"""Kinds of rows, in the order in which they are undone: sockets before the classes that they are
+in. SOCKET: a socket's option, which was `value`. CLASSES: classes of HTB that bear the number
+`value`. FILTER: the filter of EDT that bears it. TSO_RTT_LOG: a sysctl, which was `value`.
+QUEUE_LENGTH: a device's txqueuelen, which was `value`: the kernel turns 0 into 1000 when a root
+qdisc is added."""
+
+
+class Row(NamedTuple):
+    """A change, in the order of `ROW`."""
+
+    kind: int
+    """0: the row is empty."""
+    place: int
+    """The index of a device; the process that has the socket."""
+    value: int
+    cookie: int = 0
+    """Of the socket, as all that follows."""
+    fd: int = 0
+    option: int = 0
+    size: int = 0
+    """Bytes of the option."""
+
 
 HTB, FQ = 0xF5100000, 0xF5200000
 """Handles of qdiscs that are ours."""
@@ -55,7 +72,7 @@ SYSCTL = "/proc/sys/net/ipv4/tcp_tso_rtt_log"
 NEWQDISC, DELQDISC = 36, 37
 _SETLINK, _IFLA_TXQLEN = 19, 13
 _DELTCLASS, _GETTCLASS, _DELTFILTER, _GETTFILTER = 41, 42, 45, 46
-_NLM_REQUEST, _NLM_ACK, _NLM_DUMP, _NLM_CREATE = 1, 4, 0x300, 0x400
+_NLM_REQUEST, NLM_ACK, _NLM_DUMP, NLM_CREATE = 1, 4, 0x300, 0x400
 _NLMSG_ERROR, _NLMSG_DONE = 2, 3
 _PIDFD_GETFD = 438  # the same on every architecture
 _BPF = {"x86_64": 321, "aarch64": 280}
@@ -102,20 +119,6 @@ def set_option(sock: socket.socket, option: int, size: int, value: int) -> None:
     sock.setsockopt(socket.SOL_SOCKET, option, value.to_bytes(size, sys.byteorder))
 
 
-def free_socket(row: tuple[int, ...]) -> None:
-    """Give a socket its option back, as a `ROW` says. A closed socket is passed over."""
-    cookie, pid, fd, option, size, value = row
-    if cookie:
-        with contextlib.suppress(OSError), borrow(pid, fd, cookie) as sock:
-            set_option(sock, option, size, value)
-
-
-def free_sockets(table: mmap.mmap) -> None:
-    """Give every socket in the table its option back."""
-    for offset in range(HEADER.size + CHANGES * CHANGE.size, len(table) - ROW.size + 1, ROW.size):
-        free_socket(ROW.unpack_from(table, offset))
-
-
 # -- traffic control --------------------------------------------------------------------------
 
 
@@ -129,58 +132,68 @@ class Found(NamedTuple):
     attributes: bytes
 
 
-@contextlib.contextmanager
-def _asked(kind: int, flags: int, body: bytes) -> Iterator[socket.socket]:
-    head = struct.pack("=IHHII", 16 + len(body), kind, _NLM_REQUEST | flags, 1, 0)
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as rtnetlink:
-        rtnetlink.settimeout(5)
-        rtnetlink.send(head + body)
-        yield rtnetlink
+def message(kind: int, flags: int, body: bytes, seq: int = 1) -> bytes:
+    """A request to rtnetlink."""
+    return struct.pack("=IHHII", 16 + len(body), kind, _NLM_REQUEST | flags, seq, 0) + body
 
 
-def _tcmsg(device: int, handle: int, parent: int, info: int) -> bytes:
+def tcmsg(device: int, handle: int, parent: int, info: int = 0) -> bytes:
+    """What requests about traffic control begin with."""
     return struct.pack("=BxxxiIII", 0, device, handle, parent, info)
 
 
 def ask(
     kind: int, device: int, handle: int, parent: int, info: int = 0, *, create: bytes = b""
 ) -> int:
-    """Make one request about traffic control. `create`: attributes of a new qdisc. Returns the
+    """Make one request about traffic control. `create`: attributes of a new object. Returns the
     kernel's errno."""
-    flags, body = _NLM_ACK | (_NLM_CREATE if create else 0), _tcmsg(device, handle, parent, info)
-    body += create
-    with _asked(kind, flags, body) as rtnetlink:
-        answer = rtnetlink.recv(4096)
-    return -int(struct.unpack_from("=i", answer, 16)[0])
+    body = tcmsg(device, handle, parent, info) + create
+    _, answer = next(answers(kind, NLM_ACK | (NLM_CREATE if create else 0), body))
+    return -int(struct.unpack_from("=i", answer)[0])
 
 
-def dump(kind: int, device: int, parent: int = 0) -> list[Found]:
-    """All objects of a kind. Nothing where the kernel refuses. Raises OSError."""
-    found: list[Found] = []
-    with _asked(kind, _NLM_DUMP, _tcmsg(device, 0, parent, 0)) as rtnetlink:
+def answers(kind: int, flags: int, body: bytes) -> Iterator[tuple[int, bytes]]:
+    """Kind and body of the kernel's answers to one request, up to an end or an error. Raises
+    OSError."""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as rtnetlink:
+        rtnetlink.settimeout(5)
+        rtnetlink.send(message(kind, flags, body))
         while True:
             answer = rtnetlink.recv(1 << 17)
             at = 0
             while at + 16 <= len(answer):
                 size, type_ = struct.unpack_from("=IH", answer, at)
+                yield type_, answer[at + 16 : at + size]
                 if type_ in (_NLMSG_ERROR, _NLMSG_DONE):
-                    return found
-                device_, handle, above, info = struct.unpack_from("=iIII", answer, at + 20)
-                attributes = answer[at + 36 : at + size]
-                found.append(Found(device_, handle, above, info, attributes))
+                    return
                 at += (size + 3) & ~3
+
+
+def dump(kind: int, body: bytes) -> list[bytes]:
+    """All objects of a kind, as in the kernel's messages. Nothing where the kernel refuses. Raises
+    OSError."""
+    found = answers(kind, _NLM_DUMP, body)
+    return [one for type_, one in found if type_ not in (_NLMSG_ERROR, _NLMSG_DONE)]
+
+
+def found(kind: int, device: int = 0, parent: int = 0) -> list[Found]:
+    """All objects of traffic control of a kind. Raises OSError."""
+    return [
+        Found._make((*struct.unpack_from("=iIII", one, 4), one[20:]))
+        for one in dump(kind, tcmsg(device, 0, parent))
+    ]
 
 
 def classes(device: int) -> list[Found]:
     """The classes of our HTB. Raises OSError."""
-    found = dump(_GETTCLASS, device)
-    return [one for one in found if one.handle >> 16 == HTB >> 16 and one.device == device]
+    ours = found(_GETTCLASS, device)
+    return [one for one in ours if one.handle >> 16 == HTB >> 16 and one.device == device]
 
 
 def filters(device: int, parent: int) -> list[Found]:
     """Filters at one side of clsact: each program once, and each priority once with handle 0.
     Raises OSError."""
-    return [one for one in dump(_GETTFILTER, device, parent) if one.device == device]
+    return [one for one in found(_GETTFILTER, device, parent) if one.device == device]
 
 
 def empty_htb(device: int, number: int) -> None:
@@ -222,8 +235,7 @@ def set_queue_length(device: int, value: int) -> None:
     """Set a device's txqueuelen, in packets. Raises OSError."""
     body = struct.pack("=BxHiII", 0, 0, device, 0, 0)
     body += struct.pack("=HHI", 8, _IFLA_TXQLEN, value)
-    with _asked(_SETLINK, _NLM_ACK, body) as rtnetlink:
-        rtnetlink.recv(4096)
+    next(answers(_SETLINK, NLM_ACK, body))
 
 
 def restore_sysctl(value: int) -> None:
@@ -234,44 +246,47 @@ def restore_sysctl(value: int) -> None:
             file.write(str(value))
 
 
-def undo_change(change: int, device: int, value: int) -> None:
-    """Undo one row of the table. Raises OSError and ValueError."""
-    if change == CLASSES:
-        remove_classes(device, value)
-    elif change == FILTER:
-        remove_filter(device, value)
-    elif change == TSO_RTT_LOG:
+def undo(row: Row) -> None:
+    """Undo a change. Raises OSError and ValueError, also when it is gone already."""
+    kind, place, value, cookie, fd, option, size = row
+    if kind == SOCKET:
+        with borrow(place, fd, cookie) as sock:
+            set_option(sock, option, size, value)
+    elif kind == CLASSES:
+        remove_classes(place, value)
+    elif kind == FILTER:
+        remove_filter(place, value)
+    elif kind == TSO_RTT_LOG:
         restore_sysctl(value)
-    elif change == QUEUE_LENGTH:
-        set_queue_length(device, value)
+    elif kind == QUEUE_LENGTH:
+        set_queue_length(place, value)
 
 
 # -- all of it --------------------------------------------------------------------------------
 
 
-def changes(table: mmap.mmap) -> Iterator[tuple[int, int, int]]:
-    """The rows about devices and sysctls."""
-    for k in range(CHANGES):
-        change, device, value = CHANGE.unpack_from(table, HEADER.size + k * CHANGE.size)
-        yield change, device, value
+def rows(table: mmap.mmap) -> list[Row]:
+    """All that is listed, in the order of kinds."""
+    offsets = range(HEADER.size, len(table) - ROW.size + 1, ROW.size)
+    listed = (Row(*ROW.unpack_from(table, offset)) for offset in offsets)
+    return sorted((row for row in listed if row.kind), key=lambda row: row.kind)
 
 
 def free_all(table: mmap.mmap) -> None:
-    """Undo everything in the table: sockets before the classes that they are in. What is gone
-    already is passed over."""
-    free_sockets(table)
-    for row in changes(table):
+    """Undo everything in the table."""
+    for row in rows(table):
         with contextlib.suppress(OSError, ValueError):
-            undo_change(*row)
+            undo(row)
 
 
 def free_flows(table: mmap.mmap) -> None:
     """Let all flows go, and count `freed` up."""
-    free_sockets(table)
-    for change, device, number in changes(table):
-        if change == CLASSES:
-            with contextlib.suppress(OSError):
-                empty_htb(device, number)
+    for row in rows(table):
+        with contextlib.suppress(OSError):
+            if row.kind == SOCKET:
+                undo(row)
+            elif row.kind == CLASSES:
+                empty_htb(row.place, row.value)
     _, freed, _ = HEADER.unpack_from(table)
     struct.pack_into("=Q", table, 8, freed + 1)
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from flowslot.model.units import MILLISECOND, Nanos
 from flowslotd.flows.rows import Records, Rows, as_structs
 
-SOON_NS = 60 * MILLISECOND
+BORROWER_DUE_NS = 60 * MILLISECOND
 """A lender waits for an idle borrower that is due within this; otherwise its rate is for others."""
 WANTING = 0.25
 """A flow whose rate is below this share of the lender's may borrow."""
@@ -55,7 +55,7 @@ def in_use(now: Nanos, rows: Records) -> Rows:
     borrowers = np.flatnonzero(rows["lender"] >= 0)
     if not borrowers.size:
         return borrowers
-    due = np.abs(rows["onset"][borrowers] + rows["period"][borrowers] - now) < SOON_NS
+    due = np.abs(rows["onset"][borrowers] + rows["period"][borrowers] - now) < BORROWER_DUE_NS
     used: Rows = rows["lender"][borrowers[rows["active"][borrowers] | due]]
     return used
 

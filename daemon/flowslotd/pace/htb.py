@@ -3,24 +3,25 @@
 
 For TCP and UDP, on any kernel. A socket's packets find their class by SO_PRIORITY, which is set
 through pidfd_getfd. So no filter is needed, and all other packets pass by HTB's direct queue. Below
-each class a TBF cuts super-packets (see `Cutter`). When the daemon dies, a guardian process removes
+each class a TBF cuts super-packets (see `cutter`). When the daemon dies, a guardian process removes
 all of it.
 """
 
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from socket import IPPROTO_TCP, SO_PRIORITY, SO_PROTOCOL, SOL_SOCKET, TCP_INFO, socket
 
 from flowslotd.pace import guardian
 from flowslotd.pace.attached import GUARDED, AttachedPacer
-from flowslotd.pace.devices import Device, Devices, qdisc_trial, root_changes
-from flowslotd.pace.egress import Change, Egress
+from flowslotd.pace.devices import Device, root_changes
+from flowslotd.pace.egress import Change
 from flowslotd.pace.pacer import PacingError, Traits
-from flowslotd.pace.rtnetlink import Cutter, HtbClass, class_counts, packed
+from flowslotd.pace.rtnetlink import Request, add_htb, class_counts, cutter, htb_class, packed
 
 MOST_CLASSES = guardian.KEEPER - 1
 """Of one daemon: minors have 16 bits, four of them are the daemon's number."""
@@ -87,53 +88,43 @@ class HtbPacer(AttachedPacer):
         ),
     )
 
+    qdiscs = "htb", "tbf"
+
     def __init__(self, devices: Sequence[str] = ()) -> None:
-        super().__init__()
-        self._names = devices
+        super().__init__(devices)
         self._flows: dict[int, _Flow] = {}
         self._free = _minors()
 
     # -- life ---------------------------------------------------------------------------------
 
-    def open(self) -> None:
-        """Check what the kernel has, and set named devices up. Raises PacingError."""
-        self._sockets.probe()
-        lacking = qdisc_trial("htb", "tbf")
-        if lacking:
-            raise PacingError(lacking)
-        change = Change(guardian.CLASSES, changes_to, self._add)
-        self._egress = Egress(self._names, self._addresses, self._undo, change)
-        self._undo.open(keep=(self._egress.fileno(),))
-        self._free = _minors()
-        self._egress.ensure_named()
+    def _change(self) -> Change:
+        return Change(guardian.CLASSES, changes_to, self._add)
 
     def close(self) -> None:
-        """Let all flows go, and remove what is ours from the devices."""
+        """See `AttachedPacer`."""
         devices = {index for flow in self._flows.values() for index in flow.devices}
         for cookie in list(self._flows):
             self.release(cookie)
-        self._drain(devices)
-        self._sockets.clear()
-        self._undo.close()
-        if self._egress is not None:
-            self._egress.close()
-            self._egress = None
-
-    def _drain(self, devices: set[int]) -> None:
         end = time.monotonic() + DRAIN_S
         with suppress(OSError):
-            while time.monotonic() < end and any(
-                self._is_mine(handle) and waiting
-                for index in devices
-                for handle, (_, _, waiting) in class_counts(index).items()
-            ):
+            while time.monotonic() < end and self._waits(devices):
                 time.sleep(0.002)
+        super().close()
 
-    def _add(self, devices: Devices, device: Device) -> None:
+    def _waits(self, devices: set[int]) -> bool:
+        """Whether there are packets in our classes. Raises OSError."""
+        return any(
+            waiting and handle >> 12 == self._handle(0) >> 12
+            for counts in _class_counts(devices).values()
+            for handle, (_, _, waiting) in counts.items()
+        )
+
+    def _add(self, device: Device) -> None:
         assert self._egress is not None
         if device.root is None or device.root.handle != guardian.HTB:
-            devices.do(lambda r: r.tc("add", "htb", device.index, guardian.HTB, default=0))
-        ours = HtbClass(device.index, self._handle(guardian.KEEPER), UNLIMITED, SUPER_PACKET)
+            add_htb(device.index)
+        keeper = self._handle(guardian.KEEPER)
+        ours = htb_class(device.index, keeper, UNLIMITED, SUPER_PACKET)
         for code in self._egress.rtnetlink.put([ours]).values():
             raise OSError(code, os.strerror(code))
 
@@ -150,7 +141,7 @@ class HtbPacer(AttachedPacer):
 
     def _undone(self) -> None:
         for cookie in self._flows:  # the guardian may have been half-way when we came back
-            self._undo.free_socket(cookie)
+            self._undo.undo(guardian.SOCKET, cookie)
         self._flows.clear()
         self._free = _minors()
 
@@ -177,8 +168,7 @@ class HtbPacer(AttachedPacer):
         flow = _described(sock, free[-1], devices, mtu)
         if flow.udp:  # the class may have served another flow before
             flow.seen = self._counts(flow, _class_counts(flow.devices))
-        # Listed before there is something to undo.
-        self._undo.list_socket(cookie, *self._sockets.where(cookie), (SO_PRIORITY, 4, priority))
+        self._list(cookie, SO_PRIORITY, 4, priority)
         free.pop()
         return flow
 
@@ -187,7 +177,7 @@ class HtbPacer(AttachedPacer):
         paced."""
         if not wanted or self._egress is None:
             return set()
-        messages: list[HtbClass | Cutter] = []
+        messages: list[Request] = []
         whose: list[int] = []
         new = []
         for cookie, rate in wanted:
@@ -206,7 +196,7 @@ class HtbPacer(AttachedPacer):
         if failed:
             self._begin_anew({index for cookie in failed for index in self._flows[cookie].devices})
         for cookie in new:
-            if cookie in self._flows and self._touch(cookie, self._director(cookie)) is None:
+            if cookie in self._flows and not self._touch(cookie, partial(self._direct, cookie)):
                 self._let_go(cookie)
         return {cookie for cookie, _ in wanted if cookie not in self._flows}
 
@@ -225,26 +215,21 @@ class HtbPacer(AttachedPacer):
         if why is not None:
             self._why[cookie] = why
 
-    def _messages(self, flow: _Flow, index: int, cut: bool) -> list[HtbClass | Cutter]:
+    def _messages(self, flow: _Flow, index: int, cut: bool) -> list[Request]:
         wire, handle = flow.wire(), self._handle(flow.minor)
         packet = round(flow.payload) + flow.headers
         burst = max(2 * packet, round(wire * BURST_S))
-        messages: list[HtbClass | Cutter] = [HtbClass(index, handle, wire, burst)]
+        messages: list[Request] = [htb_class(index, handle, wire, burst)]
         if cut:
             whole = max(PACKET, flow.mtu + 100)
             most = whole if _cuts(flow.rate) else max(whole, SUPER_PACKET)
-            messages.append(Cutter(index, handle, most, WAITING))
+            messages.append(cutter(index, handle, most, WAITING))
         return messages
 
-    def _director(self, cookie: int) -> Callable[[socket], bool]:
-        """Returns what directs the packets of a flow's socket into its class."""
-        handle = self._handle(self._flows[cookie].minor)
-
-        def direct(sock: socket) -> bool:
-            guardian.set_option(sock, SO_PRIORITY, 4, handle)
-            return True
-
-        return direct
+    def _direct(self, cookie: int, sock: socket) -> bool:
+        """Direct the packets of a flow's socket into its class. Raises OSError."""
+        guardian.set_option(sock, SO_PRIORITY, 4, self._handle(self._flows[cookie].minor))
+        return True
 
     def _gone(self, cookie: int) -> None:
         """The flow's class sends what it still has, and may serve another flow."""
@@ -253,7 +238,7 @@ class HtbPacer(AttachedPacer):
             self._free[flow.minor & 15].append(flow.minor)
             if flow.rate and self._egress is not None:
                 handle = self._handle(flow.minor)
-                free = [HtbClass(index, handle, UNLIMITED, SUPER_PACKET) for index in flow.devices]
+                free = [htb_class(index, handle, UNLIMITED, SUPER_PACKET) for index in flow.devices]
                 with suppress(OSError):
                     self._egress.rtnetlink.put(free)
         # Only then: what the socket sends from now on passes by the class.
@@ -262,9 +247,6 @@ class HtbPacer(AttachedPacer):
     def _handle(self, minor: int) -> int:
         assert self._egress is not None
         return guardian.HTB | self._egress.number << 12 | minor
-
-    def _is_mine(self, handle: int) -> bool:
-        return self._egress is not None and handle >> 12 & 15 == self._egress.number
 
     # -- what the kernel tells ------------------------------------------------------------------
 

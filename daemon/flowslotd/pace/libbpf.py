@@ -2,11 +2,18 @@
 """Those functions of libbpf.so.1 that are needed, through ctypes."""
 
 import ctypes
+import mmap
 import os
 from collections.abc import Callable
 from ctypes import c_char_p, c_int, c_size_t, c_uint32, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flowslotd.pace.pacer import PacingError
 
 F_LINK = 1 << 13
 """BPF_F_LINK: a link attaches the struct_ops map (Linux 6.4)."""
@@ -44,29 +51,46 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
 }
 
 
+_UNCHECKED = {"bpf_map_delete_elem", "ring_buffer__consume", "libbpf_set_print"}
+"""Functions whose failure matters to nobody."""
+
+
 def built(name: str) -> Path | None:
     """The file of a compiled program, if there is one."""
     return next((file for place in PLACES if (file := place / name).is_file()), None)
 
 
+def read(name: str) -> bytes:
+    """A compiled program. Raises PacingError."""
+    file = built(name)
+    if file is None:
+        raise PacingError(f"{name} is missing: build it with `make -C bpf`")
+    return file.read_bytes()
+
+
 @cache
 def library() -> ctypes.CDLL:
-    """libbpf.so.1. Raises OSError when it is not installed."""
+    """libbpf.so.1. Its functions raise OSError when they fail. Raises OSError when it is not
+    installed."""
     lib = ctypes.CDLL("libbpf.so.1", use_errno=True)
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(lib, name)
         function.restype, function.argtypes = result, arguments
+        if result is not None and name not in _UNCHECKED:
+            function.errcheck = _check
     lib.libbpf_set_print(ctypes.cast(_SILENT, c_void_p))
     return lib
 
 
-def _failed(what: str) -> OSError:
-    code = ctypes.get_errno()
-    return OSError(code, f"{what}: {os.strerror(code)}")
+def _check(result: int | None, function: Any, arguments: object) -> int:
+    if result is None or (function.restype is c_int and result < 0):
+        code = ctypes.get_errno()
+        raise OSError(code, f"{function.__name__}: {os.strerror(code)}")
+    return result
 
 
 class Map:
-    """A map of an object."""
+    """A map of an object. Its methods raise OSError."""
 
     def __init__(self, pointer: int) -> None:
         self._pointer = pointer
@@ -78,23 +102,15 @@ class Map:
 
     def set_flags(self, flags: int) -> None:
         """Before loading."""
-        if library().bpf_map__set_map_flags(self._pointer, flags):
-            raise _failed("bpf_map__set_map_flags")
+        library().bpf_map__set_map_flags(self._pointer, flags)
 
     def set_max_entries(self, entries: int) -> None:
         """Before loading."""
-        if library().bpf_map__set_max_entries(self._pointer, entries):
-            raise _failed("bpf_map__set_max_entries")
+        library().bpf_map__set_max_entries(self._pointer, entries)
 
-    def push(self, value: int) -> None:
-        """Add a u32 to a stack or queue."""
-        if library().bpf_map_update_elem(self.fd, None, ctypes.byref(c_uint32(value)), 0):
-            raise _failed("bpf_map_update_elem")
-
-    def put(self, key: bytes, value: bytes) -> None:
-        """Add or replace an entry."""
-        if library().bpf_map_update_elem(self.fd, key, value, 0):
-            raise _failed("bpf_map_update_elem")
+    def put(self, key: bytes | None, value: bytes) -> None:
+        """Add or replace an entry. Without a key: add to a stack or queue."""
+        library().bpf_map_update_elem(self.fd, key, value, 0)
 
     def remove(self, key: bytes) -> None:
         """Remove an entry. Harmless when it is not there."""
@@ -103,47 +119,39 @@ class Map:
     def attach_struct_ops(self, *, link: bool) -> int | None:
         """Register the struct_ops. Returns the descriptor of the link: its end is the
         registration's."""
-        lib = library()
         # libbpf's own link object is not freed. It owns nothing, and its clean-up would remove a
         # registration without a link.
-        if not lib.bpf_map__attach_struct_ops(self._pointer):
-            raise _failed("register struct_ops")
-        if not link:
-            return None
-        fd = int(lib.bpf_link_create(self.fd, 0, STRUCT_OPS, None))
-        if fd < 0:
-            raise _failed("link struct_ops")
-        return fd
+        library().bpf_map__attach_struct_ops(self._pointer)
+        return library().bpf_link_create(self.fd, 0, STRUCT_OPS, None) if link else None
 
 
 class Object:
-    """A BPF object from the bytes of an ELF file."""
+    """A BPF object from the bytes of an ELF file. Its methods raise OSError."""
 
     def __init__(self, elf: bytes) -> None:
         self._elf = ctypes.create_string_buffer(elf, len(elf))
-        pointer = library().bpf_object__open_mem(self._elf, len(elf), None)
-        if not pointer:
-            raise _failed("open BPF object")
-        self._pointer: int | None = pointer
+        self._pointer: int | None = library().bpf_object__open_mem(self._elf, len(elf), None)
 
     def map(self, name: str) -> Map:
-        """A map by name. Raises KeyError."""
-        pointer = library().bpf_object__find_map_by_name(self._pointer, name.encode())
-        if not pointer:
-            raise KeyError(name)
-        return Map(pointer)
+        """A map by name."""
+        return Map(library().bpf_object__find_map_by_name(self._pointer, name.encode()))
+
+    def table(
+        self, name: str, dtype: np.dtype[Any], rows: int, *, writable: bool = True
+    ) -> NDArray[np.void]:
+        """The memory of a loaded map."""
+        access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        shared = mmap.mmap(self.map(name).fd, rows * dtype.itemsize, mmap.MAP_SHARED, access)
+        return np.frombuffer(shared, dtype)
 
     def program(self, name: str) -> int:
-        """Descriptor of a loaded program. Raises KeyError."""
-        pointer = library().bpf_object__find_program_by_name(self._pointer, name.encode())
-        if not pointer:
-            raise KeyError(name)
-        return int(library().bpf_program__fd(pointer))
+        """Descriptor of a loaded program."""
+        found = library().bpf_object__find_program_by_name(self._pointer, name.encode())
+        return int(library().bpf_program__fd(found))
 
     def load(self) -> None:
         """Create the maps and load the programs."""
-        if library().bpf_object__load(self._pointer):
-            raise _failed("load BPF object")
+        library().bpf_object__load(self._pointer)
 
     def close(self) -> None:
         """Close all its descriptors."""
@@ -161,10 +169,7 @@ class RingBuffer:
             return 0
 
         self._callback = _SAMPLE(sample)  # kept: C holds no reference
-        pointer = library().ring_buffer__new(fd, self._callback, None, None)
-        if not pointer:
-            raise _failed("ring_buffer__new")
-        self._pointer: int | None = pointer
+        self._pointer: int | None = library().ring_buffer__new(fd, self._callback, None, None)
 
     @property
     def fd(self) -> int:

@@ -1,24 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages to rtnetlink that each flow needs: its class, its rate, its route.
-
-Devices are set up through pyroute2 (devices.py). That takes a millisecond or two for a message, too
-much where many flows change their rates in each slot.
-"""
+"""Messages to rtnetlink: qdiscs, filters, the class and the route of a flow."""
 
 import ipaddress
 import os
 import socket
 import struct
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
 from flowslotd.pace import guardian
 from flowslotd.pace.pacer import PacingError
 
-_NEWROUTE, _GETROUTE, _NEWTCLASS = 24, 26, 40
-_REQUEST, _ACK, _REPLACE, _CREATE = 1, 4, 0x100, 0x400
-_HEAD = struct.Struct("=IHHII")
-_TCMSG = struct.Struct("=BxxxiIII")
+_NEWROUTE, _GETROUTE, _NEWTCLASS, _NEWTFILTER = 24, 26, 40, 44
+_REPLACE = 0x100
 _RTMSG = struct.Struct("=BBBBBBBBI")
 _RATE = struct.Struct("=BBHhHI")  # struct tc_ratespec
 _HTB_OPT = struct.Struct("=12s12sIIIII")  # struct tc_htb_opt
@@ -29,7 +22,10 @@ _RTA_DST, _RTA_SRC, _RTA_OIF, _RTA_MARK = 1, 2, 4, 16
 _RTA_IP_PROTO, _RTA_SPORT, _RTA_DPORT = 27, 28, 29
 _SO_BINDTOIFINDEX = 62
 _FQ_LIMIT, _FQ_FLOW_LIMIT, _FQ_RATE_ENABLE = 1, 2, 5
-_ETHERNET = 1
+_HTB_PARMS, _HTB_INIT, _HTB_RATE64, _HTB_CEIL64 = 1, 2, 6, 7
+_TBF_PARMS, _TBF_RATE64, _TBF_BURST = 1, 4, 6
+_BPF_FD, _BPF_NAME, _BPF_FLAGS, _BPF_DIRECT = 6, 7, 8, 1
+_ETHERNET, _ETH_P_ALL = 1, 3
 _TICK_NS = 64
 _MOST_U32 = 2**32 - 1
 _MOST_SEQ = 2**31
@@ -40,37 +36,18 @@ _BOUNDLESS = 10**15
 is larger than the burst would wait for ever: the burst may be lowered while the packet waits."""
 
 
-class HtbClass(NamedTuple):
-    """`handle`: major << 16 | minor. `rate`: bytes/s as the device sends them, with all headers
-    down to Ethernet's. `burst`: bytes that may be sent at once."""
-
-    device: int
-    handle: int
-    rate: int
-    burst: int
-
-
-class Cutter(NamedTuple):
-    """A TBF below a class. It cuts packets of more than `most` bytes (TCP's and UDP's
-    super-packets), and limits nothing. HTB alone would send such a packet whole, and then wait for
-    as long as the packet takes at the present rate, even when the rate rises meanwhile."""
-
-    device: int
-    parent: int
-    most: int
-    limit: int
-    """Bytes that may wait."""
+Request = tuple[int, int, bytes]
+"""Kind, flags and body of a message."""
 
 
 class Rtnetlink:
-    """A socket in the network namespace of the thread that makes this object."""
+    """A socket in the network namespace of the thread that makes this object. It is held, so that
+    rates can be set when the process is out of descriptors."""
 
     def __init__(self) -> None:
         """Raises PacingError."""
         try:
-            self._socket = socket.socket(
-                socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0
-            )
+            self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)
         except OSError as error:
             raise PacingError(f"rtnetlink does not work here: {error}") from error
         self._socket.settimeout(5)
@@ -80,7 +57,7 @@ class Rtnetlink:
         """Harmless when closed."""
         self._socket.close()
 
-    def put(self, wanted: Sequence[HtbClass | Cutter]) -> dict[int, int]:
+    def put(self, wanted: Sequence[Request]) -> dict[int, int]:
         """Make or change these, in this order. Returns the errno of each that failed, by its index
         in `wanted`. Raises OSError."""
         failed: dict[int, int] = {}
@@ -88,65 +65,83 @@ class Rtnetlink:
             failed |= self._put(wanted[first : first + _AT_ONCE], first)
         return failed
 
-    def _put(self, wanted: Sequence[HtbClass | Cutter], first: int) -> dict[int, int]:
-        begin = self._seq = self._seq % _MOST_SEQ
-        self._socket.send(b"".join(map(self._message, wanted)))
+    def _put(self, wanted: Sequence[Request], first: int) -> dict[int, int]:
+        begin = self._seq % _MOST_SEQ + 1
+        self._seq = begin + len(wanted) - 1
+        self._socket.send(
+            b"".join(guardian.message(*one, seq) for seq, one in enumerate(wanted, begin))
+        )
         failed, answered = {}, 0
         while answered < len(wanted):
             answer = self._socket.recv(1 << 16)
             at = 0
             while at + 20 <= len(answer):
                 size, _, _, seq, _, error = struct.unpack_from("=IHHIIi", answer, at)
-                if begin < seq <= self._seq:
+                if begin <= seq <= self._seq:
                     answered += 1
                     if error:
-                        failed[first + seq - begin - 1] = -error
+                        failed[first + seq - begin] = -error
                 at += (size + 3) & ~3
         return failed
 
-    def _message(self, one: HtbClass | Cutter) -> bytes:
-        self._seq += 1
-        if isinstance(one, HtbClass):
-            kind, flags, body = _NEWTCLASS, _CREATE, _encoded_class(one)
-        else:
-            kind, flags, body = guardian.NEWQDISC, _CREATE | _REPLACE, _encoded_cutter(one)
-        return _HEAD.pack(16 + len(body), kind, _REQUEST | _ACK | flags, self._seq, 0) + body
 
-    def device_of(self, sock: socket.socket) -> int:
-        """Index of the device that a connected TCP or UDP socket's packets leave by. Raises
-        OSError."""
-        (here, sport, *_), (there, dport, *scope) = sock.getsockname(), sock.getpeername()
-        local, peer = packed(here), packed(there)
-        family = socket.AF_INET if len(peer) == 4 else socket.AF_INET6
-        bits = 8 * len(peer)
-        body = _RTMSG.pack(family, bits, bits, 0, 0, 0, 0, 0, 0)
-        body += _attribute(_RTA_DST, peer) + _attribute(_RTA_SRC, local)
-        protocol = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PROTOCOL)
-        body += _attribute(_RTA_IP_PROTO, bytes([protocol]))
-        body += _attribute(_RTA_SPORT, struct.pack("!H", sport))
-        body += _attribute(_RTA_DPORT, struct.pack("!H", dport))
-        bound = sock.getsockopt(socket.SOL_SOCKET, _SO_BINDTOIFINDEX)
-        device = bound or (scope[1] if scope else 0)  # of a link-local address
-        for kind, value in (
-            (_RTA_OIF, device),
-            (_RTA_MARK, sock.getsockopt(socket.SOL_SOCKET, socket.SO_MARK)),
-        ):
-            if value:
-                body += _attribute(kind, struct.pack("=i", value))
-        self._seq = self._seq % _MOST_SEQ + 1
-        self._socket.send(_HEAD.pack(16 + len(body), _GETROUTE, _REQUEST, self._seq, 0) + body)
-        while True:
-            answer = self._socket.recv(1 << 16)
-            _, kind, _, seq, _ = _HEAD.unpack_from(answer)
-            if seq == self._seq:
-                break
-        if kind != _NEWROUTE:
-            code = -struct.unpack_from("=i", answer, 16)[0]
-            raise OSError(code, "no route")
-        oif = _attributes(answer[16 + _RTMSG.size :]).get(_RTA_OIF)
-        if oif is None:
-            raise OSError(101, "the route has no device")  # ENETUNREACH
-        return int(struct.unpack("=i", oif)[0])
+def device_of(sock: socket.socket) -> int:
+    """Index of the device that a connected TCP or UDP socket's packets leave by. Raises OSError."""
+    (here, sport, *_), (there, dport, *scope) = sock.getsockname(), sock.getpeername()
+    local, peer = packed(here), packed(there)
+    family = socket.AF_INET if len(peer) == 4 else socket.AF_INET6
+    bound = sock.getsockopt(socket.SOL_SOCKET, _SO_BINDTOIFINDEX)
+    device = bound or (scope[1] if scope else 0)  # of a link-local address
+    fields = {
+        _RTA_DST: peer,
+        _RTA_SRC: local,
+        _RTA_IP_PROTO: bytes([sock.getsockopt(socket.SOL_SOCKET, socket.SO_PROTOCOL)]),
+        _RTA_SPORT: struct.pack("!H", sport),
+        _RTA_DPORT: struct.pack("!H", dport),
+    }
+    chosen = {_RTA_OIF: device, _RTA_MARK: sock.getsockopt(socket.SOL_SOCKET, socket.SO_MARK)}
+    fields |= {field: struct.pack("=i", value) for field, value in chosen.items() if value}
+    body = _RTMSG.pack(family, 8 * len(peer), 8 * len(peer), 0, 0, 0, 0, 0, 0) + _pack(fields)
+    kind, answer = next(guardian.answers(_GETROUTE, 0, body))
+    if kind != _NEWROUTE:
+        raise OSError(-struct.unpack_from("=i", answer)[0], "no route")
+    oif = attributes(answer[_RTMSG.size :]).get(_RTA_OIF)
+    if oif is None:
+        raise OSError(101, "the route has no device")  # ENETUNREACH
+    return int(struct.unpack("=i", oif)[0])
+
+
+def create(what: int, kind: str, *where: int, options: bytes | None = None) -> None:
+    """Make an object of traffic control. `where`: see `guardian.tcmsg`. Raises OSError."""
+    code = guardian.ask(what, *where, create=_described(kind, options))
+    if code:
+        raise OSError(code, os.strerror(code))
+
+
+def add_htb(device: int) -> None:
+    """Put HTB at a device's root. What has no class passes by. Raises OSError."""
+    options = _attribute(_HTB_INIT, struct.pack("=IIIII", 3, 10, 0, 0, 0))  # struct tc_htb_glob
+    create(guardian.NEWQDISC, "htb", device, guardian.HTB, guardian.ROOT, options=options)
+
+
+def add_clsact(device: int) -> None:
+    """What filters at a device's egress hang on. Raises OSError."""
+    create(guardian.NEWQDISC, "clsact", device, guardian.CLSACT, guardian.CLSACT_ROOT)
+
+
+def add_filter(device: int, program: int, name: str, preference: int) -> None:
+    """Have packets pass a program, given by its descriptor, at clsact's egress. Its answer
+    decides. Raises OSError."""
+    options = _pack(
+        {
+            _BPF_FD: struct.pack("=I", program),
+            _BPF_NAME: name.encode() + b"\0",
+            _BPF_FLAGS: struct.pack("=I", _BPF_DIRECT),
+        }
+    )
+    protocols = socket.htons(_ETH_P_ALL)
+    where = device, 0, guardian.EGRESS, preference << 16 | protocols
+    create(_NEWTFILTER, "bpf", *where, options=options)
 
 
 def add_fq(device: int) -> None:
@@ -156,21 +151,9 @@ def add_fq(device: int) -> None:
 
     Raises OSError.
     """
-    options = b"".join(
-        _attribute(kind, struct.pack("=I", value))
-        for kind, value in ((_FQ_LIMIT, 1 << 20), (_FQ_FLOW_LIMIT, 1 << 16), (_FQ_RATE_ENABLE, 0))
-    )
-    code = add_root(device, guardian.FQ, "fq", options)
-    if code:
-        raise OSError(code, os.strerror(code))
-
-
-def add_root(device: int, handle: int, kind: str, options: bytes = b"") -> int:
-    """Put a root qdisc on a device. Returns the kernel's errno."""
-    create = _attribute(_KIND, kind.encode() + b"\0")
-    if options:
-        create += _attribute(_OPTIONS, options)
-    return guardian.ask(guardian.NEWQDISC, device, handle, guardian.ROOT, create=create)
+    fields = {_FQ_LIMIT: 1 << 20, _FQ_FLOW_LIMIT: 1 << 16, _FQ_RATE_ENABLE: 0}
+    options = _pack({field: struct.pack("=I", value) for field, value in fields.items()})
+    create(guardian.NEWQDISC, "fq", device, guardian.FQ, guardian.ROOT, options=options)
 
 
 def class_counts(device: int) -> dict[int, tuple[int, int, int]]:
@@ -178,7 +161,7 @@ def class_counts(device: int) -> dict[int, tuple[int, int, int]]:
     OSError."""
     counts = {}
     for one in guardian.classes(device):
-        stats = _attributes(one.attributes).get(_TCA_STATS)
+        stats = attributes(one.attributes).get(_TCA_STATS)
         if stats is not None:
             counts[one.handle] = _STATS.unpack_from(stats)
     return counts
@@ -196,7 +179,18 @@ def _attribute(kind: int, value: bytes) -> bytes:
     return struct.pack("=HH", 4 + len(value), kind) + value + bytes(-len(value) % 4)
 
 
-def _attributes(data: bytes) -> dict[int, bytes]:
+def _pack(fields: Mapping[int, bytes]) -> bytes:
+    return b"".join(_attribute(kind, value) for kind, value in fields.items())
+
+
+def _described(kind: str, options: bytes | None) -> bytes:
+    """The attributes of an object of traffic control."""
+    fields = {_KIND: kind.encode() + b"\0"} | ({} if options is None else {_OPTIONS: options})
+    return _pack(fields)
+
+
+def attributes(data: bytes) -> dict[int, bytes]:
+    """The values of attributes by their kinds."""
     found, at = {}, 0
     while at + 4 <= len(data):
         size, kind = struct.unpack_from("=HH", data, at)
@@ -207,23 +201,30 @@ def _attributes(data: bytes) -> dict[int, bytes]:
     return found
 
 
-def _encoded_class(one: HtbClass) -> bytes:
-    rate = _RATE.pack(0, _ETHERNET, 0, 0, 0, min(one.rate, _MOST_U32))
-    ticks = min(one.burst * 10**9 // one.rate // _TICK_NS, _MOST_U32)
+def htb_class(device: int, handle: int, rate: int, burst: int) -> Request:
+    """Make or change a class. `handle`: major << 16 | minor. `rate`: bytes/s as the device sends
+    them, with all headers down to Ethernet's. `burst`: bytes that may be sent at once."""
+    spec = _RATE.pack(0, _ETHERNET, 0, 0, 0, min(rate, _MOST_U32))
+    ticks = min(burst * 10**9 // rate // _TICK_NS, _MOST_U32)
     # The quantum matters only between classes that borrow, but the kernel warns of 0.
-    quantum = min(one.burst, 200_000)
-    options = _attribute(1, _HTB_OPT.pack(rate, rate, ticks, ticks, quantum, 0, 0))
-    if one.rate > _MOST_U32:
-        options += _attribute(6, struct.pack("=Q", one.rate))  # TCA_HTB_RATE64
-        options += _attribute(7, struct.pack("=Q", one.rate))  # TCA_HTB_CEIL64
-    body = _TCMSG.pack(0, one.device, one.handle, guardian.HTB, 0)
-    return body + _attribute(_KIND, b"htb\0") + _attribute(_OPTIONS, options)
+    quantum = min(burst, 200_000)
+    fields = {_HTB_PARMS: _HTB_OPT.pack(spec, spec, ticks, ticks, quantum, 0, 0)}
+    if rate > _MOST_U32:
+        fields |= dict.fromkeys((_HTB_RATE64, _HTB_CEIL64), struct.pack("=Q", rate))
+    body = guardian.tcmsg(device, handle, guardian.HTB) + _described("htb", _pack(fields))
+    return _NEWTCLASS, guardian.NLM_ACK | guardian.NLM_CREATE, body
 
 
-def _encoded_cutter(one: Cutter) -> bytes:
-    rate = _RATE.pack(0, _ETHERNET, 0, 0, 0, _MOST_U32)
-    options = _attribute(1, _TBF_OPT.pack(rate, bytes(12), one.limit, 0, 0))
-    options += _attribute(4, struct.pack("=Q", _BOUNDLESS))  # TCA_TBF_RATE64
-    options += _attribute(6, struct.pack("=I", one.most))  # TCA_TBF_BURST
-    body = _TCMSG.pack(0, one.device, 0, one.parent, 0)
-    return body + _attribute(_KIND, b"tbf\0") + _attribute(_OPTIONS, options)
+def cutter(device: int, parent: int, most: int, limit: int) -> Request:
+    """Make or change a TBF below a class. It cuts packets of more than `most` bytes (TCP's and
+    UDP's super-packets), and limits nothing; `limit` bytes may wait. HTB alone would send such a
+    packet whole, and then wait for as long as the packet takes at the present rate, even when the
+    rate rises meanwhile."""
+    spec = _RATE.pack(0, _ETHERNET, 0, 0, 0, _MOST_U32)
+    fields = {
+        _TBF_PARMS: _TBF_OPT.pack(spec, bytes(12), limit, 0, 0),
+        _TBF_RATE64: struct.pack("=Q", _BOUNDLESS),
+        _TBF_BURST: struct.pack("=I", most),
+    }
+    body = guardian.tcmsg(device, 0, parent) + _described("tbf", _pack(fields))
+    return guardian.NEWQDISC, guardian.NLM_ACK | guardian.NLM_CREATE | _REPLACE, body

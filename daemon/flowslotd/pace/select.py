@@ -40,7 +40,7 @@ def make_pacer(
         "bpf": lambda: BpfPacer(instance),
         "edt": lambda: EdtPacer(devices, sysctls),
         "htb": lambda: HtbPacer(devices),
-        "socket": lambda: SocketPacer(sysctls),
+        "socket": lambda: SocketPacer(sysctls=sysctls),
         "none": Pacer,
     }
     if backend not in BACKENDS:

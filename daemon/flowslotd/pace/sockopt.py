@@ -7,7 +7,7 @@ control that the job uses.
 
 import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from socket import IPPROTO_TCP, SO_PROTOCOL, SOL_SOCKET, socket
 
 from flowslotd.pace import guardian
@@ -38,8 +38,8 @@ class SocketPacer(AttachedPacer):
         ),
     )
 
-    def __init__(self, sysctls: bool = True) -> None:
-        super().__init__()
+    def __init__(self, devices: Sequence[str] = (), sysctls: bool = True) -> None:
+        super().__init__(devices)
         self._bursts = SmallBursts(sysctls)
         self._rates: dict[int, int] = {}  # of paced flows
         self._own: dict[int, int] = {}  # rates that the applications had set
@@ -47,22 +47,17 @@ class SocketPacer(AttachedPacer):
     # -- life ---------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Try the system call, start the guardian. Raises PacingError."""
-        self._sockets.probe()
-        self._undo.open(keep=self._keep())
+        """See `AttachedPacer`."""
+        super().open()
         self._bursts.hold(self._undo)
 
     def _keep(self) -> tuple[int, ...]:
-        """Descriptors for the guardian."""
-        return self._bursts.filenos()
+        return (*super()._keep(), *self._bursts.filenos())
 
     def close(self) -> None:
-        """Unpace all flows."""
-        for cookie in list(self._rates):
-            self.release(cookie)
-        self._sockets.clear()
+        """See `AttachedPacer`."""
         self._bursts.close(self._undo)
-        self._undo.close()
+        super().close()
 
     # -- rates --------------------------------------------------------------------------------
 
@@ -89,9 +84,7 @@ class SocketPacer(AttachedPacer):
             option = sock.getsockopt(SOL_SOCKET, guardian.SO_MAX_PACING_RATE, _LONG)
             own = int.from_bytes(option, sys.byteorder)
             own = guardian.UNLIMITED if own & 0xFF == MARK else own
-        # Listed before there is something to undo.
-        at = self._sockets.where(cookie)
-        self._undo.list_socket(cookie, *at, (guardian.SO_MAX_PACING_RATE, _LONG, own))
+        self._list(cookie, guardian.SO_MAX_PACING_RATE, _LONG, own)
         guardian.set_option(sock, guardian.SO_MAX_PACING_RATE, _LONG, min(_marked(rate), own))
         return own
 

@@ -1,21 +1,62 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of what is to be undone when the daemon dies or lets its deadline pass.
-
-The daemon writes the table, a guardian process (guardian.py) reads it. A change is listed before it
-is made.
+"""The daemon's side of its guardian (guardian.py): the process, and the table of what it undoes
+when the daemon dies or lets its deadline pass. A change is listed before it is made.
 """
 
 import mmap
 import os
+import signal
 import struct
+import subprocess
+import sys
 from contextlib import suppress
 
 from flowslotd.pace import guardian
-from flowslotd.pace.guard import Guard
+from flowslotd.pace.guardian import HEADER, ROW, SOCKET, Row
 from flowslotd.pace.pacer import PacingError
 
-SOCKETS = 4096
-_ROWS = guardian.HEADER.size + guardian.CHANGES * guardian.CHANGE.size
+ROWS = 4096 + 128
+"""Sockets, and what is changed on devices."""
+DEAF = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGABRT)
+"""What a service manager sends to all processes of a service; SIGABRT: the watchdog."""
+
+
+class Guard:
+    """A guardian process, and the pipe whose end says that this daemon is gone."""
+
+    def __init__(self, table: int = -1, struct_ops: int = -1, keep: tuple[int, ...] = ()) -> None:
+        """`keep`: descriptors that the guardian holds as long as it lives."""
+        reading, self._pipe = os.pipe()
+        files = (reading, table, struct_ops)
+        # The child has this mask too: no signal ends the guardian, not even while it starts.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, DEAF)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", guardian.__file__, *map(str, files)],
+                pass_fds=[fd for fd in (*files, *keep) if fd >= 0],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(self._pipe)
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            os.close(reading)
+
+    @property
+    def pid(self) -> int:
+        """The guardian's process id."""
+        return self._process.pid
+
+    def alive(self) -> bool:
+        """Whether the guardian still runs."""
+        return self._process.poll() is None
+
+    def close(self) -> bool:
+        """Let the guardian clean up and end. False: it could not."""
+        os.close(self._pipe)
+        return self._process.wait() == 0
 
 
 class UndoTable:
@@ -27,21 +68,18 @@ class UndoTable:
         self.guard: Guard | None = None
         self._keep: tuple[int, ...] = ()
         self._freed = self._listed = 0
-        self._rows: dict[int, int] = {}
-        self._free_rows: list[int] = []
-        self._changes: dict[tuple[int, int], int] = {}
-        self._free_changes: list[int] = []
+        self._rows: dict[tuple[int, int], tuple[int, Row]] = {}
+        """Offset and content by kind and cookie or device."""
+        self._free: list[int] = []
 
     def open(self, keep: tuple[int, ...]) -> None:
         """Start the guardian, which also holds the descriptors `keep` until all is undone."""
         self._keep = keep
         self._memory = os.memfd_create("flowslot-guardian", os.MFD_CLOEXEC)
-        os.truncate(self._memory, _ROWS + SOCKETS * guardian.ROW.size)
+        os.truncate(self._memory, HEADER.size + ROWS * ROW.size)
         self._table = mmap.mmap(self._memory, 0)
-        self._free_rows = list(range(SOCKETS - 1, -1, -1))
-        self._free_changes = list(range(guardian.CHANGES - 1, -1, -1))
+        self._free = [HEADER.size + row * ROW.size for row in reversed(range(ROWS))]
         self._rows.clear()
-        self._changes.clear()
         self._freed = self._listed = 0
         self.guard = Guard(table=self._memory, keep=self._keep)
 
@@ -74,19 +112,18 @@ class UndoTable:
         was_late, self._freed = freed != self._freed, freed
         return was_late
 
-    def list_socket(self, cookie: int, pid: int, fd: int, option: tuple[int, int, int]) -> None:
-        """`option`: the number, size and value that the socket gets back. Raises PacingError when
-        the table is full."""
+    def list(self, row: Row) -> None:
+        """Take the place of the row about the same socket, or the same kind of change of the same
+        device, if there is one. Raises PacingError when the table is full."""
         assert self._table is not None
-        row = self._rows.get(cookie)
-        if row is None:
-            if not self._free_rows:
-                raise PacingError(f"{SOCKETS} flows are paced already")
-            row = self._rows[cookie] = self._free_rows.pop()
-        guardian.ROW.pack_into(
-            self._table, _ROWS + row * guardian.ROW.size, cookie, pid, fd, *option
-        )
-        self.look_again()
+        key = row.kind, row.cookie or row.place
+        if key not in self._rows and not self._free:
+            raise PacingError(f"{ROWS} changes of flows and devices are the most")
+        offset = self._rows[key][0] if key in self._rows else self._free.pop()
+        self._rows[key] = offset, row
+        ROW.pack_into(self._table, offset, *row)
+        if row.kind == SOCKET:
+            self.look_again()
 
     def look_again(self) -> None:
         """If the deadline has passed, have the guardian read the table once more."""
@@ -94,37 +131,12 @@ class UndoTable:
             self._listed += 1
             struct.pack_into("=Q", self._table, 16, self._listed)
 
-    def free_socket(self, cookie: int) -> None:
-        """Give a socket its option back now, if it is listed. A closed socket is passed over."""
-        row = self._rows.get(cookie)
+    def undo(self, kind: int, which: int) -> None:
+        """Undo now what is listed, if it is, and strike it. `which`: the cookie of a socket, or the
+        index of a device. What is gone already is passed over."""
+        offset, row = self._rows.pop((kind, which), (0, None))
         if row is not None and self._table is not None:
-            offset = _ROWS + row * guardian.ROW.size
-            guardian.free_socket(guardian.ROW.unpack_from(self._table, offset))
-            self.strike_socket(cookie)
-
-    def strike_socket(self, cookie: int) -> None:
-        """Take a socket off the table: nothing is to be undone."""
-        row = self._rows.pop(cookie, None)
-        if row is not None and self._table is not None:
-            struct.pack_into("=Q", self._table, _ROWS + row * guardian.ROW.size, 0)
-            self._free_rows.append(row)
-
-    def list_change(self, change: int, device: int, value: int) -> None:
-        """`change`: guardian.CLASSES or another kind. Raises PacingError when the table is full."""
-        assert self._table is not None
-        key = change, device
-        row = self._changes.get(key)
-        if row is None:
-            if not self._free_changes:
-                raise PacingError(f"{guardian.CHANGES} changes of devices are the most")
-            row = self._changes[key] = self._free_changes.pop()
-        offset = guardian.HEADER.size + row * guardian.CHANGE.size
-        guardian.CHANGE.pack_into(self._table, offset, change, device, value)
-
-    def strike_change(self, change: int, device: int) -> None:
-        """Take a change off the table: the device is as it was."""
-        row = self._changes.pop((change, device), None)
-        if row is not None and self._table is not None:
-            offset = guardian.HEADER.size + row * guardian.CHANGE.size
-            guardian.CHANGE.pack_into(self._table, offset, 0, 0, 0)
-            self._free_changes.append(row)
+            with suppress(OSError, ValueError):
+                guardian.undo(row)
+            struct.pack_into("=i", self._table, offset, 0)
+            self._free.append(offset)

@@ -7,7 +7,7 @@ Its flows are the simulation's, and its kernel is the fluid network.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,18 +21,8 @@ from flowslot_sim.observed import Observer
 from flowslot_sim.plane.switch import SwitchNode
 from flowslot_sim.plane.wire import Clock, Stream
 
-
-class Kernel(Protocol):
-    """Where rates are put into force."""
-
-    def put(self, now: Nanos, b: int, grant: Granted, covered: Sequence[int], until: Nanos) -> None:
-        """Bunch b has this rate until then, unless it is renewed; NaN: it is left alone. `covered`:
-        those of its links that live arbiters hold."""
-        ...
-
-    def renew(self, bunches: Iterable[int], until: Nanos) -> None:
-        """What these have stays in force until then."""
-        ...
+if TYPE_CHECKING:
+    from flowslot_sim.plane.messages import FluidKernel
 
 
 class DaemonNode:
@@ -45,7 +35,7 @@ class DaemonNode:
         clock: Clock,
         observer: Observer,
         mine: Sequence[int],
-        kernel: Kernel,
+        kernel: FluidKernel,
         host: Host,
         switches: Sequence[SwitchNode],
         open_stream: Callable[[], Stream],

@@ -244,14 +244,15 @@ class FluidKernel:
         """Rates put into force."""
 
     def put(self, now: Nanos, b: int, grant: Granted, covered: Sequence[int], until: Nanos) -> None:
-        """See Kernel."""
+        """Bunch b has this rate until then, unless it is renewed; NaN: it is left alone. `covered`:
+        those of its links that live arbiters hold."""
         self.writes += 1
         self._entries[b] = _Entry(grant.rate, covered, until)
         self.share_out(b)
         self._watch(b)
 
     def renew(self, bunches: Iterable[int], until: Nanos) -> None:
-        """See Kernel. What is void stays void."""
+        """What these have stays in force until then; what is void stays void."""
         for b in bunches:
             entry = self._entries[b]
             if entry.until > self._sim.now:

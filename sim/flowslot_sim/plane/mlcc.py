@@ -7,19 +7,22 @@ between them and the switches take a message's delay each way.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
+from flowslot.model.errors import ScheduleRefused
+from flowslot.model.loadtable import LoadTable
 from flowslot.model.units import SECOND, Nanos
 from flowslot.policy.base import Floats
-from flowslot.policy.mlcc import MlccOptions, MlccPolicy
+from flowslot.policy.mlcc import MlccOptions, MlccPolicy, Update
 from flowslot.policy.mlcc.peers import Progress
+from flowslot.policy.mlcc.planner import Feedback, Reserving
 from flowslot_sim.plane.messages import Plant
-from flowslot_sim.plane.mlcc_host import MlccHost, Wiring
-from flowslot_sim.plane.mlcc_switch import TableSwitch
+from flowslot_sim.plane.mlcc_host import HORIZON, MlccHost
 from flowslot_sim.simulation import Simulation
 from flowslot_sim.stalls import StallWatch
 
@@ -48,6 +51,67 @@ VARIANTS = {
 with every remedy."""
 
 
+Answer = Callable[[Nanos, list[bool]], None]
+"""Takes which updates of a call were accepted."""
+
+
+class TableSwitch:
+    """FetchFeedback and UpdateSchedule, over core's load table: that of Arbiter.update_schedule.
+
+    With option `atomic`, what does not fit is refused. Otherwise the paper's switch, which adds up
+    whatever it is told: a table without bounds. All links are in one table, so that an update holds
+    for its whole path or not at all, also where switches of their own would have to agree.
+    """
+
+    def __init__(
+        self, sim: Simulation, slot_ns: Nanos, options: MlccOptions, random: np.random.Generator
+    ) -> None:
+        """With order `shortest`, of updates that arrive at the same moment those with the smallest
+        key come first, and not those of an arbitrary host."""
+        self._capacity = np.array(sim.world.capacity)
+        most = self._capacity if options.atomic else np.full(len(self._capacity), math.inf)
+        self.table = LoadTable(len(most), HORIZON, most)
+        self._events = sim.events
+        self._slot_ns = slot_ns
+        self._by_key = options.order == "shortest"
+        self._random = random
+        self._waiting: list[tuple[Sequence[Update], Answer]] = []
+
+    def fetch(self, now: Nanos, links: tuple[int, ...]) -> Feedback:
+        """FetchFeedback."""
+        self.table.advance(now // self._slot_ns)
+        at = list(links)
+        return Feedback(self.table.slot, links, self.table.load(links), self._capacity[at])
+
+    def update(self, now: Nanos, updates: Sequence[Update], answer: Answer) -> None:
+        """UpdateSchedule of one host. Decided once all that arrives at this moment has arrived:
+        hosts are on one grid, and whoever happens to come first must not always be the same."""
+        self._waiting.append((updates, answer))
+        if len(self._waiting) == 1:
+            self._events.at(now, self._decide)
+
+    def _decide(self, now: Nanos) -> None:
+        self.table.advance(now // self._slot_ns)
+        waiting, self._waiting = self._waiting, []
+        drawn: list[int] = self._random.permutation(len(waiting)).tolist()
+        queue = [update for i in drawn for update in waiting[i][0]]
+        if self._by_key:
+            queue.sort(key=lambda update: update.key)
+        accepted = {id(update): self._take(update) for update in queue}
+        for updates, answer in waiting:
+            answer(now, [accepted[id(update)] for update in updates])
+
+    def _take(self, update: Update) -> bool:
+        """Whether it fits. What was for slots that are over by now is dropped."""
+        late = self.table.slot - update.slot
+        rates = update.rates[late:].tolist()
+        try:
+            self.table.update(update.flow, update.links, rates)
+        except ScheduleRefused:
+            return False
+        return True
+
+
 class Mlcc:
     """See Control. `watch` reports stalls, and ends the run when nothing moves any more."""
 
@@ -60,34 +124,17 @@ class Mlcc:
         self._plant = plant
         self._count_links = variant.count_links
         self._random = np.random.default_rng([seed, 11])
-        self.switch = TableSwitch(
-            sim.events,
-            sim.world.capacity,
-            plant.slot_ns,
-            atomic=options.atomic,
-            by_key=options.order == "shortest",
-            random=self._random,
-        )
-        delays = plant.delays
-        wiring = Wiring(
-            send=self._send,
-            switch=self.switch,
-            slot_ns=plant.slot_ns,
-            answer_s=(delays.low + delays.high) / SECOND,
-            tell=self._tell,
-        )
-        mine: dict[str, list[int]] = {}
-        for row, flow in enumerate(sim.flows):
-            mine.setdefault(flow.host, []).append(row)
+        self.switch = TableSwitch(sim, plant.slot_ns, options, self._random)
+        links = range(len(sim.world.links))
+
+        def planner() -> Reserving:
+            policy, held = MlccPolicy(options, plant.slot_ns), [True] * len(links)
+            return Reserving(policy, held, [links], plant.slot_ns, at_once=not options.atomic)
+
+        top_up, slot_ns = options.top_up, plant.slot_ns
         self.hosts = {
-            name: MlccHost(
-                sim,
-                name,
-                rows,
-                policy=MlccPolicy(options, plant.slot_ns),
-                wiring=wiring,
-            )
-            for name, rows in mine.items()
+            name: MlccHost(sim, self, name, rows, planner(), top_up=top_up, slot_ns=slot_ns)
+            for name, rows in self._by_host(range(len(sim.flows))).items()
         }
         self._counted = self._counters()
 
@@ -100,15 +147,20 @@ class Mlcc:
 
     def began(self, now: Nanos, job: int, flows: Sequence[int]) -> None:
         """See Control."""
-        for host, rows in self._by_host(flows).items():
-            self.hosts[host].began(now, rows)
+        for host in self._by_host(flows):
+            self.hosts[host].moved()
 
     def ended(self, now: Nanos, flows: Sequence[int]) -> None:
         """See Control."""
-        for host, rows in self._by_host(flows).items():
-            self.hosts[host].ended(now, rows)
+        for host in self._by_host(flows):
+            self.hosts[host].ended(now)
 
     # --- evidence
+
+    def counts(self) -> tuple[int, int]:
+        """Updates that were accepted, and refused."""
+        each = [host.planner.counts for host in self.hosts.values()]
+        return sum(c.accepted for c in each), sum(c.refused for c in each)
 
     def writes(self) -> int:
         """Rates put into force."""
@@ -120,8 +172,9 @@ class Mlcc:
         """A slot begins, for all hosts."""
         slot_ns = self._plant.slot_ns
         counted = self._counters()
-        loads = (counted - self._counted) / (slot_ns / SECOND) if self._count_links else None
+        controlled, carried = (counted - self._counted) / (slot_ns / SECOND)
         self._counted = counted
+        loads = (controlled, carried) if self._count_links else None
         for host in self.hosts.values():
             host.begin_slot(now, now // slot_ns, loads)
         self._sim.events.after(slot_ns, self._slot)
@@ -137,10 +190,12 @@ class Mlcc:
             by_host.setdefault(self._sim.flows[row].host, []).append(row)
         return by_host
 
-    def _send(self, deliver: Callable[[Nanos], None]) -> None:
+    def send(self, deliver: Callable[[Nanos], None]) -> None:
+        """Do something a message's delay later."""
         self.messages += 1
         self._sim.events.after(self._plant.delays.draw(self._random), deliver)
 
-    def _tell(self, host: str, teller: str, n: int, said: Sequence[Progress]) -> None:
+    def tell(self, host: str, teller: str, n: int, said: Sequence[Progress]) -> None:
+        """Let another host know what `teller` says in its message `n`."""
         if host in self.hosts and host != teller:  # as daemons do
-            self._send(partial(self.hosts[host].hear, teller=teller, n=n, said=said))
+            self.send(partial(self.hosts[host].hear, teller=teller, n=n, said=said))

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from flowslot.decision import Pace
 from flowslot.model.slot import DEFAULT_SLOT
 from flowslot.model.units import Nanos
-from flowslot.policy.base import AllocationState, Allocator, HostPolicy, View
+from flowslot.policy.base import AllocationState, Allocator, HostPolicy
 from flowslot_sim.observed import NEVER, Observer
 from flowslot_sim.simulation import Simulation
 
@@ -38,24 +37,9 @@ class Fixed(Free):
 
     def start(self) -> None:
         """See Control."""
-        network, n = self._sim.network, len(self._sim.flows)
-        view = View(
-            slot=0,
-            horizon=1,
-            capacity=network.capacity[:-1],
-            flow=np.arange(n, dtype=np.uint64),
-            paths=network.paths,
-            job=np.array(self._sim.job_of, np.int64),
-            job_names=[job.name for job in self._sim.world.jobs],
-            remaining=network.rows["total"],
-            cap=np.full(n, math.inf),
-            guaranteed=np.zeros(n, np.bool_),
-        )
-        unknown = np.full(n, math.nan)
-        for decision in self._policy.decide(Nanos(0), view, unknown, unknown):
-            if isinstance(decision, Pace):
-                rates = decision.schedule.at(0)
-                network.pace(decision.flows.astype(np.intp), rates, decision.ceilings)
+        pace = self._policy.decide(Nanos(0), self._sim.view(np.arange(len(self._sim.flows))))
+        if pace is not None:
+            self._sim.network.pace(pace.flows.astype(np.intp), pace.schedule.at(0), pace.ceilings)
 
 
 class Exact:

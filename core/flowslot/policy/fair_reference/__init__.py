@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What would be if nobody scheduled anything: a fair run of the same jobs, beside the real one.
+"""What would be without any scheduling: a fair run of the same jobs, beside the real one.
 
 Each job computes for as long as it was observed to, then sends as many bytes as it was observed to,
 and starts anew: closed-loop, whatever its real iterations do. A job that lags behind this reference
 would have been better off without us. (The service of a fluid fair system as a yardstick is that of
-GPS; lag is as in EEVDF.) All of it is worked out from what an arbiter is told anyway.
+GPS; lag is as in EEVDF.) All of it is worked out from what daemons report anyway.
 
-Flows share the links max-min in two runs. In one, those of a job share as one: with the same rate
-on its busiest link as any other job has there, however many they are. In the other each has a rate
-of its own, as under TCP. What a job has of the latter by opening more flows is not worth as much
-protection: this run is SLACK times slower.
+Flows share the links max-min in two runs. In the first, the flows of a job share as one: however
+many they are, they have the same rate on its busiest link as any other job has there. In the
+second, each flow has a rate of its own, as under TCP. What a job gains there by opening more flows
+deserves less protection: the second run is SLACK times slower.
 """
 
 from collections.abc import Hashable, Sequence
@@ -43,8 +43,11 @@ class FairReference:
         member = np.zeros(n, np.intp)
         member[of] = np.arange(len(of))
         job, paths = state.job[member], state.paths[member]
-        need = np.zeros((len(state.job_names), len(state.goodput)))
-        fluid.add_up(job, paths, volume, need)
+        shape = len(state.job_names), len(state.goodput)
+        cells, each = job[:, None] * shape[1] + paths, np.repeat(volume, paths.shape[1])
+        need = (
+            np.bincount(cells.ravel(), each, shape[0] * shape[1]).astype(np.float64).reshape(shape)
+        )
         most = need[:, :-1].max(axis=1)[job]
         new_jobs = _renamed(self._jobs, state.job_names)
         new = _renamed(self._aggregates, state.aggregates) | (np.bincount(of, minlength=n) == 0)

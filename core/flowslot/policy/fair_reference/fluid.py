@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# cython: infer_types=True
 """A fair run from event to event. Compiled (types: fluid.pxd); interpreted, it does the same.
 
 F flows, G aggregates, J jobs, L links; arrays over links have L + 1 entries, of which the last one
@@ -49,13 +50,6 @@ _UNKNOWN = np.zeros((), JOB)
 _UNKNOWN["ended_at"] = math.nan
 
 
-def add_up(job: Ints, paths: Paths, volume: Floats, need: Floats) -> None:
-    """Bytes per iteration of each job on each link: `need`, zero before."""
-    for i in range(len(job)):
-        for h in range(paths.shape[1]):
-            need[job[i], paths[i, h]] += volume[i]
-
-
 def meet(need: Any, j: int, k: int) -> bool:
     """Whether two jobs use the same link."""
     for link in range(need.shape[1] - 1):  # noqa: SIM110 (a generator is not compiled to a loop)
@@ -97,7 +91,7 @@ class Run:
     def see(  # noqa: PLR0917
         self, now: float, need: Floats, job: Ints, remaining: Floats, wait: Floats, idle: Floats
     ) -> None:
-        """Whose real communication has begun or ended since the last look.
+        """Find the jobs whose real communication has begun or ended since the last look.
 
         `job`, int64[F], and `remaining`, `wait` and `idle`, float64[F], as in AllocationState.
         """

@@ -3,9 +3,9 @@
 
 Two numbers come out of that window: B_i, the most that a flow can send (Algorithm 2), and u_l, the
 most that a link has for flows that we control, next to traffic that we do not (section IV-B). Both
-are the highest value seen. Who sent nothing for four slots, because it had nothing to send or
-because a plan said so, has seen nothing, may send nothing, and so will never see anything else. The
-remedy is the same for both: what was sent is no evidence of what could have been.
+are the highest value seen. A flow that sent nothing for four slots, because it had nothing to send
+or because a plan said so, has seen nothing, may send nothing, and so will never see anything else.
+The remedy is the same for both: what was sent is no evidence of what could have been.
 
 Shapes: L links, K slots, W slots of the window. Rates are payload bytes/s.
 """
@@ -71,7 +71,7 @@ def history_bound(rates: Floats, path_capacity: float) -> float:
 
 
 def residual_bound(rate: float, residual: float) -> float:
-    """B_i that recovers: what the flow has already, and what nobody has of its path."""
+    """B_i that recovers: what the flow has already, and what is free on its path."""
     return rate + max(residual, 0.0)
 
 

@@ -56,7 +56,8 @@ class LivelockDetector:
         self._starved_slots = starved_slots
         self._waits: dict[int, _Wait] = {}
         self._slot: int | None = None
-        self._moved_at = 0  # last slot in which a flow moved, or none was ready
+        self.moved_at = 0
+        """The last slot in which a flow moved, or none was ready."""
         self._reported = False
 
     def feed(
@@ -77,9 +78,9 @@ class LivelockDetector:
         here = {flow: (bytes_left, is_ready) for flow, bytes_left, is_ready in rows}
         moved = self._follow(slot, here)
         if moved or not self._waits or self._slot is None:
-            self._moved_at, self._reported = slot, False
+            self.moved_at, self._reported = slot, False
         self._slot = slot
-        stall = self._livelock(slot) if self._moved_at < slot else self._starvation(slot)
+        stall = self._livelock(slot) if self.moved_at < slot else self._starvation(slot)
         return () if stall is None else (stall,)
 
     def _follow(self, slot: int, here: dict[int, tuple[float, bool]]) -> bool:
@@ -102,10 +103,10 @@ class LivelockDetector:
         return moved
 
     def _livelock(self, slot: int) -> Stall | None:
-        if self._reported or slot - self._moved_at < self._livelock_slots:
+        if self._reported or slot - self.moved_at < self._livelock_slots:
             return None
         self._reported = True
-        return Stall("livelock", tuple(sorted(self._waits)), self._moved_at + 1, slot)
+        return Stall("livelock", tuple(sorted(self._waits)), self.moved_at + 1, slot)
 
     def _starvation(self, slot: int) -> Stall | None:
         """Only asked for when others move: in a livelock it is no news that one flow does not."""

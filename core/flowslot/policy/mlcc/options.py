@@ -27,12 +27,12 @@ class MlccOptions:
     """B_i of Algorithm 2 and the bandwidth next to other traffic, see `bandwidth`. `paper`:
     history alone, which is stuck at 0 after four slots without a byte."""
     replan_on_events: bool = False
-    """Decide anew whenever called, not only when a slot begins."""
+    """Decide anew at every `decide`, not only when a slot begins."""
     top_up: bool = False
     """A flow may use what nobody has reserved of the current slot, beyond its rate; so its last
     bytes do not trickle through a whole slot."""
     order: Order = "arrival"
-    """Whose plan is made first. `arrival`: first come, first served, in favour of elephants.
+    """Which flow is planned first. `arrival`: first come, first served, in favour of elephants.
     `shortest`: by the time that the flow needs alone, shortened as it waits so that none starves.
     Across hosts it only holds if the caller sends updates by `Update.key`."""
 

@@ -6,17 +6,16 @@ fetch the load table into the view, `decide`, send `updates` to the switches in 
 `refused` which of them were not accepted, and if any were, fetch again and `decide` again.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from flowslot.decision import Decision, Pace
 from flowslot.model.schedule import Schedule
 from flowslot.model.slot import DEFAULT_SLOT
 from flowslot.model.units import SECOND, Nanos
-from flowslot.policy.base import Floats, Rows, View
+from flowslot.policy.base import Floats, Pace, Rows, View
 from flowslot.policy.mlcc import depend
 from flowslot.policy.mlcc.bandwidth import History, Observed, history_bound, residual_bound
 from flowslot.policy.mlcc.depend import Dependency
@@ -37,14 +36,16 @@ class Update:
     """To be sent as UpdateSchedule: replaces the flow's schedule on all `links`.
 
     `rates`: float64[K], payload bytes/s in the slots from `slot` on; all 0: remove the flow.
-    `key`: seconds that the flow would need alone, shortened as it waits: a caller that can choose
-    sends those with the smallest first. An update that takes something back has 0.
+    `before`: what of it the switches have if they refuse, float64[K]; None: the update only takes
+    something back. `key`: seconds that the flow would need alone, shortened as it waits: a caller
+    that can choose sends those with the smallest first. What takes something back has 0.
     """
 
     flow: int
     links: tuple[int, ...]
     slot: int
     rates: Floats
+    before: Floats | None = None
     key: float = 0.0
 
 
@@ -69,42 +70,29 @@ class _Active(NamedTuple):
     flow: int
     path: Rows
     remaining: float
-    cap: float
     since: int  # slot
 
 
 class MlccPolicy:
     """A HostPolicy. Flows that are not on a path are left alone, idle ones get rate 0.
 
-    `slot_ns`: length of a slot. `reservable`: part of a link's capacity that switches give out.
-    `updates`: what the last `decide` wants sent. `dependencies`: of the flows that have any, by
-    identifier; set it before `decide`. `left_s`: seconds of the current slot in which what is
-    decided next will be in force; None: counted from the slot's first decision, as if that were
-    made when the slot begins and held at once.
+    `slot_ns`: length of a slot. `updates`: what the last `decide` wants sent. `dependencies`: of
+    the flows that have any, by identifier; set it before `decide`.
     """
 
-    def __init__(
-        self,
-        options: MlccOptions | None = None,
-        slot_ns: Nanos = DEFAULT_SLOT,
-        reservable: float = 1.0,
-    ) -> None:
-        if slot_ns <= 0 or not 0.0 < reservable <= 1.0:
-            raise ValueError("slot_ns must be greater than 0, reservable in (0, 1]")
+    def __init__(self, options: MlccOptions | None = None, slot_ns: Nanos = DEFAULT_SLOT) -> None:
+        if slot_ns <= 0:
+            raise ValueError("slot_ns must be greater than 0")
         self.options = MlccOptions() if options is None else options
         self.updates: tuple[Update, ...] = ()
         self.dependencies: Mapping[int, Dependency] = {}
-        self.left_s: float | None = None
         self._slot_s = slot_ns / SECOND
-        self._reservable = reservable
         self._history = History()
         self._pauses = Pauses()
         self._held: dict[int, _Held] = {}
-        self._accepted: dict[int, _Held | None] = {}  # without the last update
         self._seen: dict[int, tuple[int, float]] = {}  # active since which slot, bytes left
         self._paced: dict[int, float] = {}  # least that each flow had, all through the slot
         self._slot: int | None = None
-        self._began: Nanos = Nanos(0)
         self._again = False
         self._fresh = False  # what is decided holds from the slot's beginning
         self._links: Links | None = None
@@ -122,54 +110,44 @@ class MlccPolicy:
             for flow, sent in observed.sent.items():
                 self._pauses.observe(flow, self._paced.get(flow, 0.0), sent, observed.slot)
 
-    def decide(
-        self, now: Nanos, view: View, grants: Floats, ceilings: Floats
-    ) -> Sequence[Decision]:
+    def decide(self, now: Nanos, view: View) -> Pace:
         """See HostPolicy. `view.load`: as fetched just now, own schedules included, its first
-        column for `view.slot`; None: nobody but this host uses its links. `grants` and `ceilings`
-        are an arbiter's, and of no use here. Links keep their indices as long as the policy lives.
+        column for `view.slot`; None: nobody but this host uses its links. Links keep their indices
+        as long as the policy lives.
         """
         begins = view.slot != self._slot
         if begins:
-            self._slot, self._began, self._paced = view.slot, now, {}
-        self._view, self.updates, self._accepted = view, (), {}
+            self._slot, self._paced = view.slot, {}
+        self._view, self.updates = view, ()
         self._fresh = begins or self._again
         active = self._active(view)
         if begins or self._again or self.options.replan_on_events or self._links is None:
             self._again = False
-            known = view.passed is not None
-            part = max(1.0 - (view.passed or 0.0), LEAST_PART) if known else self._part(now)
-            self._plan(active, view, part)
-        return self._decisions()
+            self._plan(active, view, min(max(1.0 - view.passed, LEAST_PART), 1.0))
+        return self._pace()
 
-    def refused(self, updates: Iterable[Update]) -> Sequence[Decision]:
+    def refused(self, updates: Iterable[Update]) -> Pace:
         """Switches refused these of `updates`: those flows have what they had reserved before.
 
-        Decisions that keep to it, in place of those of `decide`; the next `decide` plans again,
-        within the same slot too.
+        Returns rates that keep to it, in place of those of `decide`; the next `decide` plans
+        again, within the same slot too.
         """
         assert self._view is not None and self._links is not None, "nothing was decided yet"
         for update in updates:
-            if update.flow not in self._accepted:
+            if update.before is None:
                 continue
-            before = self._accepted.pop(update.flow)
-            now = self._held.pop(update.flow, None)
-            for held, sign in ((now, -1.0), (before, 1.0)):
-                if held is not None:
-                    rates = held.at(self._view.slot, self._links.horizon)
-                    self._links.add(held.path, sign * rates)
-            if before is not None:
-                self._held[update.flow] = before
+            held = self._held.pop(update.flow)
+            self._links.add(held.path, update.before - held.rates)
+            if update.before.any():
+                self._held[update.flow] = held._replace(rates=update.before)
             self._again = True
         self._fresh = False
-        return self._decisions()
+        return self._pace()
 
-    def _part(self, now: Nanos) -> float:
-        """Of the current slot: what the next plan has of it."""
-        left_s = self.left_s
-        if left_s is None:
-            left_s = self._slot_s - (now - self._began) / SECOND
-        return min(max(left_s / self._slot_s, LEAST_PART), 1.0)
+    def give_back(self) -> tuple[Update, ...]:
+        """What takes back all that is held."""
+        held = ((flow, held._replace(rates=0.0 * held.rates)) for flow, held in self._held.items())
+        return tuple(_update(flow, nothing) for flow, nothing in held)
 
     # --- what there is to plan
 
@@ -185,14 +163,14 @@ class MlccPolicy:
             path = view.paths[row]
             path = np.unique(path[path < n_links]).astype(np.intp)
             seen[flow] = since, remaining
-            active.append(_Active(flow, path, remaining, float(view.cap[row]), since))
+            active.append(_Active(flow, path, remaining, since))
         self._seen = seen
         self._pauses.keep(seen)
         return sorted(active, key=lambda a: a.since)
 
     def _key(self, active: _Active, capacity: Floats, slot: int) -> float:
         """Seconds that the flow needs alone, divided by 1 + how often it has waited so long."""
-        width = float(min(capacity[active.path].min(), active.cap))
+        width = float(capacity[active.path].min())
         alone = active.remaining / width if width > 0.0 else np.inf
         waited = (slot - active.since) * self._slot_s
         return alone / (1.0 + waited / max(alone, INSTANT_S)) if np.isfinite(alone) else alone
@@ -203,7 +181,7 @@ class MlccPolicy:
         """Plan every active flow; `part` of the current slot is left."""
         horizon = view.horizon if view.load is None else view.load.shape[1]
         own = {flow: held.at(view.slot, horizon) for flow, held in self._held.items()}
-        capacity = view.capacity * self._reservable
+        capacity = view.capacity
         load = np.zeros((len(capacity), horizon)) if view.load is None else view.load
         mine = [] if view.load is None else [(self._held[f].path, own[f]) for f in own]
         limits = self._history.limits(capacity, history=self.options.bound == "paper")
@@ -217,13 +195,12 @@ class MlccPolicy:
         for a in sorted(active, key=lambda a: a.flow in paused):  # what they get is left over
             if a.flow in paused:
                 rates = np.zeros(horizon)
-                most = min(float(links.free(a.path)[0]), a.cap)
-                rates[0] = min(most, a.remaining / (part * self._slot_s))
+                rates[0] = min(float(links.free(a.path)[0]), a.remaining / (part * self._slot_s))
             else:
                 rates = self._rates(a, links, part)
             links.add(a.path, rates)
             planned[a.flow] = _Held(a.path, view.slot, rates)
-        self._reserve(planned, own, keys)
+        self._reserve(view.slot, planned, own, keys)
 
     def _is_paused(self, flow: int, slot: int) -> bool:
         dependency = self.dependencies.get(flow)
@@ -232,7 +209,7 @@ class MlccPolicy:
 
     def _rates(self, active: _Active, links: Links, part: float) -> Floats:
         """Algorithm 2 for one flow: its rate in each slot, float64[K]."""
-        free = np.minimum(links.free(active.path), active.cap)
+        free = links.free(active.path)
         cost = links.cost(active.path)
         rates = self._initial(active.remaining, free, cost, part)
         dependency = self.dependencies.get(active.flow)
@@ -242,7 +219,7 @@ class MlccPolicy:
         first = float(rates[0])
         delta = depend.increase(dependency, first, seconds)
         bound = self._bound(active, links, first, float(free[0]))
-        rate = depend.adjusted(first, delta, min(bound, active.cap))
+        rate = depend.adjusted(first, delta, bound)
         rate -= depend.decrease(dependency, rate, seconds)
         if rate != first:
             # Lines 9 and 12: the later slots carry the rest, planned as before.
@@ -269,7 +246,11 @@ class MlccPolicy:
     # --- what comes of it
 
     def _reserve(
-        self, planned: dict[int, _Held], own: dict[int, Floats], keys: dict[int, float]
+        self,
+        slot: int,
+        planned: dict[int, _Held],
+        own: dict[int, Floats],
+        keys: dict[int, float],
     ) -> None:
         """The updates that lead from what is held to what is planned.
 
@@ -279,32 +260,25 @@ class MlccPolicy:
         back, more = [], []
         for flow in [*planned, *(f for f in self._held if f not in planned)]:
             old, new = self._held.pop(flow, None), planned.get(flow)
+            had = own[flow] if old is not None else np.zeros_like(planned[flow].rates)
             if old is not None and (new is None or not np.array_equal(old.path, new.path)):
-                if own[flow].any():
-                    nothing = np.zeros_like(own[flow])
-                    back.append(_update(flow, _Held(old.path, self._now(), nothing)))
-                old = None
+                nothing = np.zeros_like(had)
+                if had.any():
+                    back.append(_update(flow, _Held(old.path, slot, nothing)))
+                had = nothing
             if new is None:
                 continue
-            rates = new.rates if old is None else np.minimum(own[flow], new.rates)
-            kept = None if old is None else _Held(new.path, new.slot, rates)
-            grows = bool(np.any(new.rates > (0.0 if old is None else rates)))
-            shrinks = old is not None and bool(np.any(rates < own[flow]))
-            if kept is not None and shrinks and (self.options.atomic or not grows):
-                back.append(_update(flow, kept))
+            kept = np.minimum(had, new.rates)
+            grows = bool(np.any(new.rates > kept))
+            if np.any(kept < had) and (self.options.atomic or not grows):
+                back.append(_update(flow, new._replace(rates=kept)))
             if grows:
-                more.append(_update(flow, new, keys[flow]))
-                untouched = None if old is None else _Held(new.path, new.slot, own[flow])
-                self._accepted[flow] = kept if self.options.atomic else untouched
+                more.append(_update(flow, new, kept if self.options.atomic else had, keys[flow]))
             if new.rates.any():
                 self._held[flow] = new
         self.updates = (*back, *more)
 
-    def _now(self) -> int:
-        assert self._slot is not None
-        return self._slot
-
-    def _decisions(self) -> Sequence[Decision]:
+    def _pace(self) -> Pace:
         """Every flow on a known path at what is held for it; idle and new ones at 0."""
         view, links = self._view, self._links
         assert view is not None and links is not None
@@ -324,16 +298,10 @@ class MlccPolicy:
             if self.options.top_up:
                 path = view.paths[row]
                 left = float(links.free(path[path < n_links].astype(np.intp))[0])
-                tops[i] = max(min(current[i] + left, view.cap[row]), current[i])
-        return [
-            Pace(
-                view.flow[rows],
-                Schedule(view.slot, rates),
-                ceilings=tops,
-                guaranteed=np.zeros(len(rows), np.bool_),
-            )
-        ]
+                tops[i] = current[i] + max(left, 0.0)
+        no = np.zeros(len(rows), np.bool_)
+        return Pace(view.flow[rows], Schedule(view.slot, rates), ceilings=tops, guaranteed=no)
 
 
-def _update(flow: int, held: _Held, key: float = 0.0) -> Update:
-    return Update(flow, tuple(held.path.tolist()), held.slot, held.rates, key)
+def _update(flow: int, held: _Held, before: Floats | None = None, key: float = 0.0) -> Update:
+    return Update(flow, tuple(held.path.tolist()), held.slot, held.rates, before, key)

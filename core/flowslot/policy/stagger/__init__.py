@@ -18,15 +18,14 @@ per iteration there.
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flowslot.decision import Decision, Pace
 from flowslot.model.schedule import constant
 from flowslot.model.units import SECOND, Nanos
-from flowslot.policy.base import AllocationState, Bools, Floats, Rows, View
+from flowslot.policy.base import AllocationState, Bools, Floats, Pace, Rows, View
 from flowslot.policy.fair_reference import FairReference
 from flowslot.policy.stagger import gang_rates
 from flowslot.policy.stagger.gang_rates import ACTIVE, COMING, IDLE, NEAR_NS, OVERDUE_NS
@@ -70,12 +69,15 @@ class StaggerAllocator:
             self._sharing = gang_rates.Sharing(*shape)
         # A job that lags gets what it would have without us.
         floors = np.where(self._fair.look(state, now), 1.0, self._floor_share)
-        allocation = _Allocation(state, self._sharing, floors, self._partial)
-        self._settled = allocation.settled
-        self._standing = self._sharing.rows["uncontended"].copy()
+        sharing = self._sharing
+        _fill_in(sharing.rows, state)
+        sharing.begin(state.paths, state.capacity)
+        # No job shares a link: it does not matter which flows are active or due.
+        self._settled = sharing.serve_uncontended()
+        self._standing = sharing.rows["uncontended"].copy()
         if not self._settled:
-            allocation.run(self._top_up)
-        rates: Floats = self._sharing.rows["rate"].copy()
+            self._take_turns(sharing, floors, state.job_names)
+        rates: Floats = sharing.rows["rate"].copy()
         return rates
 
     def next_change(self, state: AllocationState, now: Nanos) -> Nanos | None:
@@ -89,89 +91,65 @@ class StaggerAllocator:
         """See Allocator: the flows of jobs that share no link with another one."""
         return self._standing
 
-
-class _Job(NamedTuple):
-    """A row of JOB."""
-
-    present: bool
-    fresh: bool
-    holds: bool
-    lasts: float
-    wait: float
-    period: float
-    due: float
-
-
-class _Allocation:
-    """One run of the allocator over one state, in `sharing`."""
-
-    def __init__(
-        self, state: AllocationState, sharing: gang_rates.Sharing, floors: Floats, partial: bool
+    def _take_turns(
+        self, sharing: gang_rates.Sharing, floors: Floats, names: Sequence[str]
     ) -> None:
-        self._sharing = sharing
-        self._names = state.job_names
-        self._floors = floors
-        _fill_in(sharing.rows, state)
-        sharing.begin(state.paths, state.capacity)
-        # No job shares a link: who is active or due changes nothing.
-        self.settled = sharing.serve_uncontended()
-        self._whole: list[float] | None = None
-        if partial:
+        """Let the jobs that share links take turns, and use what that leaves."""
+        whole: list[float] | None = None
+        if self._partial:
             # Others of a job's arbiters may not have heard yet which of its flows have ended.
             sharing.time_whole()
-            self._whole = np.asarray(sharing.seconds).tolist()
-
-    def run(self, top_up: bool) -> None:
-        """Let the jobs that share links take turns. `top_up`: and use what that leaves."""
-        sharing = self._sharing
+            whole = np.asarray(sharing.seconds).tolist()
         sharing.classify()
         sharing.sum_up(ACTIVE)
         sharing.keep()
-        order = self._turns()
-        # Floors, so that everybody makes progress; then what is left, gang by gang.
-        sharing.lay_floors(self._floors)
+        order = _turns(sharing, names, whole)
+        # Floors, so that every job makes progress; then what is left, gang by gang.
+        sharing.lay_floors(floors)
         sharing.serve(order)
-        if top_up:
+        if self._top_up:
             sharing.top_up()
-        # Standing grants: flows of active jobs that are still to come, then who is due first.
+        # Standing grants: flows of active jobs that are still to come, then jobs as they are due.
         sharing.find_coming()
         sharing.sum_up(COMING)
         sharing.stand(COMING, order)
         sharing.sum_up(IDLE)
-        sharing.stand(IDLE, self._queue())
+        sharing.stand(IDLE, _queue(sharing, names))
 
-    def _jobs(self, role: int) -> dict[int, _Job]:
-        """The jobs that have flows with this role."""
-        jobs = map(_Job._make, self._sharing.per_job[role].tolist())
-        return {j: job for j, job in enumerate(jobs) if job.present}
 
-    def _turns(self) -> Rows:
-        """Active jobs, the most urgent first; ties by name."""
-        self._sharing.time_active()
-        seconds: list[float] = np.asarray(self._sharing.seconds).tolist()
-        key: float
-        keys: dict[int, tuple[float, str]] = {}
-        for j, job in self._jobs(ACTIVE).items():
-            bottleneck = seconds[j] * SECOND
-            waits = job.wait / (job.period or 4.0 * bottleneck + 1.0)
-            if self._whole is None:
-                key = bottleneck / (1.0 + AGEING * waits)
-            else:
-                whole = self._whole[j] * SECOND
-                seen = whole if bottleneck > NEARLY_DONE * whole else bottleneck
-                aged = max(seen / (1.0 + AGEING * math.floor(waits)), 1.0)
-                key = math.floor(math.log(aged) / math.log(SIZE_CLASS))
-            keys[j] = key, self._names[j]
-        return _by_key(keys)
+def _jobs(sharing: gang_rates.Sharing, role: int) -> list[tuple[int, np.void]]:
+    """Number and row of JOB of each job that has flows with this role."""
+    rows = sharing.per_job[role]
+    return [(j, rows[j]) for j in np.flatnonzero(rows["present"]).tolist()]
 
-    def _queue(self) -> Rows:
-        """Jobs with idle flows, in the order in which these are expected back."""
-        keys: dict[int, tuple[bool, float, str]] = {}
-        for j, job in self._jobs(IDLE).items():
-            lost = job.due < -max(OVERDUE_NS, job.period / 2)
-            # Two jobs due at about the same time must not pass the capacity to and fro.
-            keys[j] = lost, job.due - (NEAR_NS if job.holds else 0.0), self._names[j]
-        return _by_key(keys)
+
+def _turns(sharing: gang_rates.Sharing, names: Sequence[str], whole: list[float] | None) -> Rows:
+    """Active jobs, the most urgent first; ties by name. `whole`, to a partial arbiter: seconds of
+    each job's whole iterations."""
+    sharing.time_active()
+    seconds: list[float] = np.asarray(sharing.seconds).tolist()
+    keys: dict[int, tuple[float, str]] = {}
+    for j, job in _jobs(sharing, ACTIVE):
+        bottleneck = seconds[j] * SECOND
+        waits = float(job["wait"] / (job["period"] or 4.0 * bottleneck + 1.0))
+        key = bottleneck / (1.0 + AGEING * waits)
+        if whole is not None:
+            seen = whole[j] * SECOND
+            seen = seen if bottleneck > NEARLY_DONE * seen else bottleneck
+            aged = max(seen / (1.0 + AGEING * math.floor(waits)), 1.0)
+            key = math.floor(math.log(aged) / math.log(SIZE_CLASS))
+        keys[j] = key, names[j]
+    return _by_key(keys)
+
+
+def _queue(sharing: gang_rates.Sharing, names: Sequence[str]) -> Rows:
+    """Jobs with idle flows, in the order in which these are expected back."""
+    keys: dict[int, tuple[bool, float, str]] = {}
+    for j, job in _jobs(sharing, IDLE):
+        lost = bool(job["due"] < -max(OVERDUE_NS, job["period"] / 2))
+        # Two jobs due at about the same time must not pass the capacity to and fro.
+        keys[j] = lost, float(job["due"]) - (NEAR_NS if job["holds"] else 0.0), names[j]
+    return _by_key(keys)
 
 
 def _by_key(keys: dict[int, Any]) -> Rows:
@@ -190,10 +168,9 @@ def _fill_in(rows: NDArray[np.void], state: AllocationState) -> None:
 class StaggerPolicy:
     """The daemon's part: paces every flow at its grant."""
 
-    def decide(
-        self, now: Nanos, view: View, grants: Floats, ceilings: Floats
-    ) -> Sequence[Decision]:
+    def decide(self, now: Nanos, view: View) -> Pace:
         """See HostPolicy."""
-        known = ~np.isnan(grants)
-        schedule = constant(view.slot, grants[known])
-        return [Pace(view.flow[known], schedule, ceilings[known], view.guaranteed[known])]
+        assert view.grants is not None and view.ceilings is not None
+        known = ~np.isnan(view.grants)
+        schedule = constant(view.slot, view.grants[known])
+        return Pace(view.flow[known], schedule, view.ceilings[known], view.guaranteed[known])

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-# Types of gang_rates.py, for the compiler. `make pxd` writes the structs.
+# Types of gang_rates.py, for the compiler, which infers those of variables that are not named here.
+# `make pxd` writes the structs.
 cimport cython
-from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.stdint cimport int64_t, uint8_t
 
-from flowslot.policy.fill cimport crosses, link_sum, max_min
+from flowslot.policy.fill cimport crosses, floats_t, given_t, link_sum, max_min, paths_t, rows_t, chosen_t
 
 # struct Flow from flowslot.policy.stagger.gang_rates:FLOW
 cdef packed struct Flow:
@@ -34,100 +35,54 @@ cdef packed struct Job:
     double due
 # end
 
-cdef double _keep_ratio, _keep_slack, _near, _near_overdue, _overdue, _worthwhile, _full
+cdef double _keep_ratio, _keep_slack, _near, _near_overdue, _worthwhile, _full
 cdef double _rounding, _inf
 cdef int64_t _out, _active, _idle, _kept, _coming
 
-@cython.locals(h=Py_ssize_t)
-cdef inline void add(
-    const int32_t[:, ::1] paths, Py_ssize_t i, double amount, double[:, ::1] sums, Py_ssize_t job
-)
+ctypedef double[:, ::1] sums_t
+ctypedef const double[:, ::1] need_t
 
-@cython.locals(link=Py_ssize_t, job=Py_ssize_t, jobs=Py_ssize_t)
-cdef void contested(const double[:, ::1] need, Py_ssize_t[::1] links)
-
+cdef inline void add(paths_t paths, Py_ssize_t i, double amount, sums_t sums, Py_ssize_t job)
+@cython.locals(jobs=Py_ssize_t)
+cdef void contested(need_t need, rows_t links)
 cdef inline double lasts(double volume, double rate)
-
-@cython.locals(link=Py_ssize_t, seconds=double)
-cdef double bottleneck(
-    const double[:, ::1] need, Py_ssize_t job, const double[::1] room, double least
-)
-
-@cython.locals(i=Py_ssize_t, edge=double, first=double, starts=double, ends=double)
-cpdef double next_edge(
-    const double[:] remaining, const double[:] following, const double[:] due,
-    const double[:] idle,
-)
+cdef double bottleneck(need_t need, Py_ssize_t job, given_t room, double least)
 
 cdef class Sharing:
     cdef readonly object shape, rows, per_job
     cdef Flow[::1] flows
     cdef Job[:, ::1] jobs
     cdef double[:, :, ::1] need, hold
-    cdef double[:, ::1] sums
-    cdef double[::1] left, use, rates, most
+    cdef sums_t sums
+    cdef floats_t left, use, rates, most
     cdef readonly double[::1] seconds
-    cdef Py_ssize_t[::1] links, meets
-    cdef const int32_t[:, ::1] paths
-    cdef const double[::1] capacity
+    cdef rows_t links, meets
+    cdef paths_t paths
+    cdef given_t capacity
 
-    @cython.locals(i=Py_ssize_t, link=Py_ssize_t)
-    cpdef void begin(self, const int32_t[:, ::1] paths, const double[::1] capacity)
-
-    @cython.locals(job=Py_ssize_t, link=Py_ssize_t)
-    cdef void clear(self, double[:, ::1] sums)
-
-    @cython.locals(link=Py_ssize_t)
+    cpdef void begin(self, paths_t paths, given_t capacity)
+    cdef void clear(self, sums_t sums)
     cdef void take_away(self)
-
-    @cython.locals(i=Py_ssize_t, link=Py_ssize_t)
     cdef void raise_to_fill(self)
-
-    @cython.locals(link=Py_ssize_t)
     cdef bint fits(self, Py_ssize_t role, Py_ssize_t job)
-
-    @cython.locals(
-        i=Py_ssize_t, seconds=double, enough=double, keeps=cython.bint, rate=double
-    )
+    @cython.locals(keeps=cython.bint)
     cdef void take(self, Py_ssize_t role, Py_ssize_t job)
-
-    @cython.locals(i=Py_ssize_t, job=Py_ssize_t, found=cython.bint, settled=cython.bint)
+    @cython.locals(found=cython.bint, settled=cython.bint)
     cpdef bint serve_uncontended(self)
-
-    @cython.locals(
-        i=Py_ssize_t, job=Py_ssize_t, link=Py_ssize_t, closed=cython.bint, following=double,
-        volume=double, unknown=cython.bint,
-    )
+    @cython.locals(volume=double, unknown=cython.bint)
     cdef void find_uncontended(self)
-
-    @cython.locals(i=Py_ssize_t, flow=Flow)
+    @cython.locals(flow=Flow)
     cpdef void classify(self)
-
-    @cython.locals(i=Py_ssize_t, k=Py_ssize_t, flow=Flow, job=Job)
+    @cython.locals(flow=Flow, job=Job)
     cpdef void sum_up(self, Py_ssize_t role)
-
-    @cython.locals(i=Py_ssize_t, flow=Flow, job=Job, idle=cython.bint, near=cython.bint)
+    @cython.locals(flow=Flow, job=Job, idle=cython.bint, near=cython.bint)
     cpdef void keep(self)
-
-    @cython.locals(i=Py_ssize_t, job=Py_ssize_t, here=cython.bint)
+    @cython.locals(here=cython.bint)
     cpdef void find_coming(self)
-
-    @cython.locals(job=Py_ssize_t, link=Py_ssize_t)
     cpdef void time_active(self)
-
-    @cython.locals(i=Py_ssize_t, job=Py_ssize_t, whole=double)
     cpdef void time_whole(self)
-
-    @cython.locals(i=Py_ssize_t, job=Py_ssize_t, link=Py_ssize_t, total=double, part=double)
-    cpdef void lay_floors(self, const double[::1] parts)
-
-    @cython.locals(
-        i=Py_ssize_t, k=Py_ssize_t, job=Py_ssize_t, link=Py_ssize_t, fit=cython.bint
-    )
-    cpdef void serve(self, const Py_ssize_t[::1] order)
-
-    @cython.locals(k=Py_ssize_t, job=Py_ssize_t, alone=double, seconds=double)
-    cpdef void stand(self, Py_ssize_t role, const Py_ssize_t[::1] order)
-
-    @cython.locals(i=Py_ssize_t)
+    @cython.locals(part=double, total=double)
+    cpdef void lay_floors(self, given_t parts)
+    cpdef void serve(self, chosen_t order)
+    cpdef void stand(self, Py_ssize_t role, chosen_t order)
     cpdef void top_up(self)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
+# cython: infer_types=True
 """How jobs share links, flow by flow. Compiled (types: gang_rates.pxd); interpreted, it does the
 same. __init__.py says what is done in which order, and why.
 
 F flows, L links, J jobs. `paths` are int32[F, H], padded with L; arrays over links have L + 1
-entries, of which the last one counts for nothing. Rates are bytes/s, times ns where they are not
-called seconds.
+entries, of which the last one counts for nothing. Rates are bytes/s; times are ns, or seconds where
+they are named so.
 """
 
 import math
@@ -70,7 +71,7 @@ JOB = np.dtype(  # of the job's flows with one role
 
 # The same as C variables: gang_rates.pxd declares them.
 _keep_ratio, _keep_slack, _full, _rounding = KEEP_RATIO, KEEP_SLACK_S, FULL, ROUNDING
-_near, _near_overdue, _overdue = NEAR_NS, NEAR_OVERDUE_NS, OVERDUE_NS
+_near, _near_overdue = NEAR_NS, NEAR_OVERDUE_NS
 _worthwhile = WORTHWHILE
 _out, _active, _idle, _kept, _coming, _inf = OUT, ACTIVE, IDLE, KEPT, COMING, math.inf
 
@@ -108,14 +109,9 @@ def bottleneck(need: Any, job: int, room: Any, least: float) -> float:
 def next_edge(remaining: Floats, following: Floats, due: Floats, idle: Floats) -> float:
     """In how many ns the first idle flow begins or ceases to be near or overdue; inf: none.
     `following`: `next_bytes`; all as in AllocationState."""
-    first: float = _inf
-    for i in range(len(remaining)):
-        if remaining[i] <= 0 and following[i] > 0:
-            starts, ends = due[i] - _near, due[i] + _near_overdue
-            for edge in (starts, ends, due[i] + _overdue, _near - idle[i]):
-                if 0 < edge < first:
-                    first = edge
-    return first
+    edges = np.array((due - NEAR_NS, due + NEAR_OVERDUE_NS, due + OVERDUE_NS, NEAR_NS - idle))
+    counts = (remaining <= 0) & (following > 0) & (edges > 0)
+    return float(edges[counts].min(initial=math.inf))
 
 
 class Sharing:
@@ -198,14 +194,14 @@ class Sharing:
                 self.rates[i] = self.flows[i].rate = rate
         self.take_away()
 
-    # --- who takes part
+    # --- which flows take part
 
     def serve_uncontended(self) -> bool:
         """Jobs that share no link with another one get their rates; True: no other job is left.
 
         Their flows' role, and that of those whose path is closed, is OUT. Rates depend on the bytes
-        per iteration only, not on who is active or how far: what an idle sibling leaves unused for
-        the moment is for the top-up in the kernel.
+        per iteration only, not on which flows are active or how far. What an idle sibling leaves
+        unused for the moment is for the top-up in the kernel.
         """
         self.find_uncontended()
         found, settled = False, True
@@ -246,7 +242,7 @@ class Sharing:
                 self.meets[self.flows[i].job] = 1
 
     def classify(self) -> None:
-        """Who takes part in the turns: active flows, and idle ones with what they will send."""
+        """Which flows take part in the turns: active ones, and idle ones that will send."""
         self.clear(self.sums)
         for i in range(len(self.flows)):
             if self.flows[i].remaining > 0 and self.flows[i].role != _out:
@@ -334,7 +330,7 @@ class Sharing:
         for job in range(len(self.seconds)):
             self.seconds[job] = bottleneck(self.sums, job, self.capacity, 1.0)
 
-    # --- who gets what
+    # --- what each flow gets
 
     def lay_floors(self, parts: Floats) -> None:
         """Set a part of all active flows' max-min fair rates aside: `sums`, as `hold`. `parts`,

@@ -14,10 +14,12 @@ from functools import partial
 
 import numpy as np
 
+from flowslot.model.slot import DEFAULT_SLOT
 from flowslot.model.units import SECOND, Nanos
 from flowslot.policy.mlcc.peers import Group
 from flowslot_scenario.job import compute_ns
 from flowslot_sim.network import FlowSpec
+from flowslot_sim.simulation import Progress, Simulation
 from flowslot_sim.world import SimJob, World
 
 MODEL_MB = {"vgg19": 549, "vgg16": 528, "resnet50": 98, "gpt2": 1200, "bert": 450}
@@ -205,3 +207,54 @@ WORLDS: dict[str, Callable[[int], World]] = {
     **{f"mix-{name.lower()}": partial(on_one_link, name) for name in MIXES},
     **{f"two-tier-{load}": partial(on_two_tiers, load) for load in LOADS},
 }
+
+
+def slowdowns(job: SimJob, progress: Progress, since_ns: float, now: int) -> list[float]:
+    """Of the iterations that began at `since_ns` or later; one that is not over by `now` counts,
+    with what it has taken so far, if none has taken longer: a job that starves must show."""
+    done = [
+        (ended - began) / SECOND / job.ideal_s
+        for began, ended in zip(progress.began, progress.ends, strict=False)
+        if began >= since_ns
+    ]
+    if len(progress.began) > len(progress.ends):
+        so_far = (now - progress.began[-1]) / SECOND / job.ideal_s
+        if so_far > max([1.0, *done]):
+            done.append(so_far)
+    return done
+
+
+CRAWL = 0.05
+"""Of a link's capacity. In a slot that should have been idle, what an older plan has for the first
+two messages' time of 1 ms, until the new one is made, is a thirtieth."""
+
+
+class IdleSlots:
+    """Counts slots in which links stood still although flows had bytes to send.
+
+    `slots`: so many are over. `idle`: in so many of them bytes waited from the beginning on, and
+    not one was sent. `crawled`: in so many of them, the idle ones included, no flow ended and no
+    link carried CRAWL of what it can. Made before the simulation runs.
+    """
+
+    def __init__(self, sim: Simulation, slot_ns: Nanos = DEFAULT_SLOT) -> None:
+        self.slots = self.idle = self.crawled = 0
+        self._sim = sim
+        self._slot_ns = slot_ns
+        self._carried = np.zeros(len(sim.world.links))
+        self._whole = np.array(sim.world.capacity) * (slot_ns / SECOND)
+        self._active = np.zeros(len(sim.flows), np.bool_)  # when the slot began
+        sim.events.after(slot_ns, self._tick)
+
+    def _tick(self, now: Nanos) -> None:
+        """A slot is over."""
+        active = self._sim.network.rows["active"]
+        carried = self._sim.network.carried[:-1].copy()
+        lately = carried - self._carried
+        waited = bool(self._active.any())
+        crawls = waited and bool(active[self._active].all())
+        self.slots += 1
+        self.idle += waited and float(lately.max(initial=0.0)) < 1.0
+        self.crawled += crawls and bool((lately < CRAWL * self._whole).all())
+        self._carried, self._active = carried, active.copy()
+        self._sim.events.after(self._slot_ns, self._tick)

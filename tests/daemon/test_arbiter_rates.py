@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a daemon's rates come from: its own arbiter of its own NICs, or a real switch process."""
+
+import asyncio
+import math
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flowslot.arbiter import LEASE_SLOTS
+from flowslot.model.units import SECOND, Nanos
+from flowslot.protocol.messages import Ack, Done, FromArbiter, Grant, HeartbeatEcho
+from flowslot_proto import flowslot_pb2 as pb
+from flowslotd.clock import monotonic
+from flowslotd.negotiate.arbiter import Line
+
+from .hosts import SLOT_MS, Host, negotiating, until
+from .lying import Liar
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "switchemu"))
+from switchproc import LINKS, Switch, free_port, topology
+
+
+@pytest.fixture
+def switch(tmp_path: Path) -> Iterator[Switch]:
+    with Switch(tmp_path, slot_ms=SLOT_MS) as process:
+        yield process
+
+
+# --- the source around its streams
+
+
+class Client:
+    """Opens no stream: the test says what has come on it."""
+
+    switch, address, links, names = "s1", "", (0, 1, 2, 3), LINKS
+    connected = False
+    line: Line
+
+    def __init__(self) -> None:
+        self.dialled = self.lost = 0
+
+    def dial(self) -> None:
+        self.dialled += 1
+
+    def wake(self) -> None:
+        pass
+
+    def lose(self) -> None:
+        self.lost += 1
+
+    async def close(self) -> None:
+        pass
+
+    def describe(self) -> dict[str, object]:
+        return {}
+
+    async def load_table(self) -> None:
+        pass
+
+    def begin(self) -> None:
+        self.session = self.line.greet(monotonic()).hello.session
+        self.said()
+        self.hear(HeartbeatEcho(1))
+
+    def said(self) -> list[Ack]:
+        message = self.line.take_message(monotonic())
+        return list(message.acks) if message else []
+
+    def hear(self, echo: HeartbeatEcho | None = None, *grants: Grant, now: int = 0) -> None:
+        message = FromArbiter(self.session, grants, echo=echo)
+        self.line.received(Nanos(now or monotonic()), message)
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Client:
+    client = Client()
+    monkeypatch.setattr("flowslotd.engine._clients", lambda config: [client])
+    return client
+
+
+def test_a_lower_is_in_force_before_it_is_acknowledged(tmp_path: Path, client: Client) -> None:
+    host, said = Host(tmp_path, "h1", topology(1)), []
+
+    async def work() -> None:
+        client.begin()
+        host.demand(1, *LINKS[:1])
+        client.said()
+        client.hear(None, Grant(1, 1, 1, 5e6, 9e6, must_ack=False))
+        host.on_rates = lambda: said.append((host.rate(1), client.said()))
+        client.hear(None, Grant(1, 1, 2, 4e6, 9e6, must_ack=True))
+        assert said == [(4e6, [])]
+        assert client.said() == [Ack(1, 1, 2)]
+
+    negotiating(work, host)
+
+
+def test_a_stream_is_opened_again_whatever_its_end_has_brought(
+    tmp_path: Path, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = Host(tmp_path, "h1", topology(1))
+
+    def fail(grants: object) -> None:
+        raise RuntimeError("a bug")
+
+    async def work() -> None:
+        assert client.dialled == 1
+        client.line.closed(monotonic(), "cannot be reached")
+        assert (client.dialled, host.error) == (1, "cannot be reached"), "not at once"
+        await until(lambda: client.dialled == 2, "again")
+        client.begin()
+        with monkeypatch.context() as patch:
+            patch.setattr(host.flows, "grant", fail)
+            with pytest.raises(RuntimeError):
+                client.line.closed(monotonic(), "")
+        await until(lambda: client.dialled == 3, "and again")
+
+    negotiating(work, host)
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_a_stream_without_a_lease_is_left(tmp_path: Path, client: Client, live: bool) -> None:
+    host = Host(tmp_path, "h1", topology(1))
+
+    async def work() -> None:
+        host.demand(1, *LINKS[:1])
+        client.begin()
+        if live:
+            client.hear(None, Grant(1, 1, 1, 5e6, 9e6, must_ack=False))
+        assert (client.lost, host.state) == (0, "switch" if live else "fallback")
+        client.hear(None, Grant(1, 1, 2, 4e6, 9e6, False), now=monotonic() + 60 * SECOND)
+        assert client.lost == 1
+        await until(lambda: host.state == "fallback", "nothing of it counts")
+
+    negotiating(work, host)
+
+
+def test_once_it_is_closed_nothing_is_decided_any_more(tmp_path: Path, client: Client) -> None:
+    host = Host(tmp_path, "h1", topology(1))
+
+    async def work() -> None:
+        client.begin()
+        host.demand(1, *LINKS[:1])
+        await host.source.close()
+        calls, alarm = host.calls, host.source._alarm
+        assert alarm is not None and alarm.cancelled()
+        client.hear(None, Grant(1, 1, 1, 5e6, 9e6, must_ack=False))
+        client.line.closed(monotonic(), "")
+        assert (host.calls, host.source._alarm) == (calls, alarm)
+
+    negotiating(work, host)
+
+
+# --- without a switch process
+
+
+def test_without_a_switch_no_grpc_is_loaded(tmp_path: Path) -> None:
+    Host(tmp_path, "h1", topology(1, switch=None))
+    (tmp_path / "test.py").write_text(f"""
+import asyncio, sys
+from pathlib import Path
+from flowslot.policy import registry
+from flowslotd import config
+from flowslotd.engine import open_source
+from flowslotd.flows.flow_table import FlowTable
+async def main():
+    read = config.load(Path({str(tmp_path / "h1.toml")!r}))
+    source = open_source(read, registry.get("stagger"), FlowTable(read.topology, "h1"),
+                         on_rates=None, on_bug=None)
+    await source.start()
+    assert source.describe()["domain"]["state"] == "local" and source.grpc_connections == 0
+    await source.close()
+    assert not [m for m in sys.modules if m.split(".")[0] in ("grpc", "cryptography")]
+asyncio.run(main())
+""")
+    subprocess.run([sys.executable, tmp_path / "test.py"], check=True, timeout=60)
+
+
+def test_a_host_shares_out_its_own_nic_at_once_and_nothing_beyond(tmp_path: Path) -> None:
+    host = Host(tmp_path, "h1", topology(1), use_switch="false")
+
+    async def work() -> None:
+        assert host.state == "local"
+        table = await host.source.load_table(monotonic())
+        assert table is not None and table.shape == (4, 10)
+        assert (table[host.link["h1->s1"]] == 0).all()
+        host.demand(1, "h1->s1", "s1->h2")
+        assert host.is_about(1, "h1->s1")
+        host.demand(2, "h1->s1", "s1->h2", remaining=10**6)
+        assert host.rate(2) > 0 and host.total() <= host.limit("h1->s1") * (1 + 1e-9)
+        host.flows.grants.clear()
+        host.say(dones=[Done(2, 1)])
+        assert host.is_about(1, "h1->s1")
+        host.demand(3, "h2->s1", "s1->h1")
+        assert host.flows.grants.keys() == {1}
+        assert host.source.covers(host.path("h1->s1"))
+        assert not host.source.covers(host.path("h1->s1", "s1->h2"))
+        assert not host.source.covers(())
+        table = await host.source.load_table(monotonic())
+        assert table is not None
+        assert [math.isnan(row[0]) for row in table] == [name != "h1->s1" for name in LINKS]
+
+    negotiating(work, host)
+
+
+# --- with one
+
+
+def test_a_live_switch_grants_and_covers_whole_paths(tmp_path: Path, switch: Switch) -> None:
+    switch.start().wait_recovered()
+    host = Host(tmp_path, "h1")
+
+    async def work() -> None:
+        host.demand(1, "h1->s1", "s1->h2")
+        await until(lambda: host.state == "switch", "live")
+        await until(lambda: host.is_about(1, "h1->s1"), "granted")
+        assert host.source.covers(host.path("h1->s1", "s1->h2"))
+        assert host.source.host.grant(1) == host.flows.grants[1]
+        lease_end = host.source.host.lease_end
+        assert lease_end is not None
+        assert lease_end <= monotonic() + LEASE_SLOTS * SLOT_MS * 10**6
+        assert host.source.deadline(monotonic()) <= lease_end
+        await until(lambda: host.source.clock_offset_us() is not None, "clock offset")
+        assert abs(host.source.clock_offset_us() or 0.0) < 1e6  # one clock: only delay is left
+        await until(lambda: host.domain["switch_pid"] == switch.pid, "pid")
+        table = await host.source.load_table(monotonic())
+        assert table is not None
+        assert table[host.link["s1->h2"]].max() == pytest.approx(host.rate(1))
+        host.demand(2, "h2->s1")
+        await until(lambda: host.rate(2) > 0, "granted")
+        assert host.source.negotiation()["count"] >= 1
+        assert host.source.reservations()["granted"] >= 1
+        assert host.source.grpc_connections == 1
+
+    negotiating(work, host)
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_fail_open_a_switch_that_is_killed_or_stalled_leaves_the_host_with_its_own_nics(
+    tmp_path: Path, switch: Switch, killed: bool
+) -> None:
+    switch.start().wait_recovered()
+    host = Host(tmp_path, "h1")
+    sessions = host.source.host
+
+    async def work() -> None:
+        host.demand(1, "h1->s1", "s1->h2")
+        host.demand(2, "h2->s1", "s1->h1")
+        await until(lambda: host.state == "switch" and host.rate(2) > 0, "live and granted")
+        lease_end, calls = sessions.lease_end, host.calls
+        assert lease_end is not None
+        if killed:
+            switch.kill()
+            # Nothing renews grants whose stream has ended: they do not last as long as the lease.
+            await until(lambda: (sessions.lease_end or lease_end) < lease_end, "the lease is cut")
+        else:
+            switch.signal(signal.SIGSTOP)
+        await until(lambda: host.state == "fallback", "the lease has ended")
+        assert killed or monotonic() >= lease_end, "given up before the lease has ended"
+        assert host.is_about(1, "h1->s1"), "our own NIC is still ours to share"
+        assert math.isnan(host.rate(2)), "nobody has a say in this one"
+        assert not host.source.covers(host.path("h1->s1", "s1->h2"))
+        assert sessions.lease_end is None
+        assert host.source.reservations()["expired"] >= 1
+        assert host.calls > calls, "what is void is not in force any more"
+        host.demand(3, "h1->s1", "s1->h2", remaining=10**6)
+        assert host.rate(3) > 0, "new demands are answered"
+        host.say(dones=[Done(3, 1)])
+        calls = host.calls
+        if killed:  # a new process, on the same port, rebuilds its table from Hello
+            switch.start()
+        else:
+            switch.signal(signal.SIGCONT)
+        await until(lambda: host.state == "switch" and host.rate(2) > 0, "taken over again")
+        assert host.calls > calls
+        assert host.source.covers(host.path("h1->s1", "s1->h2"))
+        assert host.domain["switch_pid"] in (None, switch.pid)
+        load = await asyncio.to_thread(switch.load, "s1->h1")
+        assert load == pytest.approx(host.rate(2))
+
+    negotiating(work, host)
+
+
+@pytest.mark.parametrize(
+    ("said", "slot_ms", "extra"),
+    [
+        ("cannot be reached", SLOT_MS, None),  # nobody listens there
+        ("slot_ms", 2 * SLOT_MS, ""),
+        (
+            'link "more" is held by this switch process; compare the topologies',
+            SLOT_MS,
+            '[[links]]\nname = "more"\ncapacity_gbps = 1.0\nswitch = "s1"\n'
+            '[[paths]]\nsrc = "10.78.0.1"\ndst = "10.78.9.8"\nlinks = ["more"]\n',
+        ),
+    ],
+)
+def test_without_an_answer_the_fallback_works_from_the_start_and_the_reason_is_told(
+    tmp_path: Path, switch: Switch, said: str, slot_ms: int, extra: str | None
+) -> None:
+    if extra is not None:
+        switch.start()
+    (tmp_path / "d").mkdir()
+    text = topology(switch.port) + (extra or "")
+    host = Host(tmp_path / "d", "h1", text, slot_ms=slot_ms)
+
+    async def work() -> None:
+        host.demand(1, "h1->s1", "s1->h2")
+        assert (host.state, host.is_about(1, "h1->s1")) == ("fallback", True)
+        await until(lambda: said in host.error, said)
+        assert host.state == "fallback"
+
+    negotiating(work, host)
+
+
+def test_load_tables_that_make_no_sense_are_no_answer(tmp_path: Path) -> None:
+    port, liar = free_port(), Liar(SLOT_MS)
+    host = Host(tmp_path, "h1", topology(port))
+    (remote,) = host.source._clients
+
+    async def work() -> None:
+        async with liar.at(port):
+            await until(lambda: remote.connected, "connected")
+            truth = [pb.LinkLoad(link=name, load=[1.0, 2.0], reservable=9.0) for name in LINKS]
+            short = pb.LinkLoad(link=LINKS[3], load=[1.0], reservable=9.0)
+            for liar.rows in ([], truth[:2], [*truth[:3], short]):
+                assert await remote.load_table() is None
+            liar.rows = truth
+            answer = await remote.load_table()
+            assert answer is not None and answer[1].tolist() == [[1.0, 2.0]] * len(LINKS)
+
+    negotiating(work, host)

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mutual TLS on the daemon's side: what is wrong is said once, and changed files cost no lease."""
+
+import asyncio
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flowslot.model.errors import ConfigError
+from flowslot_cli import render
+from flowslotd import config
+from flowslotd.diagnose import diagnosis
+
+from .hosts import Host, until
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "switchemu"))
+import tlsfiles
+from switchproc import topology
+from tlsfiles import TlsSwitch
+
+SLOT_MS = 500
+FAR = topology(7400).replace("127.0.0.1", "192.0.2.1")
+
+
+@pytest.fixture
+def switch(tmp_path: Path) -> Iterator[TlsSwitch]:
+    with TlsSwitch(tmp_path, SLOT_MS, 5) as process:
+        yield process
+
+
+def write(folder: Path, text: str, network: str = FAR) -> Path:
+    (folder / "topology.toml").write_text(network)
+    file = folder / "h1.toml"
+    file.write_text(f'host = "h1"\nmode = "enforce"\n{text}')
+    return file
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "words"),
+    [
+        ("", "tls", "192.0.2.1:7400 is reached over a network"),
+        ('[tls]\nca = "ca.pem"', "tls.certificate", "missing, because there is tls.ca"),
+        ('[tls]\nkey = "k"\ninsecure = true', "tls.insecure", "together with tls.key"),
+        (tlsfiles.section("h3"), "tls.certificate", "h3.pem cannot be read: No such file"),
+        (tlsfiles.section("h2"), "tls.certificate", 'is for "h2"; must be for "h1"'),
+        (tlsfiles.section("h1").replace("h1.key", "h2.key"), "tls.key", "not the key of"),
+        (tlsfiles.section("h1").replace("ca.pem", "h1.key"), "tls.ca", "no certificate in PEM"),
+    ],
+)
+def test_a_section_that_is_wrong_names_its_field(
+    tmp_path: Path, text: str, field: str, words: str
+) -> None:
+    tlsfiles.make(tmp_path)
+    with pytest.raises(ConfigError) as error:
+        config.load(write(tmp_path, text))
+    assert error.value.field == field and words in error.value.problem
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[tls]\ninsecure = true", "use_switch = false", 'policy = "static"', tlsfiles.section("h1")],
+)
+def test_what_is_safe_or_wanted_is_accepted(tmp_path: Path, text: str) -> None:
+    tlsfiles.make(tmp_path)
+    config.load(write(tmp_path, text))
+    config.load(write(tmp_path, "", topology(7400)))
+
+
+def test_status_and_doctor_show_what_is_insecure(tmp_path: Path) -> None:
+    tlsfiles.make(tmp_path)
+    for text, status, shown in (
+        ("[tls]\ninsecure = true", "warn", "insecure"),
+        (tlsfiles.section("h1"), "ok", "certificate of h1, until 20"),
+    ):
+        loaded = config.load(write(tmp_path, text))
+        finding = diagnosis.tls(loaded.settings.tls, loaded.tls)
+        assert (finding.status, shown in finding.detail) == (status, True)
+    assert render._tls({"mode": "loopback"}) == []
+    [(_, row)] = render._tls({"mode": "insecure"})
+    assert "anybody may pretend" in row
+    rows = render._tls({"mode": "mutual", "certificate": "h1", "ends": "2030", "error": "bad"})
+    assert [text for _, text in rows] == ["certificate of h1, until 2030", "[red]bad[/red]"]
+
+
+def domain(folder: Path, name: str = "h1", files: str = "") -> Host:
+    made = Host(
+        folder,
+        name,
+        tls="{"
+        + ", ".join(
+            f'{field} = "{Path(files) / file}"'
+            for field, file in (("ca", "ca.pem"), ("certificate", "h1.pem"), ("key", "h1.key"))
+        )
+        + "}",
+    )
+    return made
+
+
+@pytest.mark.parametrize(
+    ("broken", "here", "there"),
+    [
+        ("expired", "certificate: this certificate has expired on", "certificate has expired"),
+        ("other", "its certificate is not accepted here: ", "is not accepted"),
+        ("other-own", "this certificate is not from a CA in tls.ca", "local issuer certificate"),
+    ],
+)
+def test_a_daemon_with_bad_files_is_told_why_and_gets_nothing(
+    tmp_path: Path, switch: TlsSwitch, broken: str, here: str, there: str
+) -> None:
+    switch.start()
+    files = tmp_path / "files"
+    files.mkdir()
+    source = tmp_path / "other" if broken.startswith("other") else tmp_path
+    for file in ("ca.pem", "h1.pem", "h1.key"):
+        shutil.copy(source / file, files / file)
+    if broken == "expired":
+        for end in ("pem", "key"):
+            shutil.copy(tmp_path / "expired" / f"h1.{end}", files / f"h1.{end}")
+    if broken == "other-own":
+        shutil.copy(tmp_path / "ca.pem", files / "ca.pem")
+
+    async def main() -> None:
+        host = domain(tmp_path, files="files")
+        await host.source.start()
+        host.demand(1, "h1->s1", "s1->h2")
+        await until(lambda: here in host.error, here)
+        assert "\n" not in host.error and host.state == "fallback"
+        # Good files are taken at the next attempt, without a restart.
+        for file in ("ca.pem", "h1.pem", "h1.key"):
+            shutil.copy(tmp_path / file, files / file)
+        await until(lambda: host.state == "switch", "let in")
+        await host.source.close()
+
+    asyncio.run(main())
+    if broken != "other":  # the switch was not even shown a certificate
+        log = switch.logged("rejected")
+        assert there in log and log.count("rejected") == 1
+
+
+def test_all_certificates_are_replaced_under_load_and_no_lease_is_lost(
+    tmp_path: Path, switch: TlsSwitch
+) -> None:
+    switch.start().wait_recovered()
+    bundle = (tmp_path / "ca.pem").read_bytes() + (tmp_path / "other" / "ca.pem").read_bytes()
+
+    async def main() -> None:
+        host = domain(tmp_path)
+        await host.source.start()
+        host.demand(1, "h1->s1", "s1->h2")
+        await until(lambda: host.state == "switch" and host.rate(1) > 0, "granted")
+        (session,) = host.source.host.sessions
+        number = session.session
+
+        async def load(rounds: int) -> None:
+            for inc in range(rounds):
+                host.demand(1, "h1->s1", "s1->h2", remaining=10**7 + inc, inc=1)
+                assert await asyncio.to_thread(switch.describe)  # a handshake with what is there
+                await asyncio.sleep(0.02)
+
+        await load(5)
+        (tmp_path / "ca.pem").write_bytes(bundle)
+        await load(5)
+        for name in ("s1", "h1"):
+            for end in ("key", "pem"):
+                shutil.copy(tmp_path / "other" / f"{name}.{end}", tmp_path / f"{name}.{end}")
+            await load(5)
+        shutil.copy(tmp_path / "other" / "ca.pem", tmp_path / "ca.pem")
+        await load(5)
+        assert host.source.reservations()["expired"] == 0
+        assert session.session == number, "the stream goes on as it began"
+        assert host.rate(1) > 0
+        # A new stream has the new files.
+        switch.kill()
+        switch.start()
+        await until(lambda: host.state == "switch" and session.session != number, "back")
+        await host.source.close()
+
+    asyncio.run(main())

@@ -1,0 +1,350 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clients that mean harm, as processes at addresses of their own, and one that does not.
+
+`python attacks.py NAME PORT [FOLDER]` attacks until its standard input ends, then prints as JSON
+how often it has done what the attack consists of. With the certificates of a folder it speaks TLS.
+"""
+
+import itertools
+import json
+import os
+import select
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Self
+
+import psutil
+
+sys.path.insert(0, str(Path(__file__).parent))
+from rawhttp2 import (
+    END_HEADERS,
+    HEADERS,
+    PREFACE,
+    RST,
+    RawClient,
+    fields,
+    frame,
+    message,
+)
+from switchproc import DEADLINE_S, EmulatedSwitchStub, Peer, Switch, until
+
+from flowslot_proto import flowslot_pb2 as pb
+from flowslot_proto import methods
+
+SOURCE = "127.0.0.66"
+Counts = dict[str, int]
+
+
+@cache
+def tls() -> ssl.SSLContext | None:
+    """With the certificate of host h2, where there is one."""
+    if len(sys.argv) < 4:
+        return None
+    folder = Path(sys.argv[3])
+    context = ssl.create_default_context(cafile=str(folder / "ca.pem"))
+    context.load_cert_chain(folder / "h2.pem", folder / "h2.key")
+    context.set_alpn_protocols(["h2"])
+    return context
+
+
+def connect(port: int) -> RawClient:
+    return RawClient(port, SOURCE, tls())
+
+
+def ended() -> bool:
+    return bool(select.select([sys.stdin], [], [], 0)[0])
+
+
+def rapid_reset(port: int, done: Counts) -> None:
+    """Streams that are reset as soon as they are begun, on connections that come again."""
+    begin, burst = fields(methods.DESCRIBE), 500
+    while not ended():
+        try:
+            with connect(port) as raw:
+                done["connections"] += 1
+                for first in range(1, 200_000, 2 * burst):
+                    raw.sock.sendall(
+                        b"".join(
+                            frame(HEADERS, END_HEADERS, n, begin) + frame(RST, 0, n, b"\0\0\0\x08")
+                            for n in range(first, first + 2 * burst, 2)
+                        )
+                    )
+                    done["resets"] += burst
+                    if ended() or not raw.hear() or 0 in raw.ended:
+                        break
+        except OSError:
+            done["refused"] += 1
+
+
+def call_flood(port: int, done: Counts) -> None:
+    """As many whole unary calls as the server takes, on some connections."""
+    many = [connect(port) for _ in range(8)]
+    while not ended():
+        for i, raw in enumerate(many):
+            try:
+                for _ in range(8):
+                    if len(raw.pending()) < 30:
+                        raw.send(raw.begin(methods.DESCRIBE), message(b""), end=True)
+                        done["calls"] += 1
+                if not raw.hear() or 0 in raw.ended:
+                    raise ConnectionError
+            except OSError:
+                done["refused"] += 1
+                raw.sock.close()
+                try:
+                    many[i] = connect(port)
+                    done["connections"] += 1
+                except OSError:
+                    time.sleep(0.01)
+
+
+def unfinished(port: int, done: Counts) -> None:
+    """Messages that are almost there, as many and as large as the windows allow."""
+    opened: list[RawClient] = []
+    while not ended():
+        try:
+            if len(opened) < 100:
+                raw = connect(port)
+                opened.append(raw)
+                done["connections"] += 1
+                for _ in range(32):
+                    raw.send(raw.begin(methods.NEGOTIATE), message(b"", announced=(1 << 19) - 1))
+        except OSError:
+            done["refused"] += 1
+        for raw in list(opened):
+            try:
+                for stream in list(raw.windows):
+                    if stream and stream not in raw.ended:
+                        done["bytes"] += raw.fill(stream, 1 << 19)
+                if not raw.hear() or 0 in raw.ended:
+                    raise ConnectionError
+            except OSError:
+                done["refused"] += 1
+                raw.sock.close()
+                opened.remove(raw)
+
+
+def sessions(port: int, done: Counts) -> None:
+    """Daemons without number say Hello, and hold their streams."""
+    opened: list[RawClient] = []
+    numbers = itertools.count(10_000)
+    while not ended():
+        try:
+            raw = connect(port)
+            opened.append(raw)
+            for _ in range(30):
+                n = next(numbers)
+                hello = pb.Hello(daemon=f"d{n}", host="h2", lease_ns=10**8)
+                said = pb.DaemonMessage(session=n, hello=hello).SerializeToString()
+                raw.send(raw.begin(methods.NEGOTIATE), message(said))
+                done["hellos"] += 1
+        except OSError:
+            done["refused"] += 1
+        for raw in list(opened):
+            if not raw.hear() or 0 in raw.ended or len(raw.ended) >= 30:
+                raw.sock.close()
+                opened.remove(raw)
+
+
+def handshakes(port: int, done: Counts) -> None:
+    """Connections that say nothing, or begin a handshake and do not end it."""
+    opened: list[socket.socket] = []
+    for said in itertools.cycle((b"", PREFACE[:7], PREFACE, b"\x16\x03\x01\x02\x00\x01")):
+        if ended():
+            return
+        try:
+            sock = socket.create_connection(("127.0.0.1", port), 1.0, (SOURCE, 0))
+            opened.append(sock)
+            sock.sendall(said)
+            done["connections"] += 1
+        except OSError:
+            done["refused"] += 1
+        if len(opened) > 900:
+            opened.pop(0).close()
+
+
+def trickle(port: int, done: Counts) -> None:
+    """A byte now and then on as many streams as there may be: never silent, never done."""
+    opened: list[tuple[RawClient, list[int]]] = []
+    while not ended():
+        try:
+            if len(opened) < 200:
+                raw = connect(port)
+                paths = itertools.islice(itertools.cycle((methods.NEGOTIATE, methods.DESCRIBE)), 30)
+                calls = [raw.begin(path) for path in paths]
+                for call in calls:
+                    raw.send(call, message(b"", announced=100_000))
+                opened.append((raw, calls))
+                done["connections"] += 1
+        except OSError:
+            done["refused"] += 1
+        for raw, calls in list(opened):
+            try:
+                for call in calls:
+                    if call not in raw.ended:
+                        raw.send(call, b"x")
+                        done["bytes"] += 1
+                if not raw.hear() or 0 in raw.ended or len(raw.ended) == len(calls):
+                    raise ConnectionError
+            except OSError:
+                done["refused"] += 1
+                raw.sock.close()
+                opened.remove((raw, calls))
+
+
+ATTACKS: dict[str, Callable[[int, Counts], None]] = {
+    "rapid_reset": rapid_reset,
+    "call_flood": call_flood,
+    "unfinished": unfinished,
+    "sessions": sessions,
+    "handshakes": handshakes,
+    "trickle": trickle,
+}
+
+
+class Attack:
+    """A process that attacks a switch; "none": nothing happens."""
+
+    def __init__(self, switch: Switch, name: str, tls: Path | None = None) -> None:
+        self._name = name
+        self._command = [sys.executable, __file__, name, str(switch.port)]
+        self._command += [str(tls)] if tls else []
+        self._process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Self:
+        if self._name != "none":
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def wait_alive(self) -> None:
+        """It has done something."""
+        if self._process is not None:
+            assert self._process.stdout is not None
+            assert self._process.stdout.readline() == "alive\n"
+
+    def stop(self) -> Counts:
+        """What it has achieved since it was alive."""
+        if self._process is None:
+            return {}
+        out, _ = self._process.communicate(timeout=DEADLINE_S)
+        counts: Counts = json.loads(out)
+        return counts
+
+
+@dataclass
+class Result:
+    """`times`: of heartbeats on the stream and of unary calls, s. `lost`: what ended the stream."""
+
+    times: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
+    lost: str = ""
+    errors: list[str] = field(default_factory=list)
+    most_rss: int = 0
+
+
+class Victim:
+    """An honest daemon, whose flow has a grant."""
+
+    def __init__(self, switch: Switch) -> None:
+        self._switch = switch
+        self._stopping = threading.Event()
+        self._result = Result()
+
+    def __enter__(self) -> Self:
+        self._channels = [self._switch.channel(), self._switch.channel()]
+        self.peer = Peer(self._channels[0], 1, timeout_s=None)
+        hello = pb.Hello(daemon="victim", host="h1", links=["h1->s1"], lease_ns=10**8)
+        self.peer.say(hello=hello)
+        self.peer.demand(7, [0])
+        self.peer.read_until(lambda: self.peer.rate(7) > 0)
+        self._threads = [threading.Thread(target=work) for work in (self._beat, self._call)]
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
+        self.peer.close()
+        for channel in self._channels:
+            channel.close()
+
+    def forget(self) -> None:
+        """What was before does not count."""
+        self._result = Result()
+
+    def seen(self) -> Result:
+        """So far."""
+        return self._result
+
+    def result(self) -> Result:
+        self._stop()
+        return self._result
+
+    def _stop(self) -> None:
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _repeat(self, times: int, period_s: float, work: Callable[[], Any]) -> Iterator[None]:
+        while not self._stopping.wait(period_s):
+            began = time.monotonic()
+            try:
+                work()
+            except Exception as error:
+                yield self._result.errors.append(repr(error)[:300])
+                continue
+            self._result.times[times].append(time.monotonic() - began)
+
+    def _beat(self) -> None:
+        for _ in self._repeat(0, 0.01, self.peer.fence):
+            self._result.lost = str(self.peer.status())
+            return
+
+    def _call(self) -> None:
+        stub = EmulatedSwitchStub(self._channels[1])
+        request = pb.FetchFeedbackRequest(links=["h1->s1"])
+        process = psutil.Process(self._switch.pid)
+
+        def work() -> None:
+            rss = process.memory_info().rss
+            self._result.most_rss = max(self._result.most_rss, rss)
+            stub.FetchFeedback(request, timeout=5)
+
+        for _ in self._repeat(1, 0.02, work):
+            pass
+
+
+def main() -> None:
+    done: Counts = {"connections": 0, "refused": 0}
+    for key in ("resets", "calls", "bytes", "hellos"):
+        done[key] = 0
+
+    def tell() -> None:
+        until(lambda: sum(done.values()) > 0, "it attacks")
+        for key in done:
+            done[key] = 0
+        print("alive", flush=True)
+
+    threading.Thread(target=tell).start()
+    ATTACKS[sys.argv[1]](int(sys.argv[2]), done)
+    print(json.dumps({key: value for key, value in done.items() if value}))
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Somebody attacks the shipped switch process from another address: an honest daemon keeps its
+stream, its grant and its calls, and the process its size. How long calls take then: bench.hostile.
+"""
+
+from pathlib import Path
+
+import pytest
+from attacks import ATTACKS, SOURCE, Attack, Victim
+from rawhttp2 import RawClient, message
+from switchproc import Switch, until
+from tlsfiles import TlsSwitch
+
+from flowslot_proto import methods
+
+MOST_RSS = 256 << 20
+LEASE = {"slot_ms": 400, "lease_slots": 5}  # 2 s: a machine may stand still
+ENOUGH = 50
+"""So often the attacker has done what it does, and the daemon what it does."""
+
+
+def survives(switch: Switch, name: str, tls: Path | None = None) -> None:
+    switch.start().wait_recovered()
+    with Victim(switch) as victim, Attack(switch, name, tls) as attack:
+        attack.wait_alive()
+        victim.forget()
+        until(lambda: min(map(len, victim.seen().times)) > ENOUGH, "the daemon is served")
+        achieved = attack.stop()
+        result = victim.result()
+        rate = victim.peer.rate(7)
+    assert max(achieved.values()) >= ENOUGH, achieved
+    assert (result.lost, result.errors) == ("", [])
+    assert rate > 0
+    assert switch.describe().counters.expired <= achieved.get("hellos", 0), "only the attacker's"
+    assert 0 < result.most_rss < MOST_RSS
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_honest_daemon_notices_nothing(tmp_path: Path, name: str) -> None:
+    with Switch(tmp_path, **LEASE) as switch:
+        survives(switch, name)
+
+
+@pytest.mark.parametrize("name", ["rapid_reset", "sessions", "handshakes"])
+def test_nor_when_the_attacker_has_a_certificate(tmp_path: Path, name: str) -> None:
+    with TlsSwitch(tmp_path, **LEASE) as switch:
+        survives(switch, name, tmp_path)
+
+
+def test_who_attacks_is_shut_out_and_let_in_again(tmp_path: Path) -> None:
+    with Switch(tmp_path, **LEASE) as switch:
+        switch.start()
+        with Attack(switch, "sessions") as attack:
+            attack.wait_alive()
+            until(lambda: not answered(switch, SOURCE), "it is shut out")
+            assert answered(switch, "127.0.0.1")
+            attack.stop()
+        until(lambda: answered(switch, SOURCE), "it may come again")
+        log = switch.logged("rejected")
+        assert f"rejected {SOURCE}:" in log and log.count("\n") < 20
+
+
+def answered(switch: Switch, source: str) -> bool:
+    try:
+        with RawClient(switch.port, source) as raw:
+            return not raw.answer(methods.DESCRIBE, message(b""))
+    except OSError:
+        return False

@@ -7,15 +7,14 @@ changes the daemon is for root and for the daemon's own user or group (SO_PEERCR
 """
 
 import asyncio
-import contextlib
 import json
 import os
 import socket
-import struct
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
-from flowslot.model.errors import ConfigError, FlowslotError
+from flowslot.model.errors import ConfigError
+from flowslotd.unix_socket import Listener, peer_of
 
 Json = dict[str, object]
 Answer = Json | Awaitable[Json]
@@ -23,10 +22,6 @@ Handler = Callable[[], Answer]
 MAX_CLIENTS = 64
 MAX_REQUEST_BYTES = 4096
 IDLE_S = 30.0
-
-
-class AlreadyRunning(FlowslotError):
-    """Another daemon answers on the socket that we were told to use."""
 
 
 class Control:
@@ -43,28 +38,25 @@ class Control:
         self._readers = readers
         self._writers = writers
         self._on_bug = on_bug
+        self._listener: Listener | None = None
         self._server: asyncio.Server | None = None
-        self._inode = 0
         self._clients: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Listen. Raises AlreadyRunning, or OSError when the directory cannot be written."""
-        claim(self._path)
+        self._listener = Listener(self._path, socket.SOCK_STREAM)
         self._server = await asyncio.start_unix_server(
-            self._serve, path=self._path, limit=MAX_REQUEST_BYTES
+            self._serve, sock=self._listener.socket, limit=MAX_REQUEST_BYTES
         )
-        self._path.chmod(0o666)
-        self._inode = self._path.stat().st_ino
 
     async def stop(self) -> None:
-        """Close the socket, and remove it if it is still ours (a successor may have come)."""
+        """Close the socket, and all connections. Does nothing before `start`."""
         if self._server is not None:
             self._server.close()
         for task in self._clients:
             task.cancel()
-        with contextlib.suppress(OSError):
-            if self._path.stat().st_ino == self._inode:
-                self._path.unlink()
+        if self._listener is not None:
+            self._listener.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -109,26 +101,9 @@ class Control:
             return _refuse("internal", f"{type(error).__name__}: {error}")
 
 
-def claim(path: Path) -> None:
-    """Remove the socket of a dead predecessor. Raises AlreadyRunning when one answers there."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(os.fspath(path))
-        except (ConnectionRefusedError, FileNotFoundError):
-            with contextlib.suppress(FileNotFoundError):
-                path.unlink()
-        else:
-            raise AlreadyRunning(
-                f"another flowslotd answers on {path}; stop it, or give this one its own "
-                "`runtime_dir`"
-            )
-
-
-def _may_change(peer: socket.socket) -> bool:
-    raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    _pid, uid, gid = struct.unpack("3i", raw)
-    return uid in (0, os.getuid()) or gid == os.getgid()
+def _may_change(sock: socket.socket) -> bool:
+    peer = peer_of(sock)
+    return peer.uid in (0, os.getuid()) or peer.gid == os.getgid()
 
 
 def _refuse(kind: str, error: str) -> Json:

@@ -9,6 +9,7 @@ import asyncio
 import gc
 import logging
 import signal
+import socket
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AsyncExitStack
 from functools import partial
@@ -22,7 +23,7 @@ from flowslot_shm.layout import Message
 from flowslotd import report
 from flowslotd.clock import monotonic, read_slot, thread_cpu
 from flowslotd.config import Config, changed, load
-from flowslotd.control import Control, Json, claim
+from flowslotd.control import Control, Json
 from flowslotd.engine import Engine
 from flowslotd.flows.flow_info import Source
 from flowslotd.flows.flow_table import FlowTable
@@ -32,6 +33,7 @@ from flowslotd.observe.ownership import holds_socket
 from flowslotd.observe.passive.service import PassiveSources
 from flowslotd.observe.registration import Record, RegistrationServer
 from flowslotd.passes import Passes
+from flowslotd.unix_socket import claim
 
 _log = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -81,7 +83,7 @@ class Daemon:
         """
         directory = self.config.runtime_dir
         directory.mkdir(parents=True, exist_ok=True)
-        claim(directory / "control.sock")
+        claim(directory / "control.sock", socket.SOCK_STREAM)
         self._loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._stop.set)

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from flowslot.model.errors import ConfigError
-from flowslotd.control import AlreadyRunning, Control
+from flowslotd.control import Control
+from flowslotd.unix_socket import AlreadyRunning
 
 
 async def talk(path, *lines):

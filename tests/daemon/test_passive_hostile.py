@@ -128,7 +128,7 @@ def test_fail_open_a_process_that_holds_up_the_thread_is_not_waited_for(
     stack: ExitStack, watching: Watching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "AGAIN_S", 0.05)
-    monkeypatch.setattr(service, "CHECK_S", 0.1)
+    monkeypatch.setattr(watcher, "CHECK_S", 0.1)
     sink, honest_sink = Sink(stack), Sink(stack)
     hostile = Unpatched(stack, 1, THERE, sink.port)
     honest = Unpatched(stack, 1, THERE, honest_sink.port)
@@ -158,7 +158,7 @@ def test_only_so_many_threads_are_left_to_themselves(
     watching.use(pslite=False)
     settle(lambda: _threads("passive-watch") == 0)
     with monkeypatch.context() as patch:
-        patch.setattr(service, "CHECK_S", 0.02)
+        patch.setattr(watcher, "CHECK_S", 0.02)
         patch.setattr(watcher.ShadowRecords, "look", lambda *_: free.wait(120))
         watching.use()
         settle(lambda: len(watching.bugs) == 3 and not watching.passive.watching)
@@ -190,17 +190,15 @@ def _threads(name: str) -> int:
     return sum(thread.name == name for thread in threading.enumerate())
 
 
-def test_a_thread_is_late_when_it_gets_nowhere_and_not_when_it_rests() -> None:
-    pulse = watcher.Pulse(3)
-    pulse.beat()
-    assert [pulse.stopped() for _ in range(5)] == [False, False, False, True, True]
-    pulse.beat()
-    assert [pulse.stopped() for _ in range(2)] == [False, False]
-    pulse.rest()
-    assert not any(pulse.stopped() for _ in range(9))
-    for _ in range(9):
-        pulse.beat()
-        assert not pulse.stopped()
+def test_a_thread_that_gets_nowhere_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = watcher.Watcher([HERE], "", {}, lambda *_: None)  # its threads have not started
+    monkeypatch.setattr(threading.current_thread(), "name", "passive-watch")
+    said = []
+    for check in range(32):
+        if check < 10:
+            one._alive()
+        said.append(one.stuck())
+    assert said == [""] * 13 + ["passive-watch"] * 16 + ["passive-find and passive-watch"] * 3
 
 
 def test_a_reload_while_it_waits_to_begin_anew_leaves_one_watcher(
@@ -209,7 +207,7 @@ def test_a_reload_while_it_waits_to_begin_anew_leaves_one_watcher(
     monkeypatch.setattr(service, "AGAIN_S", 0.2)
     worker = Unpatched(stack, 1, THERE, Sink(stack).port)
     bug = ZeroDivisionError("a bug")
-    watching.call(watching.passive._failed, watching.passive._watcher, bug)
+    watching.call(watching.passive._failed, bug)
     watching.use()
     one = watching.passive._watcher
     until_found(watching, worker, connections=1)  # which takes more than a second
@@ -228,7 +226,7 @@ def test_fail_open_it_begins_anew_though_letting_go_fails_too(
         raise ZeroDivisionError("another bug")
 
     watching.passive._left = fail
-    watching.call(watching.passive._failed, watching.passive._watcher, ValueError("a bug"))
+    watching.call(watching.passive._failed, ValueError("a bug"))
     assert [type(bug) for bug in watching.bugs] == [ValueError] + [ZeroDivisionError] * 2
     until_found(watching, *workers, connections=2)
 
@@ -239,7 +237,7 @@ def test_a_stop_while_the_thread_is_about_to_wait_is_heard() -> None:
             one.stop()
             super().clear()
 
-    one = watcher.Watcher([HERE], "", lambda *_: None, lambda *_: None)
+    one = watcher.Watcher([HERE], "", {}, lambda *_: None)
     one._woken = Woken()
     one.start()
     one.join(10)

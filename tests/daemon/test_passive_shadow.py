@@ -29,9 +29,13 @@ def connection(stack: ExitStack) -> socket.socket:
     return connected
 
 
+TOLD: list[str] = []
+
+
 @pytest.fixture
 def all_of_them(stack: ExitStack) -> ShadowRecords:
-    all_of_them = ShadowRecords()
+    TOLD.clear()
+    all_of_them = ShadowRecords(lambda what, *_: TOLD.append(what))
     stack.callback(all_of_them.close)
     return all_of_them
 
@@ -41,8 +45,12 @@ def found(*connections: socket.socket) -> Found:
     return Found(os.getpid(), b"job", Role.PUSH, ends)
 
 
-def kinds(all_of_them: ShadowRecords, now: int = 0, name: str = "") -> list[str]:
-    return [event.kind for event in all_of_them.look(now, name)]
+def kinds(all_of_them: ShadowRecords, now: int = 0) -> list[str]:
+    """What was told since the last call, after a look."""
+    all_of_them.look(now, "")
+    told = TOLD.copy()
+    TOLD.clear()
+    return told
 
 
 def open_files() -> int:
@@ -63,7 +71,7 @@ def descriptors(more: int) -> Iterator[None]:
 
 
 def shadow_record() -> None:
-    one = ShadowRecord(-1, found(), lambda *_: None)
+    one = ShadowRecord(-1, found(), lambda *_: None, lambda _: None)
     one.close()
     one.reader.close()
 
@@ -145,45 +153,29 @@ def test_fail_open_a_file_that_takes_a_connections_number_is_not_kept_open(
     os.close(end)
 
 
-def test_a_refused_congestion_control_is_tried_again_ever_more_seldom(
+def test_a_refused_congestion_control_is_tried_again_and_a_selected_one_is_not(
     connection: socket.socket,
     all_of_them: ShadowRecords,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    attempts: list[str] = []
+    attempts: list[tuple[int, str]] = []
     enlist = sockets.enlist
 
     def counted(sock: socket.socket, name: str) -> None:
-        attempts.append(name)
+        attempts.append((second, name))
+        if name == "reno" and second < 50:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory")
         enlist(sock, name)
 
     monkeypatch.setattr(sockets, "enlist", counted)
     all_of_them.update([found(connection)], 0)
     with caplog.at_level(logging.WARNING):
-        for second in range(300):
-            all_of_them.look(second * SECOND, "nonexistent")
-    # After 0, 1, 3, 7, 15, 31, 63, 127, 191 and 255 s.
-    assert attempts == ["nonexistent"] * 10
-    (record,) = caplog.records
-    assert "sockets cannot select nonexistent: No such file" in record.message
-    for second in range(300, 310):
-        all_of_them.look(second * SECOND, "reno")
-    assert attempts[10:] == ["reno"]  # another one at once, and once that has succeeded no more
-    assert connection.getsockopt(6, 13, 16).startswith(b"reno\0")
-
-
-def test_a_congestion_control_that_comes_later_is_selected_then(
-    connection: socket.socket, all_of_them: ShadowRecords, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def not_there(*_: object) -> None:
-        raise FileNotFoundError(errno.ENOENT, "No such file or directory")
-
-    before = connection.getsockopt(6, 13, 16)
-    all_of_them.update([found(connection)], 0)
-    with monkeypatch.context() as patch:
-        patch.setattr(sockets, "enlist", not_there)
-        all_of_them.look(0, "reno")
-    assert connection.getsockopt(6, 13, 16) == before
-    all_of_them.look(int(shadow.FIRST_AGAIN_NS), "reno")
+        for second in range(80):
+            all_of_them.look(second * SECOND, "nonexistent" if second < 35 else "reno")
+    again = shadow.AGAIN_NS // SECOND
+    refused = [(at, "nonexistent") for at in range(0, 35, again)]
+    assert attempts == [*refused, (35, "reno"), (35 + again, "reno"), (35 + 2 * again, "reno")]
+    assert len(caplog.records) == 2
+    assert "sockets cannot select nonexistent: No such file" in caplog.records[0].message
     assert connection.getsockopt(6, 13, 16).startswith(b"reno\0")

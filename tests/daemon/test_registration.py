@@ -28,6 +28,7 @@ from flowslot_shm.client import JobClient
 from flowslot_shm.layout import Message, Role
 from flowslot_shm.writer import Record as OwnRecord
 from flowslotd.observe.registration import Limits
+from flowslotd.unix_socket import AlreadyRunning
 
 
 @pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
@@ -153,7 +154,7 @@ def test_a_stale_socket_is_replaced_and_a_live_one_is_not(tmp_path: Path) -> Non
     async def start() -> None:
         async with serving(path):
             await is_well(path)
-            with pytest.raises(OSError, match="another daemon is serving this socket"):
+            with pytest.raises(AlreadyRunning, match="another flowslotd answers on"):
                 async with serving(path):
                     pass
             await is_well(path)

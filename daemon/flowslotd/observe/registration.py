@@ -6,19 +6,16 @@ SO_PEERCRED, never from what it says. All that it sends is untrusted: a bad regi
 answer that names the field, and costs nobody else anything.
 """
 
-import array
 import asyncio
-import errno
 import itertools
 import logging
 import os
 import socket
-import stat
-import struct
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -35,6 +32,7 @@ from flowslot_shm.layout import (
     plain_text,
 )
 from flowslot_shm.reader import RecordError, RecordReader
+from flowslotd.unix_socket import Listener, peer_of
 
 _log = logging.getLogger(__name__)
 _DOORBELLS = {int(kind): kind for kind in (Message.BEGIN, Message.END)}
@@ -109,24 +107,13 @@ class RegistrationServer:
         self._connections: set[_Connection] = set()
         self._per_uid: Counter[int] = Counter()
         self._ids = itertools.count(1)
-        self._listener: socket.socket | None = None
+        self._listener: Listener | None = None
 
     async def start(self) -> None:
-        """Listen. OSError when the path is another daemon's, or not to be had."""
+        """Listen. Raises AlreadyRunning; OSError when the path is not to be had."""
         self._loop = asyncio.get_running_loop()
-        _remove_stale(self.path)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        listener.setblocking(False)
-        try:
-            listener.bind(self.path)
-            os.chmod(self.path, 0o666)  # jobs of all users may connect
-            listener.listen(128)
-            self._inode = os.stat(self.path).st_ino
-        except OSError as error:
-            listener.close()
-            raise OSError(error.errno, error.strerror, self.path) from None
-        self._listener = listener
-        self._loop.add_reader(listener, self._accept, listener)
+        self._listener = Listener(Path(self.path), socket.SOCK_SEQPACKET)
+        self._loop.add_reader(self._listener.socket, self._accept, self._listener.socket)
 
     async def close(self) -> None:
         """Let go of all jobs, which go on unscheduled; removes the socket if it is still ours.
@@ -136,10 +123,7 @@ class RegistrationServer:
         listener, self._listener = self._listener, None
         if listener is None:
             return
-        with suppress(OSError):
-            if os.stat(self.path).st_ino == self._inode:
-                os.unlink(self.path)
-        self._loop.remove_reader(listener)
+        self._loop.remove_reader(listener.socket)
         listener.close()
         for connection in list(self._connections):
             self._drop(connection)
@@ -162,9 +146,7 @@ class RegistrationServer:
                 self._pause(1.0, listener, self._accept, listener)
                 return
             sock.setblocking(False)
-            pid, uid, _ = struct.unpack(
-                "=iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-            )
+            pid, uid, _ = peer_of(sock)
             connection = _Connection(sock, pid, uid)
             self._connections.add(connection)
             self._per_uid[uid] += 1
@@ -187,9 +169,9 @@ class RegistrationServer:
             fds: list[int] = []
             try:
                 if connection.record is None:
-                    data, fds = _receive(connection.sock)
+                    data, fds, _, _ = socket.recv_fds(connection.sock, 256, _MAX_FDS)
                 else:  # what a doorbell brings along is dropped by the kernel
-                    data = connection.sock.recv(256, socket.MSG_DONTWAIT)
+                    data = connection.sock.recv(256)
             except BlockingIOError:
                 break
             except OSError:
@@ -262,7 +244,7 @@ class RegistrationServer:
         self.refused += 1
         _log.warning("pid %d, uid %d: refused: %s", connection.pid, connection.uid, reason)
         with suppress(OSError):  # what lies unread would turn our answer into a reset
-            for fd in _receive(connection.sock)[1]:
+            for fd in socket.recv_fds(connection.sock, 256, _MAX_FDS)[1]:
                 os.close(fd)
         _answer(connection.sock, 1, reason=reason)
         self._drop(connection)
@@ -286,36 +268,6 @@ class RegistrationServer:
             del self.records[record.id]
             record.reader.close()
             self._on_leave(record)
-
-
-def _remove_stale(path: str) -> None:
-    """Remove the socket of a daemon that died; OSError when one still answers."""
-    try:
-        if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            raise OSError(errno.EEXIST, "exists and is not a socket", path)
-    except FileNotFoundError:
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect(path)
-        except ConnectionRefusedError:
-            os.unlink(path)
-            return
-        except OSError:
-            pass  # full, or another kind of socket: it is alive
-    raise OSError(errno.EADDRINUSE, "another daemon is serving this socket", path)
-
-
-def _receive(sock: socket.socket) -> tuple[bytes, list[int]]:
-    """One message, cut at 256 bytes, and its descriptors; b"" at the end."""
-    room = socket.CMSG_SPACE(_MAX_FDS * 4)
-    data, control, _, _ = sock.recvmsg(256, room, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
-    fds = array.array("i")
-    for level, kind, content in control:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds.frombytes(content[: len(content) // 4 * 4])
-    return data, fds.tolist()
 
 
 def _parse_register(data: bytes, max_slots: int) -> tuple[str, int, int]:

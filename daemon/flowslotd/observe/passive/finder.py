@@ -6,14 +6,12 @@ passed over, and a process that ends meanwhile is no error. Reading the memory o
 (its environment) can take arbitrarily long, so this runs on a thread that nobody waits for.
 """
 
-import logging
 import os
 import select
 from collections import Counter
 from collections.abc import Callable, Collection
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from enum import Enum
 from errno import EMFILE, ENFILE
 from itertools import islice
 from socket import socket
@@ -22,10 +20,8 @@ from flowslot.model.topology_file import normal_ip
 from flowslot_shm.writer import cookie_of
 from flowslotd import sockets
 from flowslotd.observe.passive.nodes import MAX_ENVIRONMENT, Node, node_of
-from flowslotd.observe.passive.shadow import MAX_SOCKETS, Found
+from flowslotd.observe.passive.shadow import MAX_SOCKETS, Found, warnings
 from flowslotd.privileges import lacking
-
-_log = logging.getLogger(__name__)
 
 DATA_BYTES = 64 * 1024
 """A connection that has sent more between two looks carries data."""
@@ -36,8 +32,9 @@ MAX_CONNECTIONS, MAX_CONNECTIONS_PER_USER = 4096, 2048
 MAX_DESCRIPTORS = 4096
 """Of one process, the lowest ones."""
 LONGEST_WAIT, LONGEST_SOCKET_WAIT = 64, 4
-"""Looks until a process that is no node is looked at again (it may have become one, by exec), and a
-socket through which nothing goes."""
+"""In the 1st, 2nd, 4th, ... look at all, and from this on in every such one, a process that is no
+node is looked at again (it may have become one, by exec), and a socket through which nothing
+goes."""
 OWN_RECORD = "/memfd:flowslot (deleted)"
 """What a process has open that speaks for itself, or has been told not to."""
 _SOCKET = "socket:["
@@ -46,42 +43,16 @@ _NEEDED = "CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH"
 and to borrow sockets."""
 
 
-class _Kind(Enum):
-    NEW = 0  # not connected yet, say
-    CONNECTED = 1  # may carry data
-    DATA = 2
-    OTHER = 3  # never will
-
-
-@dataclass(slots=True)
-class _Turns:
-    """Something is looked at in every look, in every second one, ..."""
-
-    most: int
-    wait: int = 1
-    left: int = 1
-
-    def due(self) -> bool:
-        """Called in every look."""
-        self.left -= 1
-        if self.left > 0:
-            return False
-        self.wait = min(2 * self.wait, self.most)
-        self.left = self.wait
-        return True
-
-    def again(self) -> None:
-        """It is of interest: in the next look, too."""
-        self.wait = self.left = 1
-
-
 @dataclass(slots=True)
 class _Socket:
+    """`cookie`: 0 while it is not connected. `data`: whether it carries any; None: not known yet.
+    `sent`: bytes when it was last looked at. `looks`: since something was last sent."""
+
     fd: int
-    kind: _Kind = _Kind.NEW
     cookie: int = 0
-    sent: int = 0  # when it was last looked at
-    turns: _Turns = field(default_factory=lambda: _Turns(LONGEST_SOCKET_WAIT))
+    data: bool | None = None
+    sent: int = 0
+    looks: int = 0
 
 
 @dataclass(slots=True)
@@ -103,21 +74,20 @@ class Finder:
         self._alive = alive
         self._addresses = frozenset(normal_ip(address) for address in addresses)
         self._processes: dict[int, _Process] = {}
-        self._others: dict[int, _Turns] = {}
+        self._others: Counter[int] = Counter()  # looks at all since it was found
         self._per_user: Counter[int] = Counter()
-        self._said: set[str] = set()
-        self._denied = False
+        self._warn = warnings()
         self._absent = _absent()
         if self._absent:
             absent = f"{' and '.join(self._absent)} {'is' if len(self._absent) == 1 else 'are'}"
-            self._say(f"other users' processes cannot be seen: {absent} missing")
+            self._warn(f"other users' processes cannot be seen: {absent} missing")
 
     def look(self) -> list[Found]:
         """All nodes with data connections, and these."""
         try:
             pids = _pids()
         except OSError as error:  # too many open files, say: those that are known will do
-            self._say(f"no further processes can be found: {error}")
+            self._warn(f"no further processes can be found: {error}")
         else:
             self._update(pids)
         taken: set[int] = set()
@@ -132,7 +102,7 @@ class Finder:
                 MAX_CONNECTIONS - len(taken), MAX_CONNECTIONS_PER_USER - per_user[process.uid]
             )
             if len(own) > room:  # somebody else's may have room
-                self._say("there are more ps-lite connections than are looked at")
+                self._warn("there are more ps-lite connections than are looked at")
                 continue
             taken.update(cookie for _, cookie in own)
             per_user[process.uid] += len(own)
@@ -153,7 +123,8 @@ class Finder:
         for pid in self._others.keys() - pids:
             del self._others[pid]
         for pid in sorted(pids - self._processes.keys() - {os.getpid()}):
-            if self._others.setdefault(pid, _Turns(LONGEST_WAIT)).due():
+            self._others[pid] += 1
+            if _due(self._others[pid], LONGEST_WAIT):
                 self._alive()
                 self._examine(pid)
 
@@ -164,31 +135,27 @@ class Finder:
                 return
             uid = os.stat(f"/proc/{pid}").st_uid
             if len(self._processes) >= MAX_PROCESSES or self._per_user[uid] >= MAX_PER_USER:
-                self._say("there are more ps-lite processes than are looked at")
+                self._warn("there are more ps-lite processes than are looked at")
                 return
             self._take(pid, uid)
         except PermissionError:
             self._deny(pid)
         except OSError as error:  # ended just now, mostly
             if error.errno in {EMFILE, ENFILE}:
-                self._others[pid].again()
-                self._say(f"no further processes can be looked at: {error.strerror}")
+                self._others[pid] = 0
+                self._warn(f"no further processes can be looked at: {error.strerror}")
 
     def _take(self, pid: int, uid: int) -> None:
         """Raises OSError."""
         pidfd = os.pidfd_open(pid)
-        kept = False
-        try:
+        with ExitStack() as undo:
+            undo.callback(os.close, pidfd)
             node = _node(pid)  # once more: now it cannot have been another process
             if node is not None and not _ended(pidfd):
                 self._processes[pid] = _Process(node, pidfd, uid)
-                kept = True
-        finally:
-            if not kept:
-                os.close(pidfd)
-        if kept:
-            del self._others[pid]
-            self._per_user[uid] += 1
+                self._per_user[uid] += 1
+                del self._others[pid]
+                undo.pop_all()
 
     def _forget(self, pid: int) -> None:
         process = self._processes.pop(pid)
@@ -212,55 +179,51 @@ class Finder:
         for link, fd in links.items():
             if link.startswith(_SOCKET):
                 one = known.setdefault(link, _Socket(fd))
-                one.fd = fd
-                if one.kind in {_Kind.NEW, _Kind.CONNECTED} and one.turns.due():
+                one.fd, one.looks = fd, one.looks + 1
+                if one.data is None and _due(one.looks, LONGEST_SOCKET_WAIT):
                     self._look_at(pid, process, one)
-        return [one for one in known.values() if one.kind == _Kind.DATA]
+        return [one for one in known.values() if one.data]
 
     def _look_at(self, pid: int, process: _Process, one: _Socket) -> None:
         try:
             with sockets.borrow(process.pidfd, one.fd) as sock:
-                if one.kind == _Kind.NEW:
-                    one.kind = self._kind(sock, process.node.scheduler_port)
-                    if one.kind == _Kind.CONNECTED:
-                        one.cookie, one.sent = cookie_of(sock), sockets.look(sock).sent
-                        one.turns.again()
+                if not one.cookie:
+                    self._connect(sock, process.node.scheduler_port, one)
                 elif cookie_of(sock) == one.cookie:
                     sent = sockets.look(sock).sent
                     if sent > one.sent:
-                        one.turns.again()
+                        one.looks = 0
                     if sent - one.sent > DATA_BYTES:
-                        one.kind = _Kind.DATA
+                        one.data = True
                     one.sent = sent
         except PermissionError:
             self._deny(pid)
         except OSError:  # closed just now: in the next look it is not there
             pass
 
-    def _kind(self, sock: socket, scheduler_port: int) -> _Kind:
-        """Of a socket that was not connected when it was last looked at. Raises OSError."""
-        if not sockets.is_tcp(sock):
-            return _Kind.OTHER
-        state = sockets.look(sock).state
-        if state not in sockets.SENDING:
-            return _Kind.OTHER if state == sockets.LISTEN else _Kind.NEW
-        (here, port), (there, peer_port) = sock.getsockname()[:2], sock.getpeername()[:2]
-        leaves = _plain(here) in self._addresses and _plain(there) not in self._addresses
-        data = leaves and scheduler_port not in {port, peer_port}
-        return _Kind.CONNECTED if data else _Kind.OTHER
+    def _connect(self, sock: socket, scheduler_port: int, one: _Socket) -> None:
+        """It was not connected when it was last looked at. Raises OSError."""
+        info = sockets.look(sock) if sockets.is_tcp(sock) else None
+        if info is None or info.state == sockets.LISTEN:
+            one.data = False
+        elif info.state in sockets.SENDING:
+            (here, port), (there, peer_port) = sock.getsockname()[:2], sock.getpeername()[:2]
+            leaves = _plain(here) in self._addresses and _plain(there) not in self._addresses
+            if leaves and scheduler_port not in {port, peer_port}:
+                one.cookie, one.sent, one.looks = cookie_of(sock), info.sent, 0
+            else:
+                one.data = False
 
     def _deny(self, pid: int) -> None:
-        """It is not to be looked at; where a capability is missing that was said. Said once; and
-        not of init, which is no job's, and out of reach in some containers."""
-        if pid != 1 and not self._absent and not self._denied:
-            self._denied = True
-            self._say(f"process {pid} must not be looked at, and perhaps others: permission denied")
+        """It is not to be looked at; where a capability is missing that was said. Not said of init,
+        which is no job's, and out of reach in some containers."""
+        if pid != 1 and not self._absent:
+            self._warn("some processes must not be looked at: permission denied")
 
-    def _say(self, text: str) -> None:
-        """Once."""
-        if text not in self._said:
-            self._said.add(text)
-            _log.warning("unpatched ps-lite: %s", text)
+
+def _due(looks: int, most: int) -> bool:
+    """Ever more seldom, but in every `most`-th look. The first look is 1; `most`: a power of 2."""
+    return looks & (looks - 1) == 0 or looks % most == 0
 
 
 def _absent() -> list[str]:

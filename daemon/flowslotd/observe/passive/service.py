@@ -2,19 +2,19 @@
 """What the daemon has of all this: shadow records as sources, beside processes that register."""
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from typing import Any
 
 from flowslot_shm.layout import Message
 from flowslotd.flows.flow_info import Source
+from flowslotd.observe.passive import watcher
 from flowslotd.observe.passive.shadow import ShadowRecord
-from flowslotd.observe.passive.watcher import Event, Watcher
+from flowslotd.observe.passive.watcher import Watcher
 
 AGAIN_S = 10.0
 """After an error of ours we begin anew so much later."""
 JOIN_S = 0.5
-CHECK_S = 1.0
-"""Between looks at whether the watcher's threads get on."""
 MAX_STUCK = 8
 """Watchers that were stopped, with threads that may come back or not. With so many there is no
 further one."""
@@ -39,8 +39,8 @@ class PassiveSources:
         self._watcher: Watcher | None = None
         self._addresses: frozenset[str] = frozenset()
         self._congestion_control = ""
-        self._again: asyncio.TimerHandle | None = None
-        self._checking: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        """While a watcher watches: its next check. Else: the next beginning."""
         self._stopped: list[Watcher] = []
 
     @property
@@ -70,8 +70,6 @@ class PassiveSources:
         """This process speaks for itself now."""
         for source in [s for s in self.records.values() if s.pid == pid]:
             self._drop(source)
-            if self._watcher is not None:
-                self._watcher.bar(pid)
 
     def close(self) -> None:
         """Stop watching, and forget all; waits a moment for the threads. Harmless when there is
@@ -81,8 +79,24 @@ class PassiveSources:
         if watcher is not None:
             watcher.join(JOIN_S)
 
+    def _begin(self) -> None:
+        self._stopped = [watcher for watcher in self._stopped if not watcher.ended]
+        if len(self._stopped) >= MAX_STUCK:
+            self._later(AGAIN_S, self._begin)
+            return
+        try:
+            self._watcher = Watcher(
+                self._addresses, self._congestion_control, self._registered, self._tell
+            )
+            self._watcher.start()
+        except Exception as error:  # no more threads, say
+            self._failed(error)
+        else:
+            self._later(watcher.CHECK_S, self._check)
+
     def _end(self) -> None:
-        self._cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         watcher, self._watcher = self._watcher, None
         if watcher is not None:
             watcher.stop()
@@ -93,76 +107,51 @@ class PassiveSources:
             except Exception as error:  # the others are to go all the same
                 self._on_bug("unpatched", error)
 
-    def _cancel(self) -> None:
-        for timer in (self._again, self._checking):
-            if timer is not None:
-                timer.cancel()
-        self._again = self._checking = None
+    def _later(self, wait_s: float, work: Callable[[], None]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(wait_s, work)
 
-    def _begin(self) -> None:
-        self._cancel()
-        self._stopped = [watcher for watcher in self._stopped if not watcher.ended]
-        if len(self._stopped) >= MAX_STUCK:
-            self._again = self._loop.call_later(AGAIN_S, self._begin)
-            return
-        try:
-            watcher = Watcher(self._addresses, self._congestion_control, self._hear, self._fail)
-            self._watcher = watcher
-            watcher.start()
-        except Exception as error:  # no more threads, say
-            self._failed(self._watcher, error)
-        else:
-            self._checking = self._loop.call_later(CHECK_S, self._check)
-
-    # -- on the watcher's threads ---------------------------------------------------------------
-
-    def _hear(self, watcher: Watcher, events: Sequence[Event]) -> None:
+    def _tell(self, watcher: Watcher, what: str, *about: Any) -> None:
+        """On the watcher's threads."""
         with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._take, watcher, events)
+            self._loop.call_soon_threadsafe(self._hear, watcher, what, *about)
 
-    def _fail(self, watcher: Watcher, error: Exception) -> None:
-        with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._failed, watcher, error)
-
-    # -- on the event loop ------------------------------------------------------------------------
-
-    def _take(self, watcher: Watcher, events: Sequence[Event]) -> None:
+    def _hear(self, watcher: Watcher, what: str, *all_of_it: Any) -> None:
+        about, *bell = all_of_it
+        current = watcher is self._watcher
         try:
-            self._sort(watcher, events)
-        except Exception as error:
-            self._failed(watcher, error)
-
-    def _sort(self, watcher: Watcher, events: Sequence[Event]) -> None:
-        for kind, source, slot, message in events:
-            known = source.id in self.records
-            if kind == "joined" and watcher is self._watcher:
-                if source.pid in {record.pid for record in self._registered.values()}:
-                    watcher.bar(source.pid)
+            if what == "failed":
+                raise about
+            if what == "joined":
+                speaks = about.pid in {record.pid for record in self._registered.values()}
+                if current and not speaks:
+                    self.records[about.id] = about
+                    self._joined(about)
                 else:
-                    self.records[source.id] = source
-                    self._joined(source)
-            elif kind == "rang" and known:
-                self._rang(source, slot, message)
-            elif kind == "left" and known:
-                self._drop(source)
+                    about.reader.close()
+            elif about.id in self.records and what == "rang":
+                self._rang(about, *bell)
+            elif about.id in self.records:
+                self._drop(about)
+        except Exception as error:
+            if current:
+                self._failed(error)
 
     def _check(self) -> None:
         """A process can hold up a thread for hours. What it has said last would stand for as long:
         flows that are active, with all that they were to send."""
-        watcher = self._watcher
-        if watcher is None:
-            return
-        self._checking = self._loop.call_later(CHECK_S, self._check)
-        stuck = watcher.stuck()
+        stuck = self._watcher.stuck() if self._watcher is not None else ""
         if stuck:
-            self._failed(watcher, TimeoutError(f"{stuck} is held up by some process"))
+            self._failed(TimeoutError(f"{stuck} is held up by some process"))
+        else:
+            self._later(watcher.CHECK_S, self._check)
 
-    def _failed(self, watcher: Watcher | None, error: Exception) -> None:
+    def _failed(self, error: Exception) -> None:
         """Training does not mind: nobody is spoken for, for a while."""
-        if watcher is self._watcher:
-            self._on_bug("unpatched", error)
-            self._end()
-            self._again = self._loop.call_later(AGAIN_S, self._begin)
+        self._on_bug("unpatched", error)
+        self._end()
+        self._later(AGAIN_S, self._begin)
 
     def _drop(self, source: ShadowRecord) -> None:
         del self.records[source.id]

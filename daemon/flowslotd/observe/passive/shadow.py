@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The progress record that the daemon keeps for a process that keeps none."""
 
+import logging
 import os
 import struct
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from functools import cache
 from typing import NamedTuple
 
 from flowslot.model.units import MILLISECOND, SECOND
@@ -27,11 +29,18 @@ IDLE_STEPS = 4
 looked at. With fewer connections, fewer steps."""
 RECENT_NS = 50 * MILLISECOND
 """So long ago is just now."""
-FIRST_AGAIN_NS, LAST_AGAIN_NS = SECOND, 64 * SECOND
+AGAIN_NS = 10 * SECOND
 """After a congestion control was refused, until it is tried again."""
 _FD = offset("fd") - 4  # in what `describe` returns
 
-Ring = Callable[["ShadowRecord", int, Message], None]
+Ring = Callable[["ShadowRecord", int, Message], object]
+Warn = Callable[[str], object]
+_log = logging.getLogger(__name__)
+
+
+def warnings() -> Warn:
+    """Logs each text once."""
+    return cache(lambda text: _log.warning("unpatched ps-lite: %s", text))
 
 
 class Found(NamedTuple):
@@ -47,17 +56,16 @@ class Found(NamedTuple):
 class ShadowRecord:
     """Speaks for one process, as a `Source` that has not registered itself.
 
-    Not thread-safe, but for the reader, which is the event loop's. `refused` says what could not
-    be done with its sockets, and why.
+    Not thread-safe, but for the reader, which is the event loop's.
     """
 
-    def __init__(self, number: int, found: Found, ring: Ring) -> None:
-        """`number` tells it from others and from registrations. Raises OSError when the process has
-        ended, or the kernel refuses memory or a descriptor."""
+    def __init__(self, number: int, found: Found, ring: Ring, warn: Warn) -> None:
+        """`number` tells it from others and from registrations. `warn` hears what could not be done
+        with its sockets, and why. Raises OSError when the process has ended, or the kernel refuses
+        memory or a descriptor."""
         self.id, self.pid = number, found.pid
         self.job, self.role = found.job, found.role
-        self.refused: set[str] = set()
-        self._ring = ring
+        self._ring, self._warn = ring, warn
         with ExitStack() as undo:
             self._record = Record(MAX_SOCKETS)
             undo.callback(self._record.close)
@@ -88,16 +96,15 @@ class ShadowRecord:
 
     def look(self, now: int, congestion_control: str) -> None:
         """Look at the sockets whose time has come: at all of them, if one has begun to send."""
-        due = [flow for flow in self._flows.values() if flow.next_ns <= now]
-        began = [flow for flow in due if self._look_at(flow, now, congestion_control)]
-        if began:
-            looked = {flow.cookie for flow in due}
-            for flow in [f for cookie, f in self._flows.items() if cookie not in looked]:
+        due = {flow for flow in self._flows.values() if flow.next_ns <= now}
+        if any([self._look_at(flow, now, congestion_control) for flow in due]):
+            for flow in [flow for flow in self._flows.values() if flow not in due]:
                 self._look_at(flow, now, congestion_control)
 
-    def next_ns(self) -> int | None:
-        """When the next look is due; None: there is nothing to look at."""
-        return min((flow.next_ns for flow in self._flows.values()), default=None)
+    @property
+    def next_ns(self) -> int:
+        """When the next look is due, as long as there are flows."""
+        return min(flow.next_ns for flow in self._flows.values())
 
     def close(self) -> None:
         """It speaks for nobody any more. The reader is the caller's to close."""
@@ -147,8 +154,7 @@ class ShadowRecord:
         """Whether it has begun to send."""
         try:
             info = sockets.peek(self._pidfd, flow.fd, flow.cookie)
-            if flow.enlistment.due(congestion_control, now):
-                self._enlist(flow, congestion_control, now)
+            self._enlist(flow, congestion_control, now)
         except OSError as error:
             if error.errno in sockets.GONE:
                 self._drop(flow.cookie)
@@ -165,61 +171,41 @@ class ShadowRecord:
         flow.rest(now, len(self._flows))
         return flow.phases.busy and not was_busy
 
-    def _enlist(self, flow: "_Flow", congestion_control: str, now: int) -> None:
-        """Raises OSError when the socket is not to be had. Refused: it stays as it is, and another
-        attempt is made later."""
+    def _enlist(self, flow: "_Flow", name: str, now: int) -> None:
+        """Let the socket select a congestion control, once; "": whatever it does. Raises OSError
+        when the socket is not to be had. Refused: it stays as it is, and another attempt is made
+        later."""
+        if name != flow.congestion_control:
+            flow.congestion_control, flow.enlist_ns = name, now if name else None
+        if flow.enlist_ns is None or now < flow.enlist_ns:
+            return
         with sockets.borrow(self._pidfd, flow.fd, flow.cookie) as sock:
             try:
-                sockets.enlist(sock, congestion_control)
+                sockets.enlist(sock, name)
             except OSError as error:
-                flow.enlistment.failed(congestion_control, now)
-                self.refused.add(f"sockets cannot select {congestion_control}: {error.strerror}")
+                flow.enlist_ns = now + AGAIN_NS
+                self._warn(f"sockets cannot select {name}: {error.strerror}")
             else:
-                flow.enlistment.done(congestion_control)
+                flow.enlist_ns = None
 
     def _refuse(self, error: OSError) -> None:
         if error.errno not in sockets.GONE:  # an ordinary end
-            self.refused.add(f"sockets cannot be had: {error}")
+            self._warn(f"sockets cannot be had: {error}")
 
     def _drop(self, cookie: int) -> None:
         self._flows.pop(cookie).writer.close()
 
 
-class _Enlistment:
-    """When to make a socket select a congestion control: once, and when that was refused again
-    later, ever more seldom."""
-
-    def __init__(self) -> None:
-        self._selected = self._refused = ""
-        self._wait_ns, self._again_ns = int(FIRST_AGAIN_NS), 0
-
-    def due(self, name: str, now: int) -> bool:
-        """`name`: what it should select; "": whatever it does."""
-        if not name:
-            self._selected = ""
-        if name == self._selected:
-            return False
-        return name != self._refused or now >= self._again_ns
-
-    def done(self, name: str) -> None:
-        """It has selected it."""
-        self._selected, self._refused = name, ""
-
-    def failed(self, name: str, now: int) -> None:
-        """It was refused."""
-        longer = min(2 * self._wait_ns, LAST_AGAIN_NS)
-        self._wait_ns = longer if name == self._refused else FIRST_AGAIN_NS
-        self._refused, self._again_ns = name, now + self._wait_ns
-
-
 class _Flow:
-    """One connection. `next_ns`: when to look at it again."""
+    """One connection. `next_ns`: when to look at it again. `congestion_control`: what it should
+    select; `enlist_ns`: when that is tried (None: it has been done)."""
 
     def __init__(
         self, cookie: int, fd: int, writer: FlowWriter, now: int, info: sockets.Info
     ) -> None:
         self.cookie, self.fd, self.writer = cookie, fd, writer
-        self.enlistment = _Enlistment()
+        self.congestion_control = ""
+        self.enlist_ns: int | None = None
         self.next_ns = now
         self._odometer = sockets.Odometer()
         self.phases = Phases(now, *self._odometer.read(info))

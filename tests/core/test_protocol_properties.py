@@ -26,6 +26,7 @@ EVENTS = st.lists(
 
 
 @pytest.mark.parametrize("held", [ONE, TWO], ids=["one", "two"])
+@pytest.mark.timeout(400)
 @settings(
     max_examples=200,
     deadline=None,
@@ -93,6 +94,7 @@ def full_links(world: World) -> set[int]:
     return {link for link, load in loads.items() if LIMIT[link] - load <= slack[link]}
 
 
+@pytest.mark.timeout(400)
 @settings(max_examples=150, deadline=None)
 @given(
     st.lists(
@@ -132,6 +134,7 @@ def test_the_lease_ends_at_the_daemon_first(events: list[tuple[str, int, bool]])
             assert arbiter.commitments()[link] >= session.grant(0).rate > 0
 
 
+@pytest.mark.timeout(400)
 @settings(max_examples=25, deadline=None)
 @given(
     st.lists(

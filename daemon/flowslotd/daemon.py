@@ -224,7 +224,7 @@ class Daemon:
         loop.pace(now)
         if self.engine.source.waiting:
             self._pass(now, self._records())
-        loop.refresh(now)  # what is in force was to end with a lease that may be another one now
+        loop.keep(now)
 
     def _on_readable(self, fd: int) -> None:
         """Flows of a job end within milliseconds: hear of the first at once, then of many."""

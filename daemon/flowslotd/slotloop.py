@@ -41,6 +41,8 @@ class SlotLoop:
         self._enforcer = enforcer
         self._lends = lends
         self._slot = 0
+        self._until = Nanos(0)
+        """When entries lapse."""
         self._all_due = True
         self._due: set[int] = set()
         """Flows to decide on, whatever the source says of them."""
@@ -127,7 +129,14 @@ class SlotLoop:
     def refresh(self, now: Nanos) -> None:
         """Entries stay in force for another ENTRY_SLOTS: this daemon is alive."""
         if self._enforcer is not None:
-            self._enforcer.refresh(self._deadline(now))
+            self._until = self._deadline(now)
+            self._enforcer.refresh(self._until)
+
+    def keep(self, now: Nanos) -> None:
+        """Rates have changed, and what is in force may have been to end with a lease that is
+        another one now: `refresh`, if it cannot wait for the next slot."""
+        if not now + self._grid.slot_ns < self._until <= self._deadline(now):
+            self.refresh(now)
 
     def release(self) -> None:
         """Let all flows go at once, and look at everything in the next slot."""

@@ -2,6 +2,7 @@
 """The compiled loops do what their source says: both are run on the same random data."""
 
 import importlib.util
+import math
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -16,7 +17,9 @@ from flowslotd.flows import rows
 from flowslotd.flows.rows import FREE
 from flowslotd.negotiate import shares
 from flowslotd.observe import learning
-from flowslotd.pace import handover
+from flowslotd.pace import handover, rate_table
+from flowslotd.pace.layout import CTL, STAT
+from flowslotd.pace.pacer import ENTRY
 
 RNG = np.random.Generator
 NOW = 10**15
@@ -47,7 +50,7 @@ def both(module: ModuleType) -> list[tuple[Any, Callable[[np.ndarray], Any]]]:
 
 
 def test_the_loops_are_compiled_here() -> None:
-    for module in (rows, learning, shares, handover, slot_check):
+    for module in (rows, learning, shares, handover, rate_table, slot_check):
         assert str(module.__file__).endswith(".so"), "make setup compiles them"
     assert rows.COMPILED and not PLAIN_ROWS.COMPILED
 
@@ -140,6 +143,44 @@ def test_borrowers_get_the_same_lenders(seed: int) -> None:
 
 
 @SEEDS
+def test_the_kernels_tables_are_written_and_read_in_the_same_way(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(2, 40))
+    ctl, stat = np.zeros(n, CTL), np.zeros(n, STAT)
+    ctl["cookie"], stat["cookie"] = rng.integers(1, 3, (2, n))
+    stat["acked"], stat["min_rtt_us"] = rng.integers(0, 2**31, (2, n))
+    ctl["deadline_ns"] = rng.integers(0, 2, n)
+    entries = np.zeros(n - 1, ENTRY)
+    for name in ("reserved", "ceiling", "growth"):
+        entries[name] = rng.choice([-1.0, 0.0, 1e6, 2.0**61, math.inf], n - 1)
+    entries["queue_us"], entries["guaranteed"] = rng.integers(0, 2, (2, n - 1))
+    slots = (1 + rng.permutation(n - 1)).astype(np.intp)
+    at, flows = slots[::2] - 1, some_rows(rng, n - 1)
+    rates, ceilings = rng.choice([0.0, 1e6, math.inf], (2, len(at)))
+    columns = rates, ceilings, rng.integers(0, 2, len(at)).astype(np.uint8)
+    names = flows["cookie"][at]
+    names[seed % 3 : 1] += 1  # in two of three cases, others
+    path = rng.integers(0, 3, n).astype(np.intp)
+    known = stat["cookie"].copy() if seed % 2 else rng.integers(1, 3, n).astype(np.uint64)
+    results = []
+    for loops, table in both(rate_table):
+        after, base = ctl.copy(), np.full(3, 2**32 - 1, np.uint32)
+        changed = loops.write(table(after), slots, table(entries))
+        again = loops.write(table(after), slots, table(entries))
+        ours = loops.refresh(table(after), table(stat), slots, path, base, 77)
+        held, put = entries.copy(), np.zeros(n - 1, np.intp)
+        puts = loops.put(table(held), table(flows), at, columns, seed % 5 == 0, put)
+        same = loops.are(table(flows), at, names)
+        acked = np.zeros(n, np.int64)
+        right = loops.read(table(stat), known, acked)
+        kept = after.view(np.uint8), held.view(np.uint8)
+        results.append((*kept, changed, again, base, ours, right, acked, puts, put, same))
+    for compiled, interpreted in zip(*results, strict=True):
+        np.testing.assert_array_equal(compiled, interpreted)
+    assert results[0][2] >= results[0][3] == np.sum(ctl["deadline_ns"][slots] == 0)
+
+
+@SEEDS
 def test_aggregates_are_shared_out_in_the_same_way(seed: int) -> None:
     rng = np.random.default_rng(seed)
     n, b = int(rng.integers(1, 60)), int(rng.integers(1, 6))
@@ -148,13 +189,13 @@ def test_aggregates_are_shared_out_in_the_same_way(seed: int) -> None:
     rate = np.where(rng.integers(0, 5, b + 1) > 0, rng.uniform(0, 1e9, b + 1), np.nan)
     results = []
     for loops, structs in both(shares):
-        table = structs(rows.copy())
+        mine = rows.copy()
+        table = structs(mine)
         times, sizes = np.zeros((b + 1, 5), np.int64), np.zeros((b + 1, 3))
-        weight, parts = np.zeros(n), np.zeros(n)
+        changed, at_work = np.zeros(n, np.uint8), times[:, 0].astype(np.uint8)
         loops.add_up(NOW, table, times, sizes)
-        loops.weigh(NOW, table, np.ascontiguousarray(times[:, 0]), weight)
-        loops.split(table, rate, weight, parts)
-        results.append((times, sizes, weight, parts))
+        loops.share_out(NOW, table, rate, at_work, changed)
+        results.append((times, sizes, changed, mine["rate"]))
     for compiled, interpreted in zip(*results, strict=True):
         np.testing.assert_array_equal(compiled, interpreted)
 

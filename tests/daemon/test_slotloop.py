@@ -10,7 +10,7 @@ from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.policy.base import Pace
 from flowslot.protocol.grants import Granted
 from flowslotd.negotiate.source import RateSource
-from flowslotd.pace.enforcer import GROWTH_PER_MS
+from flowslotd.pace.rate_table import GROWTH_PER_MS
 
 from .conftest import TOPOLOGY
 from .hosts import Opened

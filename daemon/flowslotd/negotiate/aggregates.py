@@ -109,18 +109,13 @@ class Aggregates:
     def share_out(self, now: Nanos) -> set[int]:
         """Give each flow its part of the rate. Returns the cookies of the flows whose part has
         changed, or was granted anew."""
-        rows, n = self._table.rows, len(self._table.rows)
+        rows, members = self._table.rows, self._members
         if not self._by_id:
             return set()
-        members = self._members
         rate = np.array([b.rate for b in members])
-        at_work = np.array([b.active and not b.standing for b in members], np.int64)
-        weight, parts, before = np.empty(n), np.empty(n), rows["rate"].copy()
-        structs = as_structs(rows)
-        shares.weigh(now, structs, at_work, weight)
-        shares.split(structs, rate, weight, parts)
-        changed = ~((parts == before) | (np.isnan(parts) & np.isnan(before)))
-        rows["rate"] = parts
+        at_work = np.array([b.active and not b.standing for b in members], np.uint8)
+        changed = np.zeros(len(rows), np.bool_)
+        shares.share_out(now, as_structs(rows), rate, at_work, changed.view(np.uint8))
         if self._dirty:
             self._dirty = False
             terms = [(b.ceiling, b.share / max(b.flows, 1), b.standing, b.granted) for b in members]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Types of shares.py, for the compiler.
 cimport cython
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint8_t
 
 from flowslotd.flows.rows cimport Row, whole
 
@@ -19,18 +19,17 @@ cpdef void add_up(
     int64_t now, Row[::1] rows, int64_t[:, ::1] times, double[:, ::1] sizes,
 )
 
-@cython.locals(i=Py_ssize_t, size=double, due=int64_t, coming=cython.bint)
-cpdef void weigh(
-    int64_t now, Row[::1] rows, const int64_t[::1] at_work, double[::1] weight,
+@cython.locals(
+    i=Py_ssize_t, b=Py_ssize_t, before=double, size=double, flows=double, used=double,
+    lasts=double, keep=cython.bint, part=double, weight=double[::1], sums=double[:, ::1],
+)
+cpdef void share_out(
+    int64_t now, Row[::1] rows, const double[::1] rate, const uint8_t[::1] at_work,
+    uint8_t[::1] changed,
 )
 
-@cython.locals(
-    n=Py_ssize_t, i=Py_ssize_t, b=Py_ssize_t, size=double, flows=double, used=double,
-    lasts=double, keep=cython.bint, sums=double[:, ::1],
-)
-cpdef void split(
-    const Row[::1] rows, const double[::1] rate, const double[::1] weight, double[::1] parts,
-)
+@cython.locals(size=double, due=int64_t, coming=cython.bint)
+cdef double weigh(int64_t now, Row[::1] rows, Py_ssize_t i, bint at_work)
 
 @cython.locals(i=Py_ssize_t, b=Py_ssize_t, present=double, lasts=double)
-cdef void fill(const Row[::1] rows, const double[::1] weight, double[:, ::1] sums)
+cdef void fill(const Row[::1] rows, double[::1] weight, double[:, ::1] sums)

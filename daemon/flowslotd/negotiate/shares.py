@@ -81,60 +81,55 @@ def add_up(
         sizes[b, 2] += size_of(rows, i)
 
 
-def weigh(
+def share_out(
     now: int,
     rows: Any,
-    at_work: NDArray[np.int64],
-    weight: NDArray[np.float64],
-) -> None:
-    """How many bytes of each flow its aggregate's rate is for: `weight`, float64[F].
-
-    `at_work`, int64[B]: not 0 where the phase is on, and rates follow what remains.
-    """
-    for i in range(len(rows)):
-        size = size_of(rows, i)
-        if not at_work[rows[i].aggregate]:
-            weight[i] = size  # for the next phase, or for all of them
-        elif rows[i].active:
-            weight[i] = left(now, rows, i)
-        else:
-            due = rows[i].onset + rows[i].period - now
-            coming = rows[i].period > 0 and -_kept_after < due < _kept_before
-            weight[i] = size if coming else 0.0
-
-
-def split(
-    rows: Any,
     rate: NDArray[np.float64],
-    weight: NDArray[np.float64],
-    parts: NDArray[np.float64],
+    at_work: NDArray[np.uint8],
+    changed: NDArray[np.uint8],
 ) -> None:
-    """Share `rate[b]` out among the flows of aggregate b, so that all end together.
+    """Share `rate[b]` out among the flows of aggregate b, so that all end together; NaN: no rate.
 
-    An aggregate keeps the rates that its flows have (NaN: none) while they add up to what it may
-    send and nobody is held up by that. `weight`, float64[F]: bytes to send; an aggregate without
-    any gives all its flows the same. Where `rate` is NaN, so are the `parts`, float64[F].
+    An aggregate keeps the rates that its flows have while they add up to what it may send and
+    nobody is held up by that. One without bytes to send gives all its flows the same. `at_work`,
+    uint8[B]: not 0 where the phase is on, and rates follow what remains. `changed`, uint8[F],
+    zeros: 1 where the flow has another rate now.
     """
-    n = len(rate)
-    sums = np.zeros((n, 4))  # weight, flows, present rate, seconds until the last one ends
+    weight = np.empty(len(rows))
+    for i in range(len(rows)):
+        weight[i] = weigh(now, rows, i, at_work[rows[i].aggregate])
+    sums = np.zeros((len(rate), 4))  # weight, flows, present rate, seconds until the last one ends
     fill(rows, weight, sums)
     for i in range(len(rows)):
-        b = rows[i].aggregate
+        b, before = rows[i].aggregate, rows[i].rate
         size, flows, used, lasts = sums[b, 0], sums[b, 1], sums[b, 2], sums[b, 3]
         # Not less than all of it either: what nobody uses might be given to somebody else.
         keep = rate[b] > 0 and used <= rate[b] * _full and used * _full >= rate[b]
         if keep and size > 0:
             keep = lasts <= _keep_ratio * (size / rate[b]) + _keep_slack
         if keep:
-            parts[i] = rows[i].rate
-        elif size > 0:
-            parts[i] = rate[b] * (weight[i] / size)
-        else:
-            parts[i] = rate[b] / flows
+            continue
+        part = rate[b] * (weight[i] / size) if size > 0 else rate[b] / flows
+        # NaN is no change from NaN.
+        if part != before and (part == part or before == before):  # noqa: PLR0124
+            changed[i] = 1
+        rows[i].rate = part
+
+
+def weigh(now: int, rows: Any, i: int, at_work: bool) -> float:
+    """How many bytes of a flow its aggregate's rate is for."""
+    size = size_of(rows, i)
+    if not at_work:
+        return size  # for the next phase, or for all of them
+    if rows[i].active:
+        return left(now, rows, i)
+    due = rows[i].onset + rows[i].period - now
+    coming = rows[i].period > 0 and -_kept_after < due < _kept_before
+    return size if coming else 0.0
 
 
 def fill(rows: Any, weight: Any, sums: Any) -> None:
-    """The sums of `split`, by aggregate. Without a rate yet, a flow lasts for ever."""
+    """The sums of `share_out`, by aggregate. Without a rate yet, a flow lasts for ever."""
     for i in range(len(rows)):
         b, present = rows[i].aggregate, rows[i].rate
         sums[b, 0] += weight[i]

@@ -23,6 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flowslotd.flows.counters import FlowCounters
+from flowslotd.flows.rows import as_structs
+from flowslotd.pace import rate_table
 from flowslotd.pace.layout import CTL, EVENT, SLOTS, STAT, EventKind
 from flowslotd.pace.libbpf import F_LINK, Object, RingBuffer, read
 from flowslotd.pace.pacer import Entries, KernelEvent, Kind, Pacer, PacingError, Traits
@@ -35,14 +37,6 @@ KINDS: dict[int, Kind] = {
     EventKind.CLOSED: "closed",
     EventKind.DRAINED: "drained",
 }
-NUMBERS = {
-    "reserved": 2.0**60,
-    "ceiling": 2.0**60,
-    "growth": 2.0**31,
-    "queue_us": 2.0**31,
-    "guaranteed": 1,
-}
-"""What an entry's numbers are bounded by in CTL: an infinite ceiling is none."""
 Slots = NDArray[np.intp]
 
 
@@ -163,29 +157,20 @@ class BpfPacer(Pacer):
         strange = self._ctl["cookie"][slots] != entries["cookie"]
         if strange.any():
             self._claim(slots[strange], entries["cookie"][strange])
-        changed = self._ctl["deadline_ns"][slots] == 0
-        for name, most in NUMBERS.items():
-            column = self._ctl[name]
-            wanted = np.fmin(np.fmax(entries[name], 0), most).astype(column.dtype)
-            changed |= column[slots] != wanted
-            column[slots] = wanted
+        changed = rate_table.write(as_structs(self._ctl), slots, as_structs(entries))
         # Only now: an entry that has just been claimed is not in force before it is complete.
         self._ctl["deadline_ns"][slots] = deadline_ns
         self._live[slots] = True
-        return int(changed.sum())
+        return changed
 
     def refresh(self, deadline_ns: int) -> bool:
         """See `Pacer`. Also tells flows of one path the smallest RTT that any of them has seen:
         one that began behind a standing queue takes that queue for the path's length."""
         live = np.flatnonzero(self._live)
-        owned = self._owned(live)
-        self._live[live[~owned]] = False
-        ours = live[owned]
-        self._ctl["deadline_ns"][ours] = deadline_ns
         base = np.full(len(self._paths), 2**32 - 1, np.uint32)
-        paths = self._path[ours]
-        np.minimum.at(base, paths, self._stat["min_rtt_us"][ours])
-        self._ctl["base_rtt_us"][ours] = base[paths]
+        ctl, stat = as_structs(self._ctl), as_structs(self._stat)
+        if rate_table.refresh(ctl, stat, live, self._path, base, deadline_ns) < len(live):
+            self._live[live[~self._owned(live)]] = False
         return True
 
     def release(self, cookie: int) -> None:
@@ -245,17 +230,14 @@ class BpfPacer(Pacer):
         """See `Pacer`. No system call."""
         if int(self._stat["high"][0]) >= len(self._known):
             self._scan()
-        used = self._used
-        acked = self._stat["acked"][used].astype(np.int64)
-        # Afterwards: a slot that has changed hands meanwhile is noticed.
-        if not np.array_equal(self._stat["cookie"][1 : len(self._known)], self._known[1:]):
+        acked, used = np.empty(len(self._known), np.int64), self._used
+        if not rate_table.read(as_structs(self._stat), self._known, acked):
             self._scan()
-            used = self._used
-            acked = self._stat["acked"][used].astype(np.int64)
+            acked = np.empty(len(self._known), np.int64)
+            rate_table.read(as_structs(self._stat), self._known, acked)
             # A slot that has changed hands again counts as free this time.
-            right = self._stat["cookie"][used] == self._known[used]
-            used, acked = used[right], acked[right]
-        return FlowCounters(self._known[used], acked)
+            used = self._used[self._stat["cookie"][self._used] == self._known[self._used]]
+        return FlowCounters(self._known[used], acked[used])
 
     def stat(self, cookie: int) -> NDArray[np.void] | None:
         """All that the kernel tells of one flow (`STAT`, a copy), or None."""

@@ -9,21 +9,9 @@ import numpy as np
 from flowslot.model.units import Nanos
 from flowslot.policy.base import Pace
 from flowslotd.flows.flow_table import FlowTable
-from flowslotd.flows.rows import Rows
+from flowslotd.flows.rows import Rows, as_structs
+from flowslotd.pace import rate_table
 from flowslotd.pace.pacer import ENTRY, Entries, PaceEntry, Pacer
-
-GROWTH_PER_MS = 0.001
-"""Top-up grows by this share of the bottleneck per ms, all flows of a job there together. Ten times
-as much gave 1.22 of Ideal instead of 1.18 in ps-incast, one run each: within reach of noise."""
-WAITING = 0.25
-"""Flows with less than this part of their share wait for another job. Their top-up fills what it
-leaves when it ends, before anybody has noticed and negotiated: in at most..."""
-FEEDBACK_MS = 4.0
-"""... the time after which a queue that is too long shows in the RTT; until then top-up may..."""
-QUEUE_PART = 0.3
-"""... fill this part of the smallest buffer, and grow by..."""
-FASTEST_PER_MS = 0.1
-"""... no more than this share of the bottleneck per ms."""
 
 
 class Enforcer:
@@ -118,28 +106,13 @@ class Enforcer:
         entries are not as before."""
         flows = pace.flows.tolist()
         self._plans.update(zip(flows, zip(repeat(pace), count()), strict=False))
-        if np.array_equal(table.rows["cookie"][rows], pace.flows):
-            at = rows
-            mine = np.ones(len(at), np.bool_)
-        else:
+        at, structs = rows, as_structs(table.rows)
+        columns = pace.schedule.at(slot), pace.ceilings, pace.guaranteed.view(np.uint8)
+        if not rate_table.are(structs, rows, pace.flows):
             at = np.array([-1 if (p := table.find(flow)) is None else p for flow in flows], np.intp)
             mine = at >= 0
-            at = at[mine]
-        rates = pace.schedule.at(slot)[mine]
-        # The arbiter also knows the job's flows on other hosts.
-        known, queue_us = table.rows["share"][at], table.rows["queue_us"][at]
-        shares = np.where(known > 0, known, table.rows["own_share"][at])
-        # Growing by g per ms, top-up sends g t^2 / 2 too much in t ms: that must fit.
-        fits = 2.0 * QUEUE_PART * (queue_us / 1000.0) / FEEDBACK_MS**2
-        fast = np.clip(fits, GROWTH_PER_MS, FASTEST_PER_MS)
-        growth = np.where(rates >= WAITING * shares, GROWTH_PER_MS, fast) * shares
-        ceilings = rates if self.hard else pace.ceilings[mine]
-        entries = np.empty(len(at), ENTRY)
-        entries["cookie"], entries["reserved"] = pace.flows[mine], rates
-        entries["ceiling"] = np.maximum(rates, ceilings)
-        entries["growth"] = np.where(ceilings > rates, growth, 0)
-        entries["guaranteed"], entries["queue_us"] = pace.guaranteed[mine], queue_us
-        raw = f"V{ENTRY.itemsize}"  # compared as bytes
-        changed = at[self._entries[at].view(raw) != entries.view(raw)]
-        self._entries[at] = entries
-        return at, changed
+            at, columns = at[mine], tuple(column[mine] for column in columns)
+        changed = np.empty(len(at), np.intp)
+        held = as_structs(self._entries)
+        n = rate_table.put(held, structs, at, columns, self.hard, changed)
+        return at, changed[:n]

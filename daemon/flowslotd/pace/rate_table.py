@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+# cython: infer_types=True
+"""Loops over entries and over the kernel's tables. Compiled (types: rate_table.pxd); interpreted,
+they do the same.
+
+`ctl`, `stat`, `entries`, `held`, `rows`: what `as_structs` makes of CTL[S], STAT[S], ENTRY and the
+flow table's ROW[F].
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flowslotd.flows.rows import Rows
+
+GROWTH_PER_MS = 0.001
+"""Top-up grows by this share of the bottleneck per ms, all flows of a job there together. Ten times
+as much gave 1.22 of Ideal instead of 1.18 in ps-incast, one run each: within reach of noise."""
+WAITING = 0.25
+"""Flows with less than this part of their share wait for another job. Their top-up fills what it
+leaves when it ends, before anybody has noticed and negotiated: in at most..."""
+FEEDBACK_MS = 4.0
+"""... the time after which a queue that is too long shows in the RTT; until then top-up may..."""
+QUEUE_PART = 0.3
+"""... fill this part of the smallest buffer, and grow by..."""
+FASTEST_PER_MS = 0.1
+"""... no more than this share of the bottleneck per ms."""
+MAX_RATE, MAX_SMALL = 2.0**60, 2.0**31
+"""The largest numbers that are written: an infinite ceiling is none."""
+
+# The same as C variables: rate_table.pxd declares them.
+_slow, _fastest, _waiting = GROWTH_PER_MS, FASTEST_PER_MS, WAITING
+_max_rate, _max_small = MAX_RATE, MAX_SMALL
+# Growing by g per ms, top-up sends g t^2 / 2 too much in t ms: that must fit.
+_fits_per_us = 2.0 * QUEUE_PART / 1000.0 / FEEDBACK_MS**2
+
+
+def are(rows: Any, at: Rows, flows: NDArray[np.uint64]) -> bool:
+    """`rows[at]` are these flows, in this order."""
+    if len(at) != len(flows):
+        return False
+    for i in range(len(at)):  # noqa: SIM110 - to be compiled
+        if rows[at[i]].cookie != flows[i]:
+            return False
+    return True
+
+
+def growth(rate: float, share: float, queue_us: int) -> float:
+    """By how many bytes/s a flow's top-up grows per ms."""
+    fast = min(max(_fits_per_us * queue_us, _slow), _fastest)
+    return share * (_slow if rate >= _waiting * share else fast)
+
+
+def put(  # noqa: PLR0917
+    held: Any,
+    rows: Any,
+    at: Rows,
+    columns: tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.uint8]],
+    hard: bool,
+    changed: Rows,
+) -> int:
+    """Make `held[at[i]]` the entry of the flow `rows[at[i]]`. Returns how many have changed; which
+    of `at`, in `changed`, intp[N].
+
+    `columns`: rate, ceiling, guaranteed, each [N]. There is no top-up where the ceiling does not
+    exceed the rate, nor if `hard`.
+    """
+    rates, ceilings, guaranteed = columns
+    n = 0
+    for i in range(len(at)):
+        r = at[i]
+        rate, ceiling, grows = rates[i], rates[i], 0.0
+        queue_us = rows[r].queue_us
+        if not hard and ceilings[i] > rate:
+            ceiling = ceilings[i]
+            # The arbiter also knows the job's flows on other hosts.
+            share = rows[r].share if rows[r].share > 0 else rows[r].own_share
+            grows = growth(rate, share, queue_us)
+        same = held[r].cookie == rows[r].cookie and held[r].reserved == rate
+        same = same and held[r].ceiling == ceiling and held[r].growth == grows
+        same = same and held[r].guaranteed == guaranteed[i] and held[r].queue_us == queue_us
+        if not same:
+            held[r].cookie, held[r].reserved, held[r].ceiling = rows[r].cookie, rate, ceiling
+            held[r].growth, held[r].guaranteed = grows, guaranteed[i]
+            held[r].queue_us = queue_us
+            changed[n] = r
+            n += 1
+    return n
+
+
+def within(value: float, most: float) -> int:
+    """A number as the kernel takes it."""
+    return int(min(value, most)) if value > 0 else 0
+
+
+def write(ctl: Any, slots: Rows, entries: Any) -> int:
+    """Write the numbers of entry i to slot `slots[i]`. Returns how many entries changed."""
+    changed = 0
+    for i in range(len(slots)):
+        s = slots[i]
+        reserved = within(entries[i].reserved, _max_rate)
+        ceiling = within(entries[i].ceiling, _max_rate)
+        grows = within(entries[i].growth, _max_small)
+        queue_us = within(entries[i].queue_us, _max_small)
+        guaranteed = 1 if entries[i].guaranteed else 0
+        same = ctl[s].reserved == reserved and ctl[s].ceiling == ceiling
+        same = same and ctl[s].guaranteed == guaranteed
+        same = same and ctl[s].growth == grows and ctl[s].queue_us == queue_us
+        if not same or ctl[s].deadline_ns == 0:
+            ctl[s].reserved, ctl[s].ceiling = reserved, ceiling
+            ctl[s].guaranteed = guaranteed
+            ctl[s].growth, ctl[s].queue_us = grows, queue_us
+            changed += 1
+    return changed
+
+
+def refresh(  # noqa: PLR0917
+    ctl: Any,
+    stat: Any,
+    live: Rows,
+    path: Rows,
+    base: NDArray[np.uint32],
+    deadline_ns: int,
+) -> int:
+    """Extend the entries in the slots `live` that are still their flows', and give each the
+    smallest RTT of its path.
+
+    `path`, intp[S]: the path of each slot. `base`, uint32[P]: the largest number. Returns how many
+    there are.
+    """
+    ours = 0
+    for i in range(len(live)):
+        s = live[i]
+        if ctl[s].cookie == stat[s].cookie:
+            ctl[s].deadline_ns = deadline_ns
+            base[path[s]] = min(base[path[s]], stat[s].min_rtt_us)
+            ours += 1
+    for i in range(len(live)):
+        s = live[i]
+        if ctl[s].cookie == stat[s].cookie:
+            ctl[s].base_rtt_us = base[path[s]]
+    return ours
+
+
+def read(stat: Any, known: NDArray[np.uint64], acked: NDArray[np.int64]) -> bool:
+    """Read the counters of all slots to `acked`, int64[S]. False: not all of them have the flows
+    that are `known`, uint64[S]."""
+    for s in range(1, len(known)):
+        acked[s] = stat[s].acked
+    # Afterwards: a slot that has changed hands meanwhile is noticed.
+    for s in range(1, len(known)):  # noqa: SIM110 - to be compiled
+        if stat[s].cookie != known[s]:
+            return False
+    return True

@@ -11,9 +11,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
-import grpc
-
 from flowslot.model.topology_file import split_endpoint
+from flowslot_proto.grpcio import grpc
 from flowslot_proto.tls import Material, TlsFiles
 from flowslot_switch import limits
 from flowslot_switch.caller import Caller

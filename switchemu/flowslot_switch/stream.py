@@ -6,13 +6,12 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 
-import grpc
-
 from flowslot.model.errors import LimitExceeded, ProtocolError, SessionEnded
 from flowslot.protocol.messages import Opening
 from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto.checks import parse
 from flowslot_proto.convert import read_daemon, read_opening, write_arbiter
+from flowslot_proto.grpcio import grpc
 from flowslot_switch import limits
 from flowslot_switch.caller import Denied
 from flowslot_switch.config import SwitchConfig

@@ -7,9 +7,8 @@ import socket
 from typing import Any
 from urllib.parse import quote
 
-import grpc
-
 from flowslot.model.topology_file import SwitchSettings, split_endpoint
+from flowslot_proto.grpcio import grpc
 from flowslot_proto.tls import Material, TlsFiles, utc_now
 
 MAX_MESSAGE_BYTES = 4 << 20

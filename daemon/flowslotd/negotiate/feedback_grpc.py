@@ -3,7 +3,6 @@
 
 from collections.abc import Sequence
 
-import grpc
 import numpy as np
 from google.protobuf.message import Message
 
@@ -14,6 +13,7 @@ from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto import methods
 from flowslot_proto.checks import M, parse
 from flowslot_proto.convert import read_feedback
+from flowslot_proto.grpcio import grpc
 from flowslotd.config import Config
 from flowslotd.negotiate.channel import Channel, RpcFailed
 from flowslotd.negotiate.load_tables import NoAnswer

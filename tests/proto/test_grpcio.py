@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The library is set up as grpcio.py says."""
+
+import subprocess
+import sys
+
+THREADS = """
+import asyncio, os
+from flowslot_proto.grpcio import grpc
+
+class Echo(grpc.GenericRpcHandler):
+    def service(self, _):
+        return grpc.unary_unary_rpc_method_handler(self.answer)
+
+    async def answer(self, request, _):
+        return request
+
+async def main():
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((Echo(),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = channel.unary_unary("/echo")
+        await call(b"")
+        before = wakes()
+        for _ in range(50):
+            assert await call(b"x") == b"x"
+        print(wakes() - before)
+    await server.stop(None)
+
+def wakes():
+    total = 0
+    for task in os.listdir("/proc/self/task"):
+        if open(f"/proc/self/task/{task}/comm").read().strip() == "event_engine":
+            total += int(open(f"/proc/self/task/{task}/schedstat").read().split()[2])
+    return total
+
+asyncio.run(main())
+"""
+
+
+def test_messages_do_not_wake_a_pool_of_threads() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", THREADS], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "experiment" not in ran.stderr.lower(), "grpcio does not know the setting any more"
+    assert int(ran.stdout) < 50

@@ -187,12 +187,10 @@ class Ledger:
     # --- demands
 
     def progress(self, now: Nanos) -> None:
-        """Advance the estimates: an active flow has sent grant x time elapsed (rule 2)."""
+        """Advance the estimates of what remains."""
         elapsed, self._estimated_at = (now - self._estimated_at) / SECOND, now
         if elapsed > 0:
-            rows = self.rows
-            left = rows["remaining"] - rows["grant"] * elapsed
-            rows["remaining"] = np.maximum(left, rows["least"])
+            rules.progress(self.table, elapsed)
 
     def report(self, now: Nanos, slots: list[int], demands: Sequence[Demand]) -> None:
         """Take over what was reported; the flows are placed already. Each slot at most once."""
@@ -208,12 +206,13 @@ class Ledger:
 
         `capacity`: what may be given out, float64[L].
         """
-        rows, seen = self.rows, np.empty((6, self.n))
+        rows, seen, whole = self.rows, np.empty((6, self.n)), self._goodput.copy()
+        whole[:-1] = capacity
         until = rules.see(now, self.table, self.paths, self.n_links, self._phases, seen)
         self.anticipated_until = Nanos(until)
         return AllocationState(
             paths=self.paths,
-            capacity=np.append(capacity, np.inf),
+            capacity=whole,
             goodput=self._goodput,
             job=rows["job"],
             job_names=self.jobs.names,
@@ -238,12 +237,6 @@ class Ledger:
         rules.commitments(self.table, self.paths, sums)
         return sums[:-1]
 
-    def _sums(self, rates: Floats) -> Floats:
-        """The same of any `rates`, float64[n]."""
-        sums = np.zeros(self.n_links + 1)
-        rules.add_up(self.paths, rates, sums)
-        return sums[:-1]
-
     def give_back(self, slot: int, seq: int) -> None:
         """The daemon has stopped using grant `seq` by itself: it commits nothing any more.
 
@@ -260,22 +253,19 @@ class Ledger:
 
     def overdue(self, before: int) -> set[int]:
         """Sessions with a lower that was sent earlier than `before` and is not acknowledged."""
+        if not rules.overdue(self.table, before):
+            return set()
         rows = self.rows
         late = (rows["pending_seq"][:, 0] != 0) & (rows["oldest_pending"] < before)
         return set(rows["session"][late].tolist())
 
     def unsettled(self) -> bool:
         """Some grants are not (yet) what they are to be, or not reported to be standing."""
-        rows = self.rows
-        changes = rows["goal"] != rows["grant"]
-        return bool((changes | (rows["reported_standing"] != rows["standing"])).any())
+        return bool(rules.unsettled(self.table))
 
     def settled(self) -> bool:
         """All hold standing grants, know that, and nothing is to change or to be heard of."""
-        rows = self.rows
-        heard = rows["reported_standing"] & (rows["pending_seq"][:, 0] == 0)
-        stands = heard & (rows["grant"] == rows["goal"])
-        return bool((stands | (rows["session"] == FREE)).all())
+        return bool(rules.settled(self.table))
 
     # --- from target rates to messages: rules 4 to 7
 
@@ -291,20 +281,10 @@ class Ledger:
         rules.settle(self.table, self.paths, target, since, capacity, link, rate)
 
     def in_the_way(self, mute: Bools, limit: Floats) -> Bools:
-        """Flows on links without room for what others are waiting for, even when all
-        acknowledgements are in, bool[n]. `limit`, float64[L]: what may be given out. `mute`,
-        bool[n]: no one waits for these."""
-        rows, last = self.rows, self.n_links
-        lack = rows["goal"] - rows["grant"]
-        waits = (self.paths[:, 0] < last) & ~mute & (lack > rules.PRESSING * rows["goal"])
-        starved = (rows["grant"] <= 0) & ((rows["remaining"] > 0) | rows["anticipated"])
-        first = self._sums(np.where(waits & starved, lack, 0.0))  # of those that have nothing
-        others = self._sums(np.where(waits & ~starved, lack, 0.0))
-        room = np.maximum(limit - self._sums(rows["grant"].copy()), 0.0)
-        enough, rest = 1 - rules.PRESSING, np.maximum(room - first, 0.0)
-        short = np.append((enough * first > room) | (enough * others > rest), False)
-        unknown = self.paths[:, 0] == last
-        return np.where(unknown, short.any(), short[self.paths].any(axis=1))
+        """See `rules.in_the_way`."""
+        found = np.zeros(self.n, np.bool_)
+        rules.in_the_way(self.table, self.paths, mute, limit, found)
+        return found
 
     def lower(self, now: Nanos, may: Bools, seq: int) -> Rows:
         """Take back what is more than the goal from flows that `may` give way, bool[n], where

@@ -40,7 +40,7 @@ cdef packed struct Row:
 # end
 
 cdef Py_ssize_t _pending
-cdef int64_t _never, _together
+cdef int64_t _never, _together, _free
 cdef double _least_left, _pressing, _rounding, _inf
 
 # A view of memory that need not be checked again.
@@ -51,6 +51,7 @@ cpdef void report(
     int64_t now, Row[::1] rows, chosen_t at, const int64_t[:, ::1] said,
     const uint8_t[::1] stalled, int64_t[:, ::1] phases,
 )
+cpdef void progress(Row[::1] rows, double seconds)
 @cython.locals(seq=int64_t, rate=double)
 cpdef void acknowledge(int64_t now, Row[::1] rows, chosen_t at, const int64_t[::1] upto)
 @cython.locals(until=int64_t)
@@ -63,12 +64,27 @@ cdef inline double commitment(Row[::1] rows, Py_ssize_t i)
 cpdef void commitments(Row[::1] rows, paths_t paths, floats_t sums)
 @cython.locals(everywhere=double)
 cpdef void add_up(paths_t paths, given_t rates, floats_t sums)
+cpdef bint overdue(Row[::1] rows, int64_t before)
+cpdef bint unsettled(Row[::1] rows)
+@cython.locals(heard=cython.bint)
+cpdef bint settled(Row[::1] rows)
 @cython.locals(
     goal=double, small=double, goals=double[:, ::1], wanted=floats_t, found=floats_t, sums=floats_t
 )
 cpdef void settle(
     Row[::1] rows, paths_t paths, given_t target, int64_t since, given_t capacity,
     double change_link, double change_rate,
+)
+@cython.locals(
+    grants=floats_t, used=floats_t, room=double, rest=double, enough=cython.bint
+)
+cdef void find_short(
+    Row[::1] rows, paths_t paths, const uint8_t[::1] mute, given_t limit, floats_t first,
+    floats_t others,
+)
+@cython.locals(first=floats_t, short=floats_t)
+cpdef void in_the_way(
+    Row[::1] rows, paths_t paths, const uint8_t[::1] mute, given_t limit, uint8_t[::1] found,
 )
 cpdef Py_ssize_t lower(
     int64_t now, Row[::1] rows, const uint8_t[::1] may, int64_t seq, rows_t lowered

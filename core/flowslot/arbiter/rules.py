@@ -74,6 +74,12 @@ def report(  # noqa: PLR0917
         rows[i].period_ns, rows[i].next_bytes = said[k, 3], float(said[k, 5])
 
 
+def progress(rows: Any, seconds: float) -> None:
+    """An active flow has sent grant x time elapsed (rule 2)."""
+    for i in range(len(rows)):
+        rows[i].remaining = max(rows[i].remaining - rows[i].grant * seconds, rows[i].least)
+
+
 def acknowledge(now: int, rows: Any, at: Rows, upto: Ints) -> None:
     """In `rows[at[k]]` everything up to message `upto[k]` has been applied."""
     for k in range(len(at)):
@@ -156,6 +162,31 @@ def add_up(paths: Paths, rates: Floats, sums: Floats) -> None:
         sums[link] += everywhere
 
 
+def overdue(rows: Any, before: int) -> bool:
+    """A lower that was sent earlier than `before` is not acknowledged."""
+    for i in range(len(rows)):
+        if rows[i].pending_seq[0] != 0 and rows[i].oldest_pending < before:
+            return True
+    return False
+
+
+def unsettled(rows: Any) -> bool:
+    """Some grants are not (yet) what they are to be, or not reported to be standing."""
+    for i in range(len(rows)):
+        if rows[i].goal != rows[i].grant or rows[i].reported_standing != rows[i].standing:
+            return True
+    return False
+
+
+def settled(rows: Any) -> bool:
+    """All hold standing grants, know that, and nothing is to change or to be heard of."""
+    for i in range(len(rows)):
+        heard = rows[i].reported_standing and rows[i].pending_seq[0] == 0
+        if not (heard and rows[i].grant == rows[i].goal) and rows[i].session != _free:
+            return False
+    return True
+
+
 # --- what is to change
 
 
@@ -186,6 +217,49 @@ def settle(  # noqa: PLR0917
             link = paths[i, h]
             if link < n_links and sums[link] > capacity[link] * (1 + _rounding):
                 rows[i].goal = min(found[i], wanted[i])
+
+
+def find_short(  # noqa: PLR0917
+    rows: Any, paths: Paths, mute: Bools, limit: Floats, first: Floats, others: Floats
+) -> None:
+    """Which links lack room for what flows wait for, even when all acknowledgements are in: their
+    `others`, float64[L + 1], is 1 then, else 0; the last one, of flows that count on all links, is
+    1 if any is. `first`: the same. Both are zero before. `limit`: see `in_the_way`."""
+    last, grants, used = len(limit), np.zeros(len(rows)), np.zeros(len(first))
+    for i in range(len(rows)):
+        grants[i] = rows[i].grant
+        lack = rows[i].goal - rows[i].grant
+        if paths[i, 0] < last and not mute[i] and lack > _pressing * rows[i].goal:
+            for h in range(paths.shape[1]):
+                if starved(rows, i):
+                    first[paths[i, h]] += lack
+                else:
+                    others[paths[i, h]] += lack
+    add_up(paths, grants, used)
+    others[last] = 0.0
+    for link in range(last):
+        room = max(limit[link] - used[link], 0.0)
+        rest = max(room - first[link], 0.0)
+        enough = (1 - _pressing) * first[link] <= room and (1 - _pressing) * others[link] <= rest
+        others[link] = 0.0 if enough else 1.0
+        others[last] = max(others[last], others[link])
+
+
+def in_the_way(rows: Any, paths: Paths, mute: Bools, limit: Floats, found: Bools) -> None:
+    """Set `found`, bool[n], where flows are on links without room for what others wait for.
+
+    `limit`, float64[L]: what may be given out. `mute`, bool[n]: no one waits for these.
+    """
+    last = len(limit)
+    first, short = np.zeros(last + 1), np.zeros(last + 1)
+    find_short(rows, paths, mute, limit, first, short)
+    for i in range(len(rows)):
+        if paths[i, 0] == last:
+            found[i] = short[last] > 0
+        else:
+            for h in range(paths.shape[1]):
+                if paths[i, h] < last and short[paths[i, h]] > 0:
+                    found[i] = True
 
 
 def lower(now: int, rows: Any, may: Bools, seq: int, lowered: Rows) -> int:

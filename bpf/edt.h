@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
-/* Tables that edt.bpf.c shares with the daemon (Python: flowslotd/pacing/edt.py). */
+/* Tables that edt.bpf.c shares with the daemon (Python: flowslotd/pace/edt.py). */
 #ifndef FLOWSLOT_EDT_H
 #define FLOWSLOT_EDT_H
 

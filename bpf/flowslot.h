@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
 /*
- * The tables that the kernel program and the daemon share (flowslotd/pacing/layout.py mirrors
+ * The tables that the kernel program and the daemon share (flowslotd/pace/layout.py mirrors
  * them; tests/pacing/test_layout.py compares). Usable from C and from BPF, fixed-size types only.
  */
 #ifndef FLOWSLOT_H

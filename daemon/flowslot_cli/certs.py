@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from flowslot.model.errors import ConfigError, why_unreadable
+from flowslot.model.errors import ConfigError, FlowslotError, why_unreadable
 from flowslot.model.topology import parse_topology
 from flowslot_cli.client import BAD_INPUT, CommandError
 
@@ -68,7 +68,7 @@ def init(
                 _issue(folder / name, purpose, key, ca, days)
                 made.append(name)
     except OSError as error:
-        raise CommandError(f"{error.filename}: {why_unreadable(error)}", 1) from None
+        raise FlowslotError(f"{error.filename}: {why_unreadable(error)}") from None
     for name in wanted:
         state = f"made, valid for {days} days" if name in made else "was there already"
         typer.echo(f"{name}: {state}; copy ca.pem, {name}.pem and {name}.key to it, as in")
@@ -81,12 +81,11 @@ def _wanted(topology: Path | None, hosts: str, switches: str) -> dict[str, x509.
     named = {"hosts": _split(hosts), "switches": _split(switches)}
     if topology is not None:
         try:
-            read = parse_topology(topology.read_text(encoding="utf-8"), str(topology))
+            text = topology.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            problem = f"{topology}: cannot be read: {why_unreadable(error)}"
-            raise CommandError(problem, BAD_INPUT) from None
-        except ConfigError as error:
-            raise CommandError(str(error), BAD_INPUT) from None
+            problem = f"cannot be read: {why_unreadable(error)}"
+            raise ConfigError(str(topology), "", problem) from None
+        read = parse_topology(text, str(topology))
         named["hosts"] += read.hosts
         named["switches"] += read.switches
     both = sorted({*named["hosts"]} & {*named["switches"]})

@@ -7,13 +7,15 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from flowslot.model.errors import FlowslotError
+
 DEFAULT_RUNTIME_DIR = "/run/flowslot"
 RUNTIME_DIR_VARIABLE = "FLOWSLOT_RUNTIME_DIR"
 
-OK, FAILURE, BAD_INPUT, NO_DAEMON = 0, 1, 2, 3
+FAILURE, BAD_INPUT, NO_DAEMON = 1, 2, 3
 
 
-class CommandError(Exception):
+class CommandError(FlowslotError):
     """One sentence for the user, and the exit status."""
 
     def __init__(self, text: str, status: int) -> None:

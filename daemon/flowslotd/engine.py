@@ -20,7 +20,7 @@ from flowslotd.config import Config
 from flowslotd.flows.flow_info import PROTOCOLS
 from flowslotd.flows.flow_table import FlowTable
 from flowslotd.negotiate.aggregates import Aggregates
-from flowslotd.negotiate.arbiter import ArbiterRates, Client, OnRates
+from flowslotd.negotiate.arbiter import ArbiterRates, OnRates
 from flowslotd.negotiate.load_tables import OnBug, PlannedRates
 from flowslotd.negotiate.source import FixedRates, RateSource
 from flowslotd.observe.observer import Observer
@@ -32,6 +32,7 @@ from flowslotd.slotloop import SlotLoop
 
 if TYPE_CHECKING:
     from flowslotd.negotiate.feedback_grpc import GrpcRemote
+    from flowslotd.negotiate.switch_client import SwitchClient
 
 
 class Engine:
@@ -168,7 +169,7 @@ def _own(config: Config, spec: PolicySpec, options: PolicyOptions) -> Callable[[
     return make
 
 
-def _sessions(config: Config, clients: Sequence[Client]) -> list[Session]:
+def _sessions(config: Config, clients: "Sequence[SwitchClient]") -> list[Session]:
     slot_ns = config.grid.slot_ns
     daemon = f"{config.instance[:40]}-{os.getpid()}-{secrets.token_hex(4)}"
     return [
@@ -185,15 +186,13 @@ def _sessions(config: Config, clients: Sequence[Client]) -> list[Session]:
     ]
 
 
-def _clients(config: Config) -> list[Client]:
+def _clients(config: Config) -> "list[SwitchClient]":
     if not config.switches:
         return []
     # Only now: a daemon without switch processes never loads gRPC.
     from flowslotd.negotiate.switch_client import SwitchClient  # noqa: PLC0415
 
-    topology, host = config.topology, config.settings.host
-    switches = [topology.switches[name] for name in config.switches]
-    return [SwitchClient(topology, switch, host, config.tls) for switch in switches]
+    return [SwitchClient(config, name) for name in config.switches]
 
 
 def _remotes(config: Config) -> "list[GrpcRemote]":

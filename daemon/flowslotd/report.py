@@ -41,9 +41,6 @@ def status(daemon: Daemon) -> Json:
         "backend": engine.backend,
         "congestion_control": engine.congestion_control,
         **source.describe(),
-        "reservations": source.reservations(),
-        "grpc_connections": source.grpc_connections,
-        "clock_offset_us": source.clock_offset_us(),
         "tls": {
             "mode": settings.tls.mode(),
             **(daemon.config.tls.describe(utc_now()) if daemon.config.tls else {}),
@@ -57,7 +54,6 @@ def status(daemon: Daemon) -> Json:
         },
         "decision": metrics.decision.summary(),
         "replan": metrics.replan.summary(),
-        "negotiation": source.negotiation(),
         "rate_writes": enforcer.rate_writes if enforcer else 0,
         "flows": {
             "total": len(table),
@@ -95,8 +91,8 @@ def jobs(daemon: Daemon) -> Json:
     for number, name in enumerate(table.jobs):
         at = np.flatnonzero(table.rows["job"] == number)
         rows = table.rows[at]
-        rates = [paced[c].reserved for c in rows["cookie"].tolist() if c in paced]
         progress = [_progress(table.infos[i], table.rows[i], said, paced) for i in at.tolist()]
+        rates = [flow["rate"] for flow in progress if flow["rate"] is not None]
         listed.append(
             {
                 "job": name,
@@ -142,12 +138,7 @@ def _progress(
         active = slot["state"] == State.ACTIVE
         left = min(target - int(slot["done"]), known) if active else 0
     return {
-        "role": info.role.name.lower(),
-        "rank": info.rank,
-        "peer": info.peer,
-        "channel": info.channel,
-        "source": f"{info.src}:{info.sport}",
-        "destination": f"{info.dst}:{info.dport}",
+        **_ends(info),
         "state": "active" if left > 0 else "idle",
         "iteration": int((slot if slot is not None else row)["iteration"]),
         "ready_bytes": int(slot["ready"]) if slot is not None else None,
@@ -156,6 +147,17 @@ def _progress(
         "iteration_bytes": target,
         "remaining_bytes": left,
         "rate": entry.reserved if entry else None,
+    }
+
+
+def _ends(info: FlowInfo) -> Json:
+    return {
+        "role": info.role.name.lower(),
+        "rank": info.rank,
+        "peer": info.peer,
+        "channel": info.channel,
+        "source": f"{info.src}:{info.sport}",
+        "destination": f"{info.dst}:{info.dport}",
     }
 
 
@@ -184,22 +186,13 @@ def _flow(daemon: Daemon, info: FlowInfo, row: Records | None, paced: PaceEntry 
         "job": info.job,
         "cookie": info.cookie,
         "pid": info.pid,
-        "rank": info.rank,
-        "peer": info.peer,
-        "channel": info.channel,
-        "role": info.role.name.lower(),
-        "src": info.src,
-        "sport": info.sport,
-        "dst": info.dst,
-        "dport": info.dport,
+        **_ends(info),
         "owned": info.owned,
         "path": [daemon.config.topology.links[link].name for link in info.path],
         "state": "refused" if row is None else "active" if row["active"] else "idle",
-        "iteration": int(row["iteration"]) if row is not None else None,
         "iteration_bytes": int(row["target"]) if row is not None else None,
         "remaining_bytes": int(row["remaining"]) if row is not None else None,
         "acked_total_bytes": int(row["counter"]) if row is not None and row["kernel"] else None,
-        "period_s": float(row["period"]) / 1e9 or None if row is not None else None,
         "rate": paced.reserved if paced else None,
         "ceiling": paced.ceiling if paced else None,
         "mode": ("reserved" if paced.guaranteed else "capped") if paced else "open",
@@ -213,7 +206,7 @@ def _why_unpaced(daemon: Daemon) -> str:
         return "mode is observe"
     if engine.pacer is None:
         return f"policy {settings.policy} and back end {settings.pacing.backend} change nothing"
-    return engine.source.why_unpaced()
+    return engine.source.why_unpaced
 
 
 def schedule(daemon: Daemon) -> Json:
@@ -254,10 +247,5 @@ def _paced(daemon: Daemon) -> dict[int, PaceEntry]:
     return daemon.engine.enforcer.paced() if daemon.engine.enforcer else {}
 
 
-COMMANDS: dict[str, Callable[[Daemon], Answer]] = {
-    "status": status,
-    "jobs": jobs,
-    "flows": flows,
-    "schedule": schedule,
-    "links": links,
-}
+_ALL: tuple[Callable[[Daemon], Answer], ...] = (status, jobs, flows, schedule, links)
+COMMANDS = {answer.__name__: answer for answer in _ALL}

@@ -31,14 +31,12 @@ async def until(probe: Callable[[], object], what: str) -> None:
 class Flows:
     """In the place of Aggregates: says what the test says, and keeps what is granted."""
 
-    tops_up = True
-
     def __init__(self) -> None:
         self.news: list[Demand] = []
         self.gone: list[Done] = []
         self.grants: dict[int, Granted] = {}
 
-    def report(self, now: Nanos, host: Sessions, *, small: bool, lent: object) -> None:
+    def report(self, now: Nanos, host: Sessions, **how: object) -> None:
         gone, news, self.gone, self.news = self.gone, self.news, [], []
         self.grant(host.done(now, gone))
         self.grant(host.demand(now, news))
@@ -78,6 +76,11 @@ class Opened:
     def _on_rates(self, now: Nanos) -> None:
         self.calls += 1
         self.on_rates()
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """What the status says of the source."""
+        return self.source.describe()
 
     def path(self, *names: str) -> tuple[int, ...]:
         return tuple(self.link[name] for name in names)
@@ -128,8 +131,7 @@ class Host(Opened):
     @property
     def domain(self) -> dict[str, object]:
         """As the status says."""
-        domain = self.source.describe()["domain"]
-        assert domain is not None
+        domain: dict[str, object] = self.said["domain"]
         return domain
 
     @property

@@ -27,7 +27,7 @@ class Desk:
         self.seen = Seen(topology)
         self.table, self.observer = self.seen.table, self.seen.observer
         self.aggregates = Aggregates(self.table)
-        self.host = Host()
+        self.host, self.tops_up = Host(), True
 
     def see(self, ms, *jobs, small=True):
         """What is reported after a look at these jobs."""
@@ -39,7 +39,9 @@ class Desk:
         """`lent`: rows."""
         self.host.demands.clear()
         rows = np.array(lent, np.intp)
-        self.aggregates.report(at(ms), self.host, small=small, lent=lambda now: rows)
+        self.aggregates.report(
+            at(ms), self.host, small=small, lent=lambda now: rows, tops_up=self.tops_up
+        )
         return [demand for demands in self.host.demands for demand in demands]
 
     def give(self, ms, *grants):
@@ -379,7 +381,7 @@ def test_flows_that_wait_for_other_hosts_give_their_rate_to_others(desk, make_jo
 @pytest.mark.parametrize("why", ["it says nothing", "it moves", "it cannot top up"])
 def test_only_who_is_dry_gives_way(desk, make_job, why):
     if why == "it cannot top up":
-        desk.aggregates = Aggregates(desk.table, tops_up=False)
+        desk.tops_up = False
     job = make_job()
     flow = job.flow(0, cookie=7)
     flow.begin(1, 100 * MB)

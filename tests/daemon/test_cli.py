@@ -59,9 +59,9 @@ configuration  /etc/flowslot/flowslotd.toml
 """
 FLOW = {
     "job": "vgg", "cookie": 4660, "pid": 1, "rank": 0, "peer": 1, "channel": 0, "role": "ring",
-    "src": "10.78.0.1", "sport": 5000, "dst": "10.78.0.2", "dport": 6000, "owned": True,
-    "path": ["h1->s1", "s1->h2"], "state": "active", "iteration": 3, "iteration_bytes": 5_000_000,
-    "remaining_bytes": 1_250_000, "acked_total_bytes": 9, "period_s": 0.25,
+    "source": "10.78.0.1:5000", "destination": "10.78.0.2:6000", "owned": True,
+    "path": ["h1->s1", "s1->h2"], "state": "active", "iteration_bytes": 5_000_000,
+    "remaining_bytes": 1_250_000, "acked_total_bytes": 9,
     "rate": 47_820_343.46, "ceiling": 47_820_343.46, "mode": "reserved", "note": "",
 }  # fmt: skip
 JOB = {
@@ -123,7 +123,7 @@ job  cookie  +0    +1
 vgg  1234    10.0  0.0
 """
 LINKS_TEXT = """\
-slot 5, Mbit/s reserved in each of the next slots of 60 ms
+slot 5, Mbit/s in each of the next slots of 60 ms
 link    switch  Mbit/s  +0   +1
 h1->s1  s1      400     0.0  41.8
 s1->h1  -       400     -    -

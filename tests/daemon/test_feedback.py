@@ -110,8 +110,8 @@ def test_two_daemons_share_a_link_and_never_over_commit_it(
             table = await asyncio.to_thread(switches["s2"].load, "s2->h2")
             assert table <= limit
         assert most > 0.3 * limit and both >= {1, 2}
-        assert one.source.reservations()["scheduled"] > 0
-        assert one.source.grpc_connections == 2, "s3 has nothing to do with h1"
+        assert one.said["reservations"]["scheduled"] > 0
+        assert one.said["grpc_connections"] == 2, "s3 has nothing to do with h1"
 
     planning(work, one, two)
     # What was reserved is given back at the end.
@@ -209,7 +209,7 @@ def test_without_a_switch_process_a_host_plans_for_itself(tmp_path: Path) -> Non
     async def work() -> None:
         host.flows = {1: (("h1->s1",), BUSY)}
         await until(lambda: host.rates.get(1, 0.0) > 0.0, "planned")
-        assert host.source.grpc_connections == 0
+        assert host.said["grpc_connections"] == 0
 
     planning(work, host)
 

@@ -117,7 +117,7 @@ def test_a_second_signal_during_a_reload_is_not_lost(write, tmp_path, monkeypatc
     async def slow_stop(engine, keep_pacer=False):
         if daemon.config.settings.policy == "stagger":
             write(f'{text}\npolicy = "fair"')
-            daemon._hang_up()
+            daemon._hung_up.set()
         await stop(engine, keep_pacer)
 
     async def reload():
@@ -125,9 +125,10 @@ def test_a_second_signal_during_a_reload_is_not_lost(write, tmp_path, monkeypatc
         write(f'{text}\npolicy = "static"')
         with monkeypatch.context() as patch:
             patch.setattr(Engine, "stop", slow_stop)
-            daemon._hang_up()
-            await asyncio.wait_for(daemon._reloading, 10)
-        assert daemon.config.settings.policy == "fair"
+            daemon._hung_up.set()
+            async with asyncio.timeout(10):
+                while daemon.config.settings.policy != "fair":
+                    await asyncio.sleep(0.005)
         await end(daemon, running)
 
     asyncio.run(reload())

@@ -76,7 +76,7 @@ def test_a_flow_has_the_least_of_what_its_switches_grant_and_outlives_each(
         assert [grant.rate for grant in source.host.give_back([2])] == [0.0]
         await until(lambda: host.is_about(1, "s2->h2"), "all of the narrower link")
         assert host.flows.grants[1].most == pytest.approx(host.limit("h1->s1"), rel=0.01)
-        assert source.covers(host.path(*CROSS)) and source.grpc_connections == 2
+        assert source.covers(host.path(*CROSS)) and host.said["grpc_connections"] == 2
         table = await source.load_table(monotonic())
         assert table is not None
         known = {link for names in (HELD["s1"], HELD["s2"], ["spine"]) for link in names}
@@ -97,7 +97,7 @@ def test_a_flow_has_the_least_of_what_its_switches_grant_and_outlives_each(
         await until(lambda: host.state == "fallback", "all leases have ended")
         assert host.is_about(1, "h1->s1"), "our own NIC is still ours to share"
         assert source.host.lease_end is None
-        assert source.reservations()["expired"] >= 3
+        assert host.said["reservations"]["expired"] >= 3
 
     negotiating(work, host)
 

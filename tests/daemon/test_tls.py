@@ -169,7 +169,7 @@ def test_all_certificates_are_replaced_under_load_and_no_lease_is_lost(
             await load(5)
         shutil.copy(tmp_path / "other" / "ca.pem", tmp_path / "ca.pem")
         await load(5)
-        assert host.source.reservations()["expired"] == 0
+        assert host.said["reservations"]["expired"] == 0
         assert session.session == number, "the stream goes on as it began"
         assert host.rate(1) > 0
         # A new stream has the new files.

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flowslot.model.units import SECOND, Nanos
 from flowslot.policy.base import Pace, View
@@ -41,6 +41,7 @@ class PlannedRates(RateSource):
     """Plans are made for whole slots, and for all flows of this host together."""
 
     at_boundary = joint = reports = True
+    why_unpaced = "no plan yet, or its switch process does not answer"
 
     def __init__(
         self,
@@ -189,15 +190,11 @@ class PlannedRates(RateSource):
 
     # --- for `flowslot status`
 
-    @property
-    def grpc_connections(self) -> int:  # type: ignore[override]
-        """Open connections to switch processes."""
-        return sum(remote.connected for remote in self._remotes)
-
-    def describe(self) -> dict[str, dict[str, object] | None]:
-        """See RateSource."""
+    def describe(self) -> dict[str, Any]:
+        """See RateSource; reservations that are scheduled: accepted by all switch processes of
+        their path."""
         counts = self.planner.counts
-        rounds: dict[str, object] = {
+        rounds = {
             "switches": [{"switch": r.switch, "live": r.connected} for r in self._remotes],
             "rounds": counts.rounds,
             "late": counts.late,
@@ -208,16 +205,13 @@ class PlannedRates(RateSource):
             "settled": self._settled.summary(),
             "error": self.last_error,
         }
-        return super().describe() | {"feedback": rounds, "peers": self.peers.describe()}
-
-    def why_unpaced(self) -> str:
-        """See RateSource."""
-        return "no plan yet, or its switch process does not answer"
-
-    def reservations(self) -> dict[str, int]:
-        """See RateSource; scheduled: accepted by all switch processes of their path."""
-        counts = self.planner.counts
-        return NO_RESERVATIONS | {"scheduled": counts.accepted, "refused": counts.refused}
+        return super().describe() | {
+            "feedback": rounds,
+            "peers": self.peers.describe(),
+            "grpc_connections": sum(remote.connected for remote in self._remotes),
+            "reservations": NO_RESERVATIONS
+            | {"scheduled": counts.accepted, "refused": counts.refused},
+        }
 
     # --- life
 

@@ -11,16 +11,14 @@ from dataclasses import replace
 import numpy as np
 
 from flowslot.model.errors import ProtocolError
-from flowslot.model.topology import Topology
-from flowslot.model.topology_file import SwitchSettings
 from flowslot.policy.base import Floats
 from flowslot.protocol.messages import Opening
 from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto import methods
 from flowslot_proto.checks import parse
 from flowslot_proto.convert import read_arbiter, read_feedback, write_daemon
-from flowslot_proto.tls import TlsFiles
 from flowslotd.clock import monotonic
+from flowslotd.config import Config
 from flowslotd.negotiate.arbiter import Line
 from flowslotd.negotiate.channel import Channel, RpcFailed, Stream
 
@@ -38,20 +36,14 @@ class SwitchClient:
 
     line: Line
 
-    def __init__(
-        self,
-        topology: Topology,
-        switch: SwitchSettings,
-        host: str,
-        tls: TlsFiles | None = None,
-    ) -> None:
-        """`host`: this one. `tls` None: plaintext."""
-        self.switch = switch.name
-        self.address = switch.address
-        self._host = host
-        self._all_links = topology.switch_links(switch.name)
+    def __init__(self, config: Config, switch: str) -> None:
+        topology = config.topology
+        self.switch = switch
+        self.address = topology.switches[switch].address
+        self._host = config.settings.host
+        self._all_links = topology.switch_links(switch)
         self._all_names = tuple(topology.links[link].name for link in self._all_links)
-        crossed = topology.links_crossed(host)
+        crossed = topology.links_crossed(self._host)
         self.links = tuple(link for link in self._all_links if link in crossed)
         """Of the switch process, those that flows of this host may cross."""
         self.names = tuple(topology.links[link].name for link in self.links)
@@ -61,7 +53,7 @@ class SwitchClient:
         self._lost = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._asking: asyncio.Task[None] | None = None  # kept, or it may be gone before its end
-        self._channel = Channel(switch, tls)
+        self._channel = Channel(topology.switches[switch], config.tls)
         self._pid: int | None = None
 
     def dial(self) -> None:

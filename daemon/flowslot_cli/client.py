@@ -9,9 +9,6 @@ from typing import Any
 
 from flowslot.model.errors import FlowslotError
 
-DEFAULT_RUNTIME_DIR = "/run/flowslot"
-RUNTIME_DIR_VARIABLE = "FLOWSLOT_RUNTIME_DIR"
-
 FAILURE, BAD_INPUT, NO_DAEMON = 1, 2, 3
 
 
@@ -21,15 +18,6 @@ class CommandError(FlowslotError):
     def __init__(self, text: str, status: int) -> None:
         super().__init__(text)
         self.status = status
-
-
-def socket_path(given: Path | None, runtime_dir: Path | None) -> Path:
-    """The control socket: as given, else in the runtime directory given, of the environment, or
-    of the system."""
-    if given is not None:
-        return given
-    directory = runtime_dir or os.environ.get(RUNTIME_DIR_VARIABLE) or DEFAULT_RUNTIME_DIR
-    return Path(directory) / "control.sock"
 
 
 def ask(path: Path, command: str, timeout_s: float = 5.0) -> dict[str, Any]:

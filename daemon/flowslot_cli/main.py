@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperGroup
 
 from flowslot.model.errors import ConfigError, FlowslotError
-from flowslot_cli.client import BAD_INPUT, FAILURE, CommandError, ask, socket_path
+from flowslot_cli.client import BAD_INPUT, FAILURE, CommandError, ask
 
 PLUGINS = "flowslot.commands"
 LAZY = {"certs": EntryPoint("certs", "flowslot_cli.certs:app", PLUGINS)}
@@ -86,19 +86,20 @@ app = typer.Typer(
 )
 
 OutputOption = Annotated[Output, typer.Option("-o", "--output", help="table, json or yaml")]
-SocketOption = Annotated[Path | None, typer.Option("--socket", help="the daemon's control socket")]
 RuntimeDirOption = Annotated[
-    Path | None, typer.Option("--runtime-dir", help="the daemon's runtime directory")
+    Path,
+    typer.Option(
+        "--runtime-dir", envvar="FLOWSLOT_RUNTIME_DIR", help="the daemon's runtime directory"
+    ),
 ]
+RUNTIME_DIR = Path("/run/flowslot")
 WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="refresh every second")]
 
 
-def _show(
-    command: str, output: Output, control: Path | None, runtime_dir: Path | None, watch: bool
-) -> None:
-    path = socket_path(control, runtime_dir)
+def _show(command: str, output: Output, runtime_dir: Path, watch: bool) -> None:
     if watch and output is not Output.TABLE:
         raise CommandError("--watch goes with `-o table` only", BAD_INPUT)
+    path = runtime_dir / "control.sock"
     answer = ask(path, command)
     from flowslot_cli import render  # noqa: PLC0415  (heavy, and not needed for an error)
 
@@ -126,11 +127,10 @@ QUESTIONS = {
 def _question(command: str) -> Callable[..., None]:
     def show(
         output: OutputOption = Output.TABLE,
-        control: SocketOption = None,
-        runtime_dir: RuntimeDirOption = None,
+        runtime_dir: RuntimeDirOption = RUNTIME_DIR,
         watch: WatchOption = False,
     ) -> None:
-        _show(command, output, control, runtime_dir, watch)
+        _show(command, output, runtime_dir, watch)
 
     return show
 
@@ -142,11 +142,10 @@ for _command, _help in QUESTIONS.items():
 @app.command()
 def reload(
     output: OutputOption = Output.TABLE,
-    control: SocketOption = None,
-    runtime_dir: RuntimeDirOption = None,
+    runtime_dir: RuntimeDirOption = RUNTIME_DIR,
 ) -> None:
     """Make the daemon read its configuration and topology again."""
-    _show("reload", output, control, runtime_dir, watch=False)
+    _show("reload", output, runtime_dir, watch=False)
 
 
 @app.command()

@@ -147,11 +147,9 @@ def load(file: Path) -> Config:
     _check(settings, topology, file)
     config = Config(file, topology_file, settings, topology)
     spec = registry.get(settings.policy)
-    if settings.enforces(spec) and (spec.needs_arbiter or spec.feedback):
-        reached = [topology.switches[name].address for name in config.switches]
-        settings.tls.check(str(file), reached)
-    else:
-        settings.tls.check(str(file), [])
+    asks = settings.enforces(spec) and (spec.needs_arbiter or spec.feedback)
+    reached = config.switches if asks else []
+    settings.tls.check(str(file), [topology.switches[name].address for name in reached])
     return replace(config, tls=open_files(settings.tls, str(file), file.parent, settings.host))
 
 

@@ -234,8 +234,6 @@ class Daemon:
         )
 
     def _on_kernel(self) -> None:
-        if self.engine.pacer is None:
-            return
         drained = []
         for event in self.engine.pacer.events():
             if event.kind == "drained":
@@ -308,16 +306,16 @@ class Daemon:
     async def _begin(self) -> None:
         engine = self.engine
         await engine.source.start()
-        name, config = engine.congestion_control, engine.config
+        name, config = engine.pacer.congestion_control, engine.config
         self.registration.set_congestion_control(name)
         self.passive.use(config.settings.unpatched.pslite, config.addresses, name)
-        fd = engine.pacer.event_fd() if engine.pacer else None
+        fd = engine.pacer.event_fd()
         if fd is not None:
             self._loop.add_reader(fd, self._on_readable, fd)
 
     async def _end(self, keep_pacer: bool = False) -> None:
         engine = self.engine
-        fd = engine.pacer.event_fd() if engine.pacer else None
+        fd = engine.pacer.event_fd()
         if self._muted is not None:
             self._muted.cancel()
         if fd is not None:
@@ -384,9 +382,9 @@ class Daemon:
             self._paused = False
 
     def _describe(self) -> str:
-        settings, engine = self.config.settings, self.engine
-        name = f" as {engine.congestion_control}" if engine.congestion_control else ""
-        return f"{settings.host}: {settings.mode}, {settings.policy}, pacing {engine.backend}{name}"
+        settings, pacer = self.config.settings, self.engine.pacer
+        name = f" as {pacer.congestion_control}" if pacer.congestion_control else ""
+        return f"{settings.host}: {settings.mode}, {settings.policy}, pacing {pacer.name}{name}"
 
 
 def _number(config: Config) -> int:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Engine:
-    """`pacer` None: nothing is changed on this host."""
+    """Where nothing is enforced, its pacer paces nothing."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Engine:
         on_bug: OnBug,
         pacer: Pacer | None = None,
     ) -> None:
-        """Opens a pacer if one is needed and `pacer` (of a predecessor) is None.
+        """Opens a pacer if one is needed and `pacer` (of a predecessor) paces nothing.
 
         Raises FlowslotError when the kernel lacks what the configuration asks for.
         """
@@ -55,21 +55,18 @@ class Engine:
         spec = registry.get(settings.policy)
         enforcing = settings.enforces(spec)
         self.config = config
-        self.source = RateSource()
-        self.pacer: Pacer | None = None
-        self.enforcer: Enforcer | None = None
+        self.source, self.pacer = RateSource(), Pacer()
         if enforcing:
             self.source = open_source(
                 config, spec, observer.table, on_rates=on_rates, on_bug=on_bug
             )
             # Last: if a source cannot be built, no pacer stays open.
-            self.pacer = pacer or _open_pacer(config)
+            self.pacer = pacer if pacer and pacer.name != "none" else _open_pacer(config)
             self.pacer.leave_by(config.addresses)
-            self.enforcer = Enforcer(self.pacer, settings.pacing.hard)
-        paced = self.pacer.traits.protocols if self.pacer is not None else ()
-        observer.protocols = paced or tuple(PROTOCOLS.values())
+        self.enforcer = Enforcer(self.pacer, settings.pacing.hard)
+        observer.protocols = self.pacer.traits.protocols or tuple(PROTOCOLS.values())
         observer.negotiated = self.source.reports
-        lends = self.pacer is not None and self.pacer.lends and not settings.pacing.hard
+        lends = self.pacer.lends and not settings.pacing.hard
         # Only then may a flow that has nothing to send ask for nothing.
         self.source.tops_up = lends
         self.loop = SlotLoop(
@@ -81,16 +78,6 @@ class Engine:
             lends=lends and spec.needs_arbiter,
         )
 
-    @property
-    def backend(self) -> str:
-        """Name of the pacing back end."""
-        return self.pacer.name if self.pacer else "none"
-
-    @property
-    def congestion_control(self) -> str:
-        """What jobs are told to select; "" to leave their sockets alone."""
-        return self.pacer.congestion_control if self.pacer else ""
-
     async def stop(self, keep_pacer: bool = False) -> None:
         """Let all flows go, and leave the arbiter."""
         try:
@@ -99,7 +86,7 @@ class Engine:
             try:
                 await self.source.close()
             finally:
-                if self.pacer is not None and not keep_pacer:
+                if not keep_pacer:
                     self.pacer.close()
 
 

@@ -28,7 +28,7 @@ VERSION = version("flowslot")
 def status(daemon: Daemon) -> Json:
     """Mode, policy, arbiter, counters, lateness, errors: the evidence of a run."""
     settings, engine, metrics = daemon.config.settings, daemon.engine, daemon.metrics
-    source, enforcer, table = engine.source, engine.enforcer, daemon.table
+    source, table = engine.source, daemon.table
     records = daemon.registration.records
     return {
         "version": VERSION,
@@ -38,8 +38,8 @@ def status(daemon: Daemon) -> Json:
         "uptime_s": (monotonic() - daemon.started_ns) / 1e9,
         "mode": settings.mode,
         "policy": settings.policy,
-        "backend": engine.backend,
-        "congestion_control": engine.congestion_control,
+        "backend": engine.pacer.name,
+        "congestion_control": engine.pacer.congestion_control,
         **source.describe(),
         "tls": {
             "mode": settings.tls.mode(),
@@ -54,11 +54,11 @@ def status(daemon: Daemon) -> Json:
         },
         "decision": metrics.decision.summary(),
         "replan": metrics.replan.summary(),
-        "rate_writes": enforcer.rate_writes if enforcer else 0,
+        "rate_writes": engine.enforcer.rate_writes,
         "flows": {
             "total": len(table),
             "active": int(table.rows["active"].sum()),
-            "paced": len(_paced(daemon)),
+            "paced": len(engine.enforcer.paced()),
             "unmapped": int((table.rows["path"][table.used()] == 0).sum()),
             "refused": len(daemon.observer.refused()),
         },
@@ -86,7 +86,7 @@ def status(daemon: Daemon) -> Json:
 def jobs(daemon: Daemon) -> Json:
     """Jobs with flows that start at this host."""
     table = daemon.table
-    paced, said = _paced(daemon), _said(daemon)
+    paced, said = daemon.engine.enforcer.paced(), _said(daemon)
     listed = []
     for number, name in enumerate(table.jobs):
         at = np.flatnonzero(table.rows["job"] == number)
@@ -163,7 +163,7 @@ def _ends(info: FlowInfo) -> Json:
 
 def flows(daemon: Daemon) -> Json:
     """Every flow in a record, also those that are left alone, and why they are."""
-    table, paced = daemon.table, _paced(daemon)
+    table, paced = daemon.table, daemon.engine.enforcer.paced()
     rows = [
         _flow(daemon, info, row, paced.get(info.cookie))
         for info, row in zip(table.infos, table.rows, strict=True)
@@ -178,10 +178,8 @@ def _flow(daemon: Daemon, info: FlowInfo, row: Records | None, paced: PaceEntry 
         note = "not in the topology: observed, never paced"
     elif row is not None and paced is None:
         note = "not paced: " + _why_unpaced(daemon)
-    elif paced is not None and daemon.engine.pacer is not None:
-        refusal = daemon.engine.pacer.refusal(info.cookie)
-        if refusal:
-            paced, note = None, f"not paced: {refusal}"
+    elif paced and (refusal := daemon.engine.pacer.refusal(info.cookie)):
+        paced, note = None, f"not paced: {refusal}"
     return {
         "job": info.job,
         "cookie": info.cookie,
@@ -204,17 +202,16 @@ def _why_unpaced(daemon: Daemon) -> str:
     settings, engine = daemon.config.settings, daemon.engine
     if settings.mode == "observe":
         return "mode is observe"
-    if engine.pacer is None:
+    if engine.pacer.name == "none":
         return f"policy {settings.policy} and back end {settings.pacing.backend} change nothing"
     return engine.source.why_unpaced
 
 
 def schedule(daemon: Daemon) -> Json:
     """The rate of each paced flow in the next slots, as last decided."""
-    horizon, table, enforcer = daemon.config.grid.horizon, daemon.table, daemon.engine.enforcer
-    listed = []
-    slots = range(daemon.slot, daemon.slot + horizon)
-    for cookie, rates in (enforcer.plan(slots) if enforcer else {}).items():
+    table, listed = daemon.table, []
+    slots = range(daemon.slot, daemon.slot + daemon.config.grid.horizon)
+    for cookie, rates in daemon.engine.enforcer.plan(slots).items():
         row = table.find(cookie)
         if row is not None:
             listed.append({"job": table.infos[row].job, "cookie": cookie, "rates": rates})
@@ -225,26 +222,21 @@ async def links(daemon: Daemon) -> Json:
     """The load table: payload bytes/s reserved on each link in the next slots; null: unknown."""
     topology = daemon.config.topology
     load = await daemon.engine.source.load_table(monotonic())
-    listed = []
-    for i, link in enumerate(topology.links):
-        known = load is not None and all(math.isfinite(x) for x in load[i])
-        listed.append(
-            {
-                "name": link.name,
-                "switch": link.switch,
-                "goodput": link.goodput,
-                "load": [float(x) for x in load[i]] if load is not None and known else None,
-            }
-        )
+    rows: list[list[float]] = [[math.nan]] * len(topology.links) if load is None else load.tolist()
+    listed = [
+        {
+            "name": link.name,
+            "switch": link.switch,
+            "goodput": link.goodput,
+            "load": row if all(map(math.isfinite, row)) else None,
+        }
+        for link, row in zip(topology.links, rows, strict=True)
+    ]
     return {"slot": daemon.slot, **_grid(daemon), "links": listed}
 
 
 def _grid(daemon: Daemon) -> Json:
     return {"slot_ms": daemon.config.settings.slot_ms, "horizon": daemon.config.grid.horizon}
-
-
-def _paced(daemon: Daemon) -> dict[int, PaceEntry]:
-    return daemon.engine.enforcer.paced() if daemon.engine.enforcer else {}
 
 
 _ALL: tuple[Callable[[Daemon], Answer], ...] = (status, jobs, flows, schedule, links)

@@ -140,11 +140,11 @@ class Setup:
     def __init__(self, topology, policy="stagger", hard=False, desk=None, paces=True):
         """`policy`: a name, or a source of rates. `paces` False: nothing is changed."""
         self.jobs = []
-        self.pacer = MemoryPacer() if paces else None
+        self.pacer = MemoryPacer() if paces else Pacer()
         self.desk = desk or Desk()
         seen = Seen(topology)
         self.table, self.observer = seen.table, seen.observer
-        self.enforcer = Enforcer(self.pacer, hard) if paces else None
+        self.enforcer = Enforcer(self.pacer, hard)
         self.source = policy
         if isinstance(policy, str):
             decider = registry.get(policy).host_policy(registry.PolicyOptions())

@@ -57,7 +57,7 @@ class Client:
         pass
 
     def describe(self) -> dict[str, object]:
-        return {}
+        return {"switch": self.switch}
 
     async def load_table(self) -> None:
         pass

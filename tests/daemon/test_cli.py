@@ -212,8 +212,8 @@ def test_status_names_the_switch_processes_that_are_gone(daemon):
 
 @pytest.mark.parametrize("command", ["status", "flows", "schedule", "links", "jobs"])
 def test_json_and_yaml_carry_everything(daemon, command):
-    as_json = flowslot(command, "-o", "json", "--socket", daemon[0] / "control.sock")
-    as_yaml = flowslot(command, "-o", "yaml", "--socket", daemon[0] / "control.sock")
+    as_json = flowslot(command, "-o", "json", "--runtime-dir", daemon[0])
+    as_yaml = flowslot(command, "-o", "yaml", "--runtime-dir", daemon[0])
     assert json.loads(as_json.stdout) == yaml.safe_load(as_yaml.stdout) == ANSWERS[command]
 
 

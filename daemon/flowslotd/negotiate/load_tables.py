@@ -21,7 +21,6 @@ from flowslot.policy.mlcc.planner import Feedback, Fetch, Reserve, Reserving
 from flowslotd.clock import monotonic
 from flowslotd.config import Config
 from flowslotd.flows.flow_table import FlowTable
-from flowslotd.metrics import Durations
 from flowslotd.negotiate.arbiter import OnRates
 from flowslotd.negotiate.peers import PeerEndpoint
 from flowslotd.negotiate.source import NO_RESERVATIONS, RateSource
@@ -73,10 +72,6 @@ class PlannedRates(RateSource):
         self._on_bug = on_bug
         self._all = True
         self._slot = -1
-        self._round_trip = Durations()
-        """From asking for the load tables to the last of them."""
-        self._settled = Durations()
-        """From there to the end of the round."""
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -129,10 +124,8 @@ class PlannedRates(RateSource):
                 self._on_bug("feedback", error)
 
     async def _round(self) -> None:
-        began = monotonic()
-        answers = await asyncio.gather(*map(self._fetch, self.planner.begin(began)))
+        answers = await asyncio.gather(*map(self._fetch, self.planner.begin(monotonic())))
         fetched = monotonic()
-        self._round_trip.add(fetched - began)
         known = self._book.dependencies(fetched, self._table.transfers({}))
         calls = self.planner.plan(fetched, answers, known)
         if calls is None:
@@ -143,7 +136,6 @@ class PlannedRates(RateSource):
             accepted = await asyncio.gather(*map(self._reserve, calls))
             calls = self.planner.reserved(monotonic(), accepted)
         self._planned()
-        self._settled.add(monotonic() - fetched)
 
     async def _fetch(self, call: Fetch) -> Feedback | None:
         remote = self._remotes[call.switch]
@@ -201,8 +193,6 @@ class PlannedRates(RateSource):
             "undone": counts.undone,
             "livelocks": self.livelocks,
             "starvations": self.starvations,
-            "round_trip": self._round_trip.summary(),
-            "settled": self._settled.summary(),
             "error": self.last_error,
         }
         return super().describe() | {

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real progress records (sealed memfds) with addresses of our choice."""
 
+import asyncio
+import inspect
 import ipaddress
 import os
 import sys
@@ -63,6 +65,18 @@ name = "s1->h3"
 capacity_gbps = 0.4
 """
 ELSEWHERE = "10.78.0.3"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Tests that are coroutines run in an event loop of their own: by `run` of their module, if
+    there is one."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    run = getattr(pyfuncitem.module, "run", asyncio.run)
+    run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 @pytest.fixture

@@ -2,7 +2,8 @@
 """A host that negotiates as its daemon does, without sockets and kernel."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -143,16 +144,13 @@ class Host(Opened):
         return str(self.domain["error"])
 
 
-def negotiating(work: Callable[..., Awaitable[None]], *hosts: Opened) -> None:
-    """Run `work` while these hosts negotiate."""
-
-    async def main() -> None:
+@asynccontextmanager
+async def negotiating(*hosts: Opened) -> AsyncIterator[None]:
+    """These hosts negotiate meanwhile."""
+    for host in hosts:
+        await host.source.start()
+    try:
+        yield
+    finally:
         for host in hosts:
-            await host.source.start()
-        try:
-            await work()
-        finally:
-            for host in hosts:
-                await host.source.close()
-
-    asyncio.run(main())
+            await host.source.close()

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from flowslot.arbiter import LEASE_SLOTS
 from flowslot.model.units import SECOND, Nanos
-from flowslot.protocol.messages import Ack, Done, FromArbiter, Grant, HeartbeatEcho
+from flowslot.protocol.messages import Ack, FromArbiter, Grant, HeartbeatEcho
 from flowslot_proto import flowslot_pb2 as pb
 from flowslotd.clock import monotonic
 from flowslotd.negotiate.arbiter import Line
@@ -83,10 +82,12 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Client:
     return client
 
 
-def test_a_lower_is_in_force_before_it_is_acknowledged(tmp_path: Path, client: Client) -> None:
+async def test_a_lower_is_in_force_before_it_is_acknowledged(
+    tmp_path: Path, client: Client
+) -> None:
     host, said = Host(tmp_path, "h1", topology(1)), []
 
-    async def work() -> None:
+    async with negotiating(host):
         client.begin()
         host.demand(1, *LINKS[:1])
         client.said()
@@ -96,10 +97,8 @@ def test_a_lower_is_in_force_before_it_is_acknowledged(tmp_path: Path, client: C
         assert said == [(4e6, [])]
         assert client.said() == [Ack(1, 1, 2)]
 
-    negotiating(work, host)
 
-
-def test_a_stream_is_opened_again_whatever_its_end_has_brought(
+async def test_a_stream_is_opened_again_whatever_its_end_has_brought(
     tmp_path: Path, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = Host(tmp_path, "h1", topology(1))
@@ -107,7 +106,7 @@ def test_a_stream_is_opened_again_whatever_its_end_has_brought(
     def fail(grants: object) -> None:
         raise RuntimeError("a bug")
 
-    async def work() -> None:
+    async with negotiating(host):
         assert client.dialled == 1
         client.line.closed(monotonic(), "cannot be reached")
         assert (client.dialled, host.error) == (1, "cannot be reached"), "not at once"
@@ -119,14 +118,12 @@ def test_a_stream_is_opened_again_whatever_its_end_has_brought(
                 client.line.closed(monotonic(), "")
         await until(lambda: client.dialled == 3, "and again")
 
-    negotiating(work, host)
-
 
 @pytest.mark.parametrize("live", [True, False])
-def test_a_stream_without_a_lease_is_left(tmp_path: Path, client: Client, live: bool) -> None:
+async def test_a_stream_without_a_lease_is_left(tmp_path: Path, client: Client, live: bool) -> None:
     host = Host(tmp_path, "h1", topology(1))
 
-    async def work() -> None:
+    async with negotiating(host):
         host.demand(1, *LINKS[:1])
         client.begin()
         if live:
@@ -136,13 +133,13 @@ def test_a_stream_without_a_lease_is_left(tmp_path: Path, client: Client, live: 
         assert client.lost == 1
         await until(lambda: host.state == "fallback", "nothing of it counts")
 
-    negotiating(work, host)
 
-
-def test_once_it_is_closed_nothing_is_decided_any_more(tmp_path: Path, client: Client) -> None:
+async def test_once_it_is_closed_nothing_is_decided_any_more(
+    tmp_path: Path, client: Client
+) -> None:
     host = Host(tmp_path, "h1", topology(1))
 
-    async def work() -> None:
+    async with negotiating(host):
         client.begin()
         host.demand(1, *LINKS[:1])
         await host.source.close()
@@ -151,8 +148,6 @@ def test_once_it_is_closed_nothing_is_decided_any_more(tmp_path: Path, client: C
         client.hear(None, Grant(1, 1, 1, 5e6, 9e6, must_ack=False))
         client.line.closed(monotonic(), "")
         assert (host.calls, host.source._alarm) == (calls, alarm)
-
-    negotiating(work, host)
 
 
 # --- without a switch process
@@ -180,74 +175,18 @@ asyncio.run(main())
     subprocess.run([sys.executable, tmp_path / "test.py"], check=True, timeout=60)
 
 
-def test_a_host_shares_out_its_own_nic_at_once_and_nothing_beyond(tmp_path: Path) -> None:
-    host = Host(tmp_path, "h1", topology(1), use_switch="false")
-
-    async def work() -> None:
-        assert host.state == "local"
-        table = await host.source.load_table(monotonic())
-        assert table is not None and table.shape == (4, 10)
-        assert (table[host.link["h1->s1"]] == 0).all()
-        host.demand(1, "h1->s1", "s1->h2")
-        assert host.is_about(1, "h1->s1")
-        host.demand(2, "h1->s1", "s1->h2", remaining=10**6)
-        assert host.rate(2) > 0 and host.total() <= host.limit("h1->s1") * (1 + 1e-9)
-        host.flows.grants.clear()
-        host.say(dones=[Done(2, 1)])
-        assert host.is_about(1, "h1->s1")
-        host.demand(3, "h2->s1", "s1->h1")
-        assert host.flows.grants.keys() == {1}
-        assert host.source.covers(host.path("h1->s1"))
-        assert not host.source.covers(host.path("h1->s1", "s1->h2"))
-        assert not host.source.covers(())
-        table = await host.source.load_table(monotonic())
-        assert table is not None
-        assert [math.isnan(row[0]) for row in table] == [name != "h1->s1" for name in LINKS]
-
-    negotiating(work, host)
-
-
 # --- with one
 
 
-def test_a_live_switch_grants_and_covers_whole_paths(tmp_path: Path, switch: Switch) -> None:
-    switch.start().wait_recovered()
-    host = Host(tmp_path, "h1")
-
-    async def work() -> None:
-        host.demand(1, "h1->s1", "s1->h2")
-        await until(lambda: host.state == "switch", "live")
-        await until(lambda: host.is_about(1, "h1->s1"), "granted")
-        assert host.source.covers(host.path("h1->s1", "s1->h2"))
-        assert host.source.host.grant(1) == host.flows.grants[1]
-        lease_end = host.source.host.lease_end
-        assert lease_end is not None
-        assert lease_end <= monotonic() + LEASE_SLOTS * SLOT_MS * 10**6
-        assert host.source.deadline(monotonic()) <= lease_end
-        await until(lambda: host.said["clock_offset_us"] is not None, "clock offset")
-        assert abs(host.said["clock_offset_us"]) < 1e6  # one clock: only delay is left
-        await until(lambda: host.domain["switch_pid"] == switch.pid, "pid")
-        table = await host.source.load_table(monotonic())
-        assert table is not None
-        assert table[host.link["s1->h2"]].max() == pytest.approx(host.rate(1))
-        host.demand(2, "h2->s1")
-        await until(lambda: host.rate(2) > 0, "granted")
-        assert host.said["negotiation"]["count"] >= 1
-        assert host.said["reservations"]["granted"] >= 1
-        assert host.said["grpc_connections"] == 1
-
-    negotiating(work, host)
-
-
 @pytest.mark.parametrize("killed", [True, False])
-def test_fail_open_a_switch_that_is_killed_or_stalled_leaves_the_host_with_its_own_nics(
+async def test_fail_open_a_switch_that_is_killed_or_stalled_leaves_the_host_with_its_own_nics(
     tmp_path: Path, switch: Switch, killed: bool
 ) -> None:
     switch.start().wait_recovered()
     host = Host(tmp_path, "h1")
     sessions = host.source.host
 
-    async def work() -> None:
+    async with negotiating(host):
         host.demand(1, "h1->s1", "s1->h2")
         host.demand(2, "h2->s1", "s1->h1")
         await until(lambda: host.state == "switch" and host.rate(2) > 0, "live and granted")
@@ -267,9 +206,6 @@ def test_fail_open_a_switch_that_is_killed_or_stalled_leaves_the_host_with_its_o
         assert sessions.lease_end is None
         assert host.said["reservations"]["expired"] >= 1
         assert host.calls > calls, "what is void is not in force any more"
-        host.demand(3, "h1->s1", "s1->h2", remaining=10**6)
-        assert host.rate(3) > 0, "new demands are answered"
-        host.say(dones=[Done(3, 1)])
         calls = host.calls
         if killed:  # a new process, on the same port, rebuilds its table from Hello
             switch.start()
@@ -281,8 +217,9 @@ def test_fail_open_a_switch_that_is_killed_or_stalled_leaves_the_host_with_its_o
         assert host.domain["switch_pid"] in (None, switch.pid)
         load = await asyncio.to_thread(switch.load, "s1->h1")
         assert load == pytest.approx(host.rate(2))
-
-    negotiating(work, host)
+        host.demand(3, "h2->s1")
+        await until(lambda: host.rate(3) > 0, "granted")
+        assert host.said["negotiation"]["count"] >= 1, "it had nothing before"
 
 
 @pytest.mark.parametrize(
@@ -298,7 +235,7 @@ def test_fail_open_a_switch_that_is_killed_or_stalled_leaves_the_host_with_its_o
         ),
     ],
 )
-def test_without_an_answer_the_fallback_works_from_the_start_and_the_reason_is_told(
+async def test_without_an_answer_the_fallback_works_from_the_start_and_the_reason_is_told(
     tmp_path: Path, switch: Switch, said: str, slot_ms: int, extra: str | None
 ) -> None:
     if extra is not None:
@@ -307,29 +244,24 @@ def test_without_an_answer_the_fallback_works_from_the_start_and_the_reason_is_t
     text = topology(switch.port) + (extra or "")
     host = Host(tmp_path / "d", "h1", text, slot_ms=slot_ms)
 
-    async def work() -> None:
+    async with negotiating(host):
         host.demand(1, "h1->s1", "s1->h2")
         assert (host.state, host.is_about(1, "h1->s1")) == ("fallback", True)
         await until(lambda: said in host.error, said)
         assert host.state == "fallback"
 
-    negotiating(work, host)
 
-
-def test_load_tables_that_make_no_sense_are_no_answer(tmp_path: Path) -> None:
+async def test_load_tables_that_make_no_sense_are_no_answer(tmp_path: Path) -> None:
     port, liar = free_port(), Liar(SLOT_MS)
     host = Host(tmp_path, "h1", topology(port))
     (remote,) = host.source._clients
 
-    async def work() -> None:
-        async with liar.at(port):
-            await until(lambda: remote.connected, "connected")
-            truth = [pb.LinkLoad(link=name, load=[1.0, 2.0], reservable=9.0) for name in LINKS]
-            short = pb.LinkLoad(link=LINKS[3], load=[1.0], reservable=9.0)
-            for liar.rows in ([], truth[:2], [*truth[:3], short]):
-                assert await remote.load_table() is None
-            liar.rows = truth
-            answer = await remote.load_table()
-            assert answer is not None and answer[1].tolist() == [[1.0, 2.0]] * len(LINKS)
-
-    negotiating(work, host)
+    async with negotiating(host), liar.at(port):
+        await until(lambda: remote.connected, "connected")
+        truth = [pb.LinkLoad(link=name, load=[1.0, 2.0], reservable=9.0) for name in LINKS]
+        short = pb.LinkLoad(link=LINKS[3], load=[1.0], reservable=9.0)
+        for liar.rows in ([], truth[:2], [*truth[:3], short]):
+            assert await remote.load_table() is None
+        liar.rows = truth
+        answer = await remote.load_table()
+        assert answer is not None and answer[1].tolist() == [[1.0, 2.0]] * len(LINKS)

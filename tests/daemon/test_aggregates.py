@@ -59,23 +59,16 @@ def desk(topology):
 
 
 def test_flows_of_one_job_and_path_ask_as_one(desk, make_job):
-    a, b = make_job("a"), make_job("b")
+    a, b, again = make_job("a", pid=100), make_job("b"), make_job("a", pid=200)
     for i in range(3):
         start(a.flow(i, cookie=7 + i), total=(i + 1) * MB)
     start(b.flow(0, cookie=20))
-    first, second = desk.see(0, a, b)
-    assert (first.flow, first.job, first.links, first.remaining) == (7, "a", (0, 3), 6 * MB)
-    assert first.next_bytes == 6 * MB
+    start(again.flow(0, cookie=30))
+    first, second = desk.see(0, a, b, again)
+    assert (first.flow, first.job, first.links, first.remaining) == (7, "a", (0, 3), 7 * MB)
+    assert first.next_bytes == 7 * MB
     assert (second.flow, second.job, second.remaining) == (20, "b", MB)
-    assert desk.see(0, a, b) == [], "once"
-
-
-def test_processes_of_one_job_share_an_aggregate(desk, make_job):
-    jobs = [make_job("a", pid=100), make_job("a", pid=200)]
-    for i, job in enumerate(jobs):
-        start(job.flow(0, cookie=7 + i))
-    (demand,) = desk.see(0, *jobs)
-    assert demand.remaining == 2 * MB
+    assert desk.see(0, a, b, again) == [], "once"
 
 
 def test_unmapped_flows_are_never_asked_for(desk, make_job):
@@ -216,19 +209,6 @@ def test_period_volume_and_next_start_are_reported(desk, make_job):
     assert demand.next_in_ns == 150 * MS
 
 
-def test_a_demand_is_repeated_only_when_the_arbiter_cannot_work_it_out(desk, make_job):
-    job = make_job()
-    flow = job.flow(0, cookie=7)
-    start(flow)
-    assert [d.remaining for d in desk.see(0, job)] == [MB]
-    desk.give(0, Granted(7, 10e6, 10e6))  # 10 kB per ms
-    flow.done(495_000)
-    assert desk.see(50, job) == []  # as expected within 2 %
-    (demand,) = desk.see(60, job)  # it stands still: 105 kB behind
-    assert demand.remaining == 505_000
-    assert demand.wait_ns == 60 * MS
-
-
 def test_an_event_of_one_process_sends_nothing_old_about_another(desk, make_job):
     jobs = [make_job("a", pid=100), make_job("b"), make_job("a", pid=200)]
     for i, job in enumerate(jobs):
@@ -267,36 +247,8 @@ def test_what_a_flow_leaves_goes_to_its_siblings_before_anybody_looks(desk, make
     assert desk.rates() == [10e6, 0.0]
 
 
-def test_small_news_waits_for_a_message_that_is_sent_anyway(desk, make_job):
-    job = make_job()
-    flow = job.flow(0, cookie=7)
-    start(flow)
-    desk.see(0, job)
-    desk.give(0, Granted(7, 1e6, 2e6))
-    flow.done(MB // 5)  # in 100 ms it may send a tenth of it
-    assert desk.see(100, job, small=False) == []
-    assert [d.remaining for d in desk.see(100, job)] == [MB * 0.8]
-    flow.done(2 * MB // 5)
-    assert [d.remaining for d in desk.see(200, job, small=False)] == [MB * 0.4]
-
-
-def test_a_job_that_has_ended_gives_back_what_nobody_uses(desk, make_job):
-    job = make_job()
-    flow = job.flow(0, cookie=7)
-    start(flow)
-    desk.see(0, job)
-    desk.give(0, Granted(7, 10e6, 20e6))
-    desk.report(1)
-    flow.done(MB)
-    desk.seen.look(100, job)
-    assert desk.host.gave_back == []
-    desk.report(100)
-    assert desk.host.gave_back == [7]
-    desk.report(101)
-    assert desk.host.gave_back == [7], "once"
-
-
-def test_what_a_borrower_uses_is_not_given_back(desk, make_job):
+@pytest.mark.parametrize("borrowed", [False, True])
+def test_what_nobody_uses_any_more_is_given_back(desk, make_job, borrowed):
     job = make_job()
     flow = job.flow(0, cookie=7)
     start(flow)
@@ -304,8 +256,8 @@ def test_what_a_borrower_uses_is_not_given_back(desk, make_job):
     desk.give(0, Granted(7, 10e6, 20e6))
     flow.done(MB)
     desk.seen.look(100, job)
-    assert [demand.remaining for demand in desk.report(100, 0)] == [0]
-    assert desk.host.gave_back == []
+    assert [demand.remaining for demand in desk.report(100, *[0] * borrowed)] == [0]
+    assert desk.host.gave_back == ([] if borrowed else [7])
 
 
 # --- how a rate is shared out

@@ -123,11 +123,6 @@ def test_nothing_goes_down_when_nothing_changes(topology, make_job):
     assert sum(e.reserved for e in setup.pacer.entries.values()) == pytest.approx(5e5)
 
 
-def test_an_arbiter_that_answers_at_once_is_obeyed_in_the_same_pass(topology, make_job):
-    setup, _ = at_work(topology, make_job)
-    assert setup.pacer.entries[7].reserved == 1e6
-
-
 def test_entries_do_not_outlive_the_arbiters_lease(topology, make_job):
     setup, _ = at_work(topology, make_job, desk=Desk(lease_end=slot_start(1)))
     assert setup.pacer.deadline == slot_start(1)
@@ -139,8 +134,12 @@ def test_entries_do_not_outlive_the_arbiters_lease(topology, make_job):
     assert len(setup.pacer.writes) == written
 
 
-def test_a_grant_that_ends_lets_the_flow_go(topology, make_job):
+@pytest.mark.parametrize("met_late", [False, True])
+def test_fail_open_a_grant_that_ends_lets_the_flow_go(topology, make_job, met_late):
     setup, _ = at_work(topology, make_job)
+    assert setup.pacer.entries[7].reserved == 1e6
+    if met_late:
+        setup.loop.on_new(7)
     setup.grant(slot_start(1), Granted(7, float("nan"), float("nan")))
     assert setup.pacer.entries == {}
     assert setup.pacer.released == [7]
@@ -228,13 +227,6 @@ def pace(cookie, *rates):
     """By slot from slot 0 on; up to 9 MB/s."""
     schedule = Schedule(0, np.array([rates]))
     return Pace(np.array([cookie], np.uint64), schedule, np.array([9e6]), np.array([True]))
-
-
-def test_fail_open_a_flow_that_the_kernel_met_late_can_be_let_go(topology, make_job):
-    setup, _ = at_work(topology, make_job)
-    setup.loop.on_new(7)
-    setup.grant(slot_start(0), Granted(7, float("nan"), float("nan")))
-    assert setup.pacer.released == [7]
 
 
 class Script(RateSource):

@@ -16,12 +16,18 @@ from .conftest import TOPOLOGY
 from .hosts import Opened
 
 
+def with_job(topology, make_job, *how, **all_else):
+    """A loop, and a job that it looks at."""
+    setup, job = Setup(topology, *how, **all_else), make_job()
+    setup.jobs.append(job)
+    return setup, job
+
+
 def at_work(topology, make_job, **all_else):
     """One flow, of cookie 7, which is active since slot 0. Its demands are granted at once."""
-    setup, job = Setup(topology, **all_else), make_job()
+    setup, job = with_job(topology, make_job, **all_else)
     setup.desk.answer = at_once
     setup.pacer.acked[7] = 0
-    setup.jobs.append(job)
     flow = job.flow(0, cookie=7)
     start(flow)
     setup.slot(0)
@@ -29,9 +35,7 @@ def at_work(topology, make_job, **all_else):
 
 
 def test_from_a_record_to_the_kernel_and_back(topology, make_job):
-    setup = Setup(topology)
-    job = make_job()
-    setup.jobs.append(job)
+    setup, job = with_job(topology, make_job)
     flow = job.flow(0, cookie=7)
     setup.pacer.acked[7] = 0
     setup.slot(0)
@@ -97,9 +101,7 @@ def test_top_up_of_a_waiting_flow_fills_what_another_job_leaves(topology, make_j
 
 
 def test_nothing_goes_down_when_nothing_changes(topology, make_job):
-    setup = Setup(topology)
-    job = make_job()
-    setup.jobs.append(job)
+    setup, job = with_job(topology, make_job)
     flows = [job.flow(i, cookie=10 + i) for i in range(4)]
     for flow in flows:
         start(flow)
@@ -188,9 +190,7 @@ def test_small_news_is_told_with_a_sign_of_life(topology, make_job):
 
 def test_unmapped_flows_are_never_paced(topology, make_job):
     for policy in ("stagger", "static"):
-        setup = Setup(topology, policy)
-        job = make_job()
-        setup.jobs.append(job)
+        setup, job = with_job(topology, make_job, policy)
         start(job.flow(0, cookie=7, dst="192.0.2.1"))
         setup.slot(0)
         assert len(setup.table) == 1
@@ -199,9 +199,7 @@ def test_unmapped_flows_are_never_paced(topology, make_job):
 
 
 def test_static_needs_no_arbiter(topology, make_job):
-    setup = Setup(topology, "static")
-    job = make_job()
-    setup.jobs.append(job)
+    setup, job = with_job(topology, make_job, "static")
     for i in range(4):
         job.flow(i, cookie=10 + i)
     setup.slot(0)
@@ -257,10 +255,9 @@ class Script(RateSource):
 def test_observe_negotiate_decide_and_pace_follow_each_other_and_nothing_is_decided_twice(
     topology, make_job, joint
 ):
-    source, job = Script(pace(7, 1e6, 3e6), set()), make_job()
+    source = Script(pace(7, 1e6, 3e6), set())
     source.joint = joint
-    setup = Setup(topology, source)
-    setup.jobs.append(job)
+    setup, job = with_job(topology, make_job, source)
     start(job.flow(0, cookie=7))
     job.flow(1, cookie=8)
     asked = setup.pacer.writes = source.calls
@@ -282,9 +279,7 @@ def test_observe_negotiate_decide_and_pace_follow_each_other_and_nothing_is_deci
 
 
 def test_a_schedule_is_followed_slot_by_slot(topology, make_job):
-    setup = Setup(topology, Script(pace(7, 1e6, 3e6, 2e6)))
-    job = make_job()
-    setup.jobs.append(job)
+    setup, job = with_job(topology, make_job, Script(pace(7, 1e6, 3e6, 2e6)))
     job.flow(0, cookie=7)
     rates = []
     for n in range(4):
@@ -295,9 +290,8 @@ def test_a_schedule_is_followed_slot_by_slot(topology, make_job):
 
 def test_each_slot_of_a_plan_is_paced_though_no_flow_is_looked_at(topology, make_job, tmp_path):
     source, slots = Opened(tmp_path, "h1", TOPOLOGY, policy='"mlcc"').source, []
-    setup, job = Setup(topology, source), make_job()
+    setup, job = with_job(topology, make_job, source)
     source.rates = lambda now, view: slots.append(view.slot)
-    setup.jobs.append(job)
     start(job.flow(0, cookie=7))
     setup.slot(0)
     setup.events(Nanos(slot_start(1) - MILLISECOND), [job])
@@ -320,8 +314,7 @@ def test_fail_open_release_lets_everything_go_and_the_next_slot_takes_it_back(to
 
 
 def test_observing_touches_nothing(topology, make_job):
-    setup, job = Setup(topology, "fair", paces=False), make_job()
-    setup.jobs.append(job)
+    setup, job = with_job(topology, make_job, "fair", paces=False)
     start(job.flow(0, cookie=7))
     setup.slot(0)
     setup.loop.refresh(slot_start(0))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from socketserver import StreamRequestHandler, ThreadingUnixStreamServer
 
 import pytest
 import yaml
@@ -132,34 +133,21 @@ def flowslot(*arguments, env=None):
     )
 
 
+class Answer(StreamRequestHandler):
+    def handle(self):
+        command = json.loads(self.rfile.readline())["cmd"]
+        answer = json.dumps({"ok": True, "result": ANSWERS.get(command)})
+        self.wfile.write(self.server.special.get(command, answer).encode() + b"\n")
+
+
 @pytest.fixture
 def daemon(tmp_path):
     """Answers as a daemon does, from the table above; anything else with the line given."""
-    path = tmp_path / "control.sock"
-    server = socket.socket(socket.AF_UNIX)
-    server.bind(str(path))
-    server.listen()
-    special = {}
-
-    def serve():
-        while True:
-            try:
-                peer, _ = server.accept()
-            except OSError:
-                return
-            with peer, peer.makefile("rwb") as stream:
-                command = json.loads(stream.readline())["cmd"]
-                answer = special.get(command) or json.dumps(
-                    {"ok": True, "result": ANSWERS[command]}
-                )
-                stream.write(answer.encode() + b"\n")
-
-    thread = threading.Thread(target=serve, daemon=True)
-    thread.start()
-    yield tmp_path, special
-    server.shutdown(socket.SHUT_RDWR)
-    server.close()
-    thread.join()
+    with ThreadingUnixStreamServer(str(tmp_path / "control.sock"), Answer) as server:
+        server.special = {}
+        threading.Thread(target=server.serve_forever, args=(0.02,)).start()
+        yield tmp_path, server.special
+        server.shutdown()
 
 
 def lines(text):

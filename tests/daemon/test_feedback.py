@@ -6,13 +6,13 @@ import math
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from flowslot.policy import registry
-from flowslot.policy.base import View
 from flowslot.policy.mlcc import Update
 from flowslot_proto import flowslot_pb2 as pb
 from flowslotd.clock import monotonic, wall
@@ -22,7 +22,9 @@ from .hosts import SLOT_MS, Opened, negotiating, until
 from .lying import Liar
 from .test_several_switches import CROSS, switches, text
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "core"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "switchemu"))
+from mlcc_hosts import view_of
 from switchproc import Switch
 
 __all__ = ["switches"]  # the fixture
@@ -47,23 +49,12 @@ class Host(Opened):
         self.rates: dict[int, float] = {}
 
     def decide(self) -> None:
-        topology, n = self.config.topology, len(self.flows)
-        paths = np.full((n, 3), len(topology.links), np.int32)
-        for row, (names, _) in enumerate(self.flows.values()):
-            paths[row, : len(names)] = self.path(*names)
-        view = View(
-            slot=wall() // self.slot_ns,
-            horizon=self.config.grid.horizon,
-            capacity=topology.capacity(),
-            flow=np.array(list(self.flows), np.uint64),
-            paths=paths,
-            job=np.zeros(n, np.int64),
-            job_names=["job"],
-            remaining=np.array([left for _, left in self.flows.values()], np.float64),
-            guaranteed=np.zeros(n, np.bool_),
-        )
+        topology, slot = self.config.topology, wall() // self.slot_ns
+        flows = {flow: (self.path(*names), left) for flow, (names, left) in self.flows.items()}
+        view = view_of(slot, flows, None, len(topology.links))
+        view = replace(view, horizon=self.config.grid.horizon, capacity=topology.capacity())
         pace = self.source.rates(monotonic(), view)
-        rates = pace.schedule.at(view.slot).tolist() if pace else []
+        rates = pace.schedule.at(slot).tolist() if pace else []
         self.rates = dict(zip(pace.flows.tolist(), rates, strict=True)) if pace else {}
 
     async def slots(self) -> None:

@@ -16,30 +16,35 @@ from .hosts import SLOT_MS, Host, negotiating, until
 sys.path.insert(0, str(Path(__file__).parents[1] / "switchemu"))
 from switchproc import Switch, free_port
 
-HELD = {"s1": ("h1->s1", "s1->h1"), "s2": ("h2->s2", "s2->h2"), "s3": ("h3->s3", "s3->h3")}
-GBPS = {"s2->h2": 0.2}  # the others: 0.4
+HELD = {
+    "s1": ("h1->s1", "s1->h1"),
+    "s2": ("h2->s2", "s2->h2", "spine"),
+    "s3": ("h3->s3", "s3->h3"),
+}
+GBPS = {"s2->h2": 0.2, "spine": 4.0}  # the others: 0.4
 CROSS = ("h1->s1", "spine", "s2->h2")
 
 
 def text(ports: dict[str, int]) -> str:
     """Three racks of one host each; h3 has no route to the others."""
-    lines = []
-    for name, port in ports.items():
-        lines.append(f'[[switches]]\nname = "{name}"\naddress = "127.0.0.1:{port}"')
-    for i in (1, 2, 3):
-        lines.append(
-            f'[[hosts]]\nname = "h{i}"\n[[hosts.nics]]\nname = "eth0"\nrack = "r{i}"\n'
-            f'addresses = ["10.78.0.{i}"]\nup = "h{i}->s{i}"\ndown = "s{i}->h{i}"'
-        )
-    for switch, links in HELD.items():
-        for link in links:
-            lines.append(f'[[links]]\nname = "{link}"\ncapacity_gbps = {GBPS.get(link, 0.4)}')
-            lines.append(f'switch = "{switch}"')
-    lines.append('[[links]]\nname = "spine"\ncapacity_gbps = 4.0\nswitch = "s2"')
-    for a, b in ((1, 2), (2, 1)):
-        lines.append(f'[[routes]]\nfrom_rack = "r{a}"\nto_rack = "r{b}"\nlinks = ["spine"]')
-    lines.append('[[paths]]\nsrc = "10.78.0.2"\ndst = "10.78.9.9"\nlinks = ["s2->h2"]')
-    return "\n".join(lines)
+    blocks = [
+        f'[[switches]]\nname = "{name}"\naddress = "127.0.0.1:{ports[name]}"' for name in ports
+    ]
+    blocks += [
+        f'[[hosts]]\nname = "h{i}"\n[[hosts.nics]]\nname = "eth0"\nrack = "r{i}"\n'
+        f'addresses = ["10.78.0.{i}"]\nup = "h{i}->s{i}"\ndown = "s{i}->h{i}"'
+        for i in (1, 2, 3)
+    ]
+    blocks += [
+        f'[[links]]\nname = "{link}"\ncapacity_gbps = {GBPS.get(link, 0.4)}\nswitch = "{switch}"'
+        for switch, links in HELD.items()
+        for link in links
+    ]
+    blocks += [
+        f'[[routes]]\nfrom_rack = "r{a}"\nto_rack = "r{3 - a}"\nlinks = ["spine"]' for a in (1, 2)
+    ]
+    blocks.append('[[paths]]\nsrc = "10.78.0.2"\ndst = "10.78.9.9"\nlinks = ["s2->h2"]')
+    return "\n".join(blocks)
 
 
 @pytest.fixture
@@ -78,7 +83,7 @@ async def test_a_flow_has_the_least_of_what_its_switches_grant_and_outlives_each
         assert source.covers(host.path(*CROSS)) and host.said["grpc_connections"] == 2
         table = await source.load_table(monotonic())
         assert table is not None
-        known = {link for names in (HELD["s1"], HELD["s2"], ["spine"]) for link in names}
+        known = {link for names in (HELD["s1"], HELD["s2"]) for link in names}
         for i, link in enumerate(host.config.topology.links):
             assert math.isnan(table[i][0]) == (link.name not in known)
         host.on_rates = lambda: left.append((source.host.lease_end or 0) - monotonic())

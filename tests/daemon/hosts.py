@@ -2,7 +2,7 @@
 """A host that negotiates as its daemon does, without sockets and kernel."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -14,18 +14,24 @@ from flowslot.protocol.host import Host as Sessions
 from flowslot.protocol.messages import Demand, Done
 from flowslotd import config
 from flowslotd.clock import monotonic
+from flowslotd.daemon import Daemon
 from flowslotd.engine import open_source
 from flowslotd.flows.flow_table import FlowTable
 from flowslotd.negotiate.arbiter import ArbiterRates
 from flowslotd.negotiate.source import RateSource
 
+Until = Callable[[Callable[[], object]], Awaitable[None]]
 DEADLINE_S = 30.0
 SLOT_MS = 500  # leases of 2 s, which even a busy machine does not break
 
 
-async def until(probe: Callable[[], object], what: str) -> None:
+async def until(
+    probe: Callable[[], object], what: str = "", *, again: Callable[[], object] = bool
+) -> None:
+    """`what`: for who reads the test. `again` is called until then, too."""
     async with asyncio.timeout(DEADLINE_S):
         while not probe():
+            again()
             await asyncio.sleep(0.01)
 
 
@@ -118,9 +124,6 @@ class Host(Opened):
     def rate(self, flow: int) -> float:
         return self.flows.grants.get(flow, Granted(flow, 0.0, 0.0)).rate
 
-    def total(self) -> float:
-        return sum(grant.rate for grant in self.flows.grants.values())
-
     def is_about(self, flow: int, link: str) -> bool:
         """The flow has all of that link."""
         return abs(self.rate(flow) / self.limit(link) - 1) < 0.01
@@ -154,3 +157,24 @@ async def negotiating(*hosts: Opened) -> AsyncIterator[None]:
     finally:
         for host in hosts:
             await host.source.close()
+
+
+@asynccontextmanager
+async def running(daemon: Daemon) -> AsyncIterator[tuple[Daemon, list[str], Until]]:
+    """A daemon that has begun and goes on to the end, and what it tells systemd meanwhile."""
+    told: list[str] = []
+    daemon._notifier._send = lambda *lines: told.append(lines[0])  # type: ignore[method-assign]
+    task = asyncio.create_task(daemon.run())
+
+    async def goes_on(probe: Callable[[], object]) -> None:
+        await until(lambda: probe() or task.done())
+        assert not task.done(), task.exception()
+
+    await goes_on(lambda: "READY=1" in told)
+    told.clear()
+    yield daemon, told, goes_on
+    slots = daemon.metrics.slots
+    await goes_on(lambda: daemon.metrics.slots >= slots + 3)
+    daemon._stop.set()
+    await asyncio.wait_for(task, 10)
+    assert {"WATCHDOG=1", "STOPPING=1"} <= set(told)

@@ -3,7 +3,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from flowslotd.clock import monotonic
 from flowslotd.negotiate.peers import PeerEndpoint
 
 from .conftest import TOPOLOGY
+from .hosts import until
 
 run = uvloop.run  # as the daemon does
 SLOT = Nanos(60 * MILLISECOND)
@@ -81,17 +82,10 @@ async def running(*hosts: Host) -> AsyncIterator[None]:
             host.endpoint.close()
 
 
-async def until(what: Callable[[], bool], again: Callable[[], None] = lambda: None) -> None:
-    async with asyncio.timeout(20):
-        while not what():
-            again()
-            await asyncio.sleep(0.02)
-
-
 async def test_the_host_that_receives_a_flow_hears_of_it(tmp_path: Path) -> None:
     h1, h2 = two_hosts(tmp_path, "localhost")
     async with running(h1, h2):
-        await until(h2.depends, h1.tell)
+        await until(h2.depends, again=h1.tell)
         await until(lambda: h2.news > 0)
         assert h2.news == 1 and h1.news == 0, "its rank does nothing new"
         assert h2.endpoint.describe()["error"] == ""
@@ -100,7 +94,7 @@ async def test_the_host_that_receives_a_flow_hears_of_it(tmp_path: Path) -> None
 async def test_of_news_in_a_burst_the_last_is_not_lost(tmp_path: Path) -> None:
     h1, h2 = two_hosts(tmp_path)
     async with running(h1, h2):
-        await until(h2.depends, h1.tell)
+        await until(h2.depends, again=h1.tell)
         await until(lambda: h2.news == 1)
         for iteration in (6, 7, 8):  # each as soon as the one before was passed on, or waits
             heard = h2.endpoint.heard
@@ -115,7 +109,7 @@ async def test_who_is_no_daemon_and_what_makes_no_sense_is_not_heard(tmp_path: P
     h1, h2 = two_hosts(tmp_path)
     stranger = socket.socket(type=socket.SOCK_DGRAM)
     async with running(h1, h2):
-        await until(h2.depends, h1.tell)
+        await until(h2.depends, again=h1.tell)
         heard, known = h2.endpoint.heard, h2.peers.dependencies(monotonic(), [WAITS])
         stranger.sendto(write_peer("h1", 2**61, []), h2.address)
         await until(lambda: h2.endpoint.rejected == 1)
@@ -139,14 +133,14 @@ async def test_a_port_that_is_taken_keeps_nobody_waiting(tmp_path: Path) -> None
         h2.tell()
         assert h2.endpoint.told == 0
         taken.close()
-        await until(h2.depends, h1.tell)
+        await until(h2.depends, again=h1.tell)
         assert h2.endpoint.last_error == ""
 
 
 async def test_what_cannot_be_sent_or_looked_up_does_not_matter(tmp_path: Path) -> None:
     h1, h2 = two_hosts(tmp_path, h3="[::1]:7401")
     async with running(h1, h2):
-        await until(h2.depends, h1.tell)
+        await until(h2.depends, again=h1.tell)
         assert "h3" not in h1.endpoint._address, "an address that this socket cannot send to"
         h1.endpoint._address["h3"] = ("::1", 7401)
         flows = [replace(SENDS, host="h3"), replace(SENDS, group=GROUP._replace(rank=5))]
@@ -161,7 +155,7 @@ async def test_a_name_that_cannot_be_one_concerns_its_host_only(tmp_path: Path, 
     h1, _ = two_hosts(tmp_path, h3=f"{name}:7401")
     async with running(h1):
         await until(lambda: name in h1.endpoint.last_error)
-        await until(lambda: h1.endpoint.told > 0, h1.tell)
+        await until(lambda: h1.endpoint.told > 0, again=h1.tell)
 
 
 async def test_a_host_without_an_address_says_so(tmp_path: Path) -> None:

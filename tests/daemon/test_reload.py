@@ -2,7 +2,6 @@
 """Configurations that pass all checks, and yet no engine can be had for them."""
 
 import asyncio
-from contextlib import asynccontextmanager
 
 import pytest
 
@@ -13,6 +12,8 @@ from flowslotd.engine import Engine
 from flowslotd.negotiate.source import FixedRates
 from flowslotd.pace.pacer import Pacer
 from flowslotd.slotloop import SlotLoop
+
+from .hosts import running
 
 
 def fail_to_build(*_, **__):
@@ -26,29 +27,6 @@ def enforcing(write, tmp_path, monkeypatch):
     return f'host = "h1"\nmode = "enforce"\nslot_ms = 5\nruntime_dir = "{tmp_path}"'
 
 
-@asynccontextmanager
-async def running(file):
-    """A daemon that has begun and goes on to the end, and what it tells systemd meanwhile."""
-    daemon, told = Daemon(config.load(file)), []
-    daemon._notifier._send = lambda *lines: told.append(lines[0])
-    task = asyncio.create_task(daemon.run())
-
-    async def until(holds):
-        async with asyncio.timeout(10):
-            while not holds():
-                assert not task.done(), task.exception()
-                await asyncio.sleep(0.005)
-
-    await until(lambda: "READY=1" in told)
-    told.clear()
-    yield daemon, told, until
-    slots = daemon.metrics.slots
-    await until(lambda: daemon.metrics.slots >= slots + 3)
-    daemon._stop.set()
-    await asyncio.wait_for(task, 10)
-    assert "WATCHDOG=1" in told and told[-1] == "STOPPING=1"
-
-
 async def fail_to_start(source):
     raise ValueError("no such number")
 
@@ -57,7 +35,7 @@ async def fail_to_start(source):
 async def test_an_engine_that_cannot_be_had_leaves_the_last_good_one(
     write, enforcing, monkeypatch, at
 ):
-    async with running(write(enforcing)) as (daemon, told, _):
+    async with running(Daemon(config.load(write(enforcing)))) as (daemon, told, _):
         good, engine = daemon.config, daemon.engine
         file = write(f'{enforcing}\npolicy = "static"')
         with monkeypatch.context() as patch:
@@ -89,7 +67,7 @@ async def test_an_engine_that_does_not_end_well_is_replaced_all_the_same(
     def fail_to_release(loop):
         raise RuntimeError("a bug")
 
-    async with running(write(enforcing)) as (daemon, _, _):
+    async with running(Daemon(config.load(write(enforcing)))) as (daemon, _, _):
         write(f'{enforcing}\npolicy = "static"')
         with monkeypatch.context() as patch:
             patch.setattr(FixedRates, "start", note)
@@ -112,7 +90,7 @@ async def test_a_second_signal_during_a_reload_is_not_lost(write, enforcing, mon
             daemon._hung_up.set()
         await stop(engine, keep_pacer)
 
-    async with running(write(enforcing)) as (daemon, _, until):
+    async with running(Daemon(config.load(write(enforcing)))) as (daemon, _, until):
         write(f'{enforcing}\npolicy = "static"')
         with monkeypatch.context() as patch:
             patch.setattr(Engine, "stop", slow_stop)

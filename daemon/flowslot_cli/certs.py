@@ -25,12 +25,7 @@ CA_DAYS = 3650
 EARLIER = timedelta(hours=1)  # clocks differ
 NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9_])?")
 
-app = typer.Typer(
-    help="A private CA, and certificates for hosts and switch processes.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-)
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
 Key = ec.EllipticCurvePrivateKey
 
@@ -126,7 +121,7 @@ def _authority(folder: Path) -> tuple[Key, x509.Certificate]:
         return key, ca
     key = ec.generate_private_key(ec.SECP256R1())
     ca = (
-        _builder(CA_NAME, x509.Name([_common(CA_NAME)]), key, CA_DAYS)
+        _builder(CA_NAME, _called(CA_NAME), key, CA_DAYS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(key_cert_sign=True, crl_sign=True), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -169,7 +164,7 @@ def _builder(name: str, issuer: x509.Name, key: Key, days: int) -> x509.Certific
     now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()
-        .subject_name(x509.Name([_common(name)]))
+        .subject_name(_called(name))
         .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
@@ -178,8 +173,8 @@ def _builder(name: str, issuer: x509.Name, key: Key, days: int) -> x509.Certific
     )
 
 
-def _common(name: str) -> x509.NameAttribute[str]:
-    return x509.NameAttribute(NameOID.COMMON_NAME, name)
+def _called(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
 def _usage(**given: bool) -> x509.KeyUsage:

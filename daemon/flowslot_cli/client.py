@@ -10,6 +10,12 @@ from typing import Any
 from flowslot.model.errors import FlowslotError
 
 FAILURE, BAD_INPUT, NO_DAEMON = 1, 2, 3
+WHY: dict[type[Exception], str] = {
+    FileNotFoundError: "there is no such socket: the daemon is not running, or uses another "
+    "runtime directory",
+    ConnectionRefusedError: "nobody listens there any more: the daemon has ended",
+    TimeoutError: "it did not answer in time",
+}
 
 
 class CommandError(FlowslotError):
@@ -42,16 +48,7 @@ def ask(path: Path, command: str, timeout_s: float = 5.0) -> dict[str, Any]:
 
 
 def _unreachable(path: Path, error: Exception) -> str:
-    if isinstance(error, FileNotFoundError):
-        why = (
-            "there is no such socket: the daemon is not running, or uses another runtime directory"
-        )
-    elif isinstance(error, ConnectionRefusedError):
-        why = "nobody listens there any more: the daemon has ended"
-    elif isinstance(error, TimeoutError):
-        why = "it did not answer in time"
-    else:
-        why = getattr(error, "strerror", None) or str(error)
+    why = WHY.get(type(error)) or getattr(error, "strerror", None) or str(error)
     return (
         f"no daemon at {path}: {why}. "
         "Try `systemctl status flowslotd`, `flowslot doctor`, or --runtime-dir DIR."

@@ -74,13 +74,6 @@ def seconds(value: float | None) -> str:
     return NONE if value is None else f"{value:.3g} s"
 
 
-def _grid(rows: list[tuple[str, str]]) -> Table:
-    table = Table.grid(padding=(0, 2))
-    for name, text in rows:
-        table.add_row(f"[bold]{name}[/bold]", text)
-    return table
-
-
 def _percentiles(summary: Data) -> str:
     if not summary["count"]:
         return NONE
@@ -113,7 +106,7 @@ def status(data: Data) -> RenderableType:
         ("policy", data["policy"]),
         ("pacing", f"{data['backend']}  {data['congestion_control'] or ''}".strip()),
         ("arbiter", arbiter),
-        *_tls(data.get("tls")),
+        *_tls(data["tls"]),
         ("reservations", _counts(data["reservations"])),
         ("slot", f"{slot['number']} of {slot['slot_ms']:g} ms, {slot['missed']} missed"),
         ("lateness", _percentiles(slot["lateness"])),
@@ -122,35 +115,35 @@ def status(data: Data) -> RenderableType:
         ("clock offset", NONE if offset is None else f"{offset / 1e3:.3f} ms"),
         ("flows", _counts(data["flows"])),
         ("records", _counts(data["records"])),
-        *_unpatched(data.get("unpatched")),
+        ("unpatched", _unpatched(data["unpatched"])),
         ("rate writes", str(data["rate_writes"])),
         ("errors", _counts(data["errors"])),
+        ("feedback", data["feedback"] and _feedback(data["feedback"])),
+        ("last error", data["last_error"]),
+        ("configuration", config["file"]),
+        ("", config["error"] and f"[red]not reloaded: {config['error']}[/red]"),
     ]
-    if data.get("feedback"):
-        rows.append(("feedback", _feedback(data["feedback"])))
-    if data["last_error"]:
-        rows.append(("last error", data["last_error"]))
-    rows.append(("configuration", config["file"]))
-    if config["error"]:
-        rows.append(("", f"[red]not reloaded: {config['error']}[/red]"))
-    return _grid(rows)
+    table = Table.grid(padding=(0, 2))
+    for name, text in rows:
+        if text:
+            table.add_row(f"[bold]{name}[/bold]", text)
+    return table
 
 
-def _tls(data: Data | None) -> list[tuple[str, str]]:
+def _tls(data: Data) -> list[tuple[str, str]]:
     """Between daemons and switch processes, where that is over a network."""
-    if not data or data["mode"] == "loopback":
+    if data["mode"] == "loopback":
         return []
     if data["mode"] == "insecure":
         return [("TLS", "[red]insecure: none; anybody may pretend to be any host[/red]")]
-    rows = [("TLS", f"certificate of {data['certificate']}, until {data['ends']}")]
-    return rows + ([("", f"[red]{data['error']}[/red]")] if data["error"] else [])
+    ours = f"certificate of {data['certificate']}, until {data['ends']}"
+    return [("TLS", ours), ("", data["error"] and f"[red]{data['error']}[/red]")]
 
 
-def _unpatched(data: Data | None) -> list[tuple[str, str]]:
+def _unpatched(data: Data) -> str:
     """Processes that do not register, where they are watched."""
-    if not data or not data["watching"]:
-        return []
-    return [("unpatched", _counts({name: data[name] for name in ("processes", "connections")}))]
+    found = {name: data[name] for name in ("processes", "connections")}
+    return _counts(found) if data["watching"] else ""
 
 
 def _feedback(data: Data) -> str:

@@ -53,10 +53,9 @@ class Engine:
         """
         settings = config.settings
         spec = registry.get(settings.policy)
-        enforcing = settings.enforces(spec)
         self.config = config
         self.source, self.pacer = RateSource(), Pacer()
-        if enforcing:
+        if settings.enforces(spec):
             self.source = open_source(
                 config, spec, observer.table, on_rates=on_rates, on_bug=on_bug
             )

@@ -15,7 +15,7 @@ from flowslot.model.units import SECOND, Nanos
 from flowslot.protocol.messages import Ack, FromArbiter, Grant, HeartbeatEcho
 from flowslot_proto import flowslot_pb2 as pb
 from flowslotd.clock import monotonic
-from flowslotd.negotiate.arbiter import Line
+from flowslotd.negotiate.arbiter import ArbiterRates
 
 from .hosts import SLOT_MS, Host, negotiating, until
 from .lying import Liar
@@ -38,7 +38,8 @@ class Client:
 
     switch, address, links, names = "s1", "", (0, 1, 2, 3), LINKS
     connected = False
-    line: Line
+    source: ArbiterRates
+    k: int
 
     def __init__(self) -> None:
         self.dialled = self.lost = 0
@@ -62,17 +63,17 @@ class Client:
         pass
 
     def begin(self) -> None:
-        self.session = self.line.greet(monotonic()).hello.session
+        self.session = self.source.greet(monotonic(), self.k).hello.session
         self.said()
         self.hear(HeartbeatEcho(1))
 
     def said(self) -> list[Ack]:
-        message = self.line.take_message(monotonic())
+        message = self.source.take_message(monotonic(), self.k)
         return list(message.acks) if message else []
 
     def hear(self, echo: HeartbeatEcho | None = None, *grants: Grant, now: int = 0) -> None:
         message = FromArbiter(self.session, grants, echo=echo)
-        self.line.received(Nanos(now or monotonic()), message)
+        self.source.received(Nanos(now or monotonic()), self.k, message)
 
 
 @pytest.fixture
@@ -108,14 +109,14 @@ async def test_a_stream_is_opened_again_whatever_its_end_has_brought(
 
     async with negotiating(host):
         assert client.dialled == 1
-        client.line.closed(monotonic(), "cannot be reached")
+        client.source.closed(monotonic(), client.k, "cannot be reached")
         assert (client.dialled, host.error) == (1, "cannot be reached"), "not at once"
         await until(lambda: client.dialled == 2, "again")
         client.begin()
         with monkeypatch.context() as patch:
             patch.setattr(host.flows, "grant", fail)
             with pytest.raises(RuntimeError):
-                client.line.closed(monotonic(), "")
+                client.source.closed(monotonic(), client.k, "")
         await until(lambda: client.dialled == 3, "and again")
 
 
@@ -146,7 +147,7 @@ async def test_once_it_is_closed_nothing_is_decided_any_more(
         calls, alarm = host.calls, host.source._alarm
         assert alarm is not None and alarm.cancelled()
         client.hear(None, Grant(1, 1, 1, 5e6, 9e6, must_ack=False))
-        client.line.closed(monotonic(), "")
+        client.source.closed(monotonic(), client.k, "")
         assert (host.calls, host.source._alarm) == (calls, alarm)
 
 

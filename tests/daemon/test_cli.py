@@ -35,6 +35,7 @@ STATUS = {
     "decision": spread(300, 400, 450, 500, 9), "negotiation": spread(0, 0, 0, 0, 0),
     "flows": {"total": 2, "active": 1, "paced": 2, "unmapped": 0, "refused": 0},
     "records": {"registered": 1, "refused": 0, "faulty_slots": 0, "torn_slots": 0},
+    "tls": {"mode": "loopback"},
     "unpatched": {"watching": True, "processes": 1, "connections": 4},
     "errors": {}, "last_error": "",
     "config": {"file": "/etc/flowslot/flowslotd.toml", "error": "mode: x"},

@@ -63,7 +63,7 @@ class ArbiterRates(RateSource):
         self._negotiation, self._round_trip = Durations(), Durations()
         self._closing = False
         for k, client in enumerate(clients):
-            client.line = Line(self, k)
+            client.source, client.k = self, k
 
     # --- what the slot loop asks
 
@@ -116,6 +116,31 @@ class ArbiterRates(RateSource):
         for client in self._clients:
             await client.close()
 
+    def greet(self, now: Nanos, k: int) -> Opening:
+        """A stream is open: what its first message starts with."""
+        opening, changes = self.host.connect(now, k)
+        self.take(now, k, changes)
+        return opening
+
+    def take_message(self, now: Nanos, k: int) -> FromDaemon | None:
+        """What is to be written now."""
+        message = self.host.take_message(now, k, wall())
+        self._messages_out += message is not None
+        self._rearm(now)
+        return message
+
+    def received(self, now: Nanos, k: int, message: FromArbiter) -> None:
+        """A message has come."""
+        self.take(now, k, self.host.received(now, k, message))
+
+    def closed(self, now: Nanos, k: int, error: str) -> None:
+        """The stream has ended, or could not be opened."""
+        client = self._clients[k]
+        if error and error != self._error:
+            _log.warning("switch process %s at %s: %s", client.switch, client.address, error)
+        self._error = error or self._error
+        self.take(now, k, self.host.closed(now, k, random.uniform(0.75, 1.25)))
+
     def take(self, now: Nanos, k: int, changes: Changes) -> None:
         """First into force, then acknowledged."""
         if self._closing:
@@ -145,17 +170,6 @@ class ArbiterRates(RateSource):
         if changes.lost and not self.host.live and self.host.flows():
             _log.warning("no switch process: sharing out this host's own NICs")
 
-    def sent(self) -> None:
-        """A message was written."""
-        self._messages_out += 1
-
-    def failed(self, k: int, error: str) -> None:
-        """A stream has ended, or could not be opened."""
-        client = self._clients[k]
-        if error != self._error:
-            _log.warning("switch process %s at %s: %s", client.switch, client.address, error)
-        self._error = error
-
     def _speak(self, now: Nanos) -> None:
         """Sessions may have something to say, or no lease any more; and look again in time."""
         for session, client in zip(self.host.sessions, self._clients, strict=True):
@@ -163,9 +177,9 @@ class ArbiterRates(RateSource):
                 client.lose()
             elif session.has_news:
                 client.wake()
-        self.rearm(now)
+        self._rearm(now)
 
-    def rearm(self, now: Nanos) -> None:
+    def _rearm(self, now: Nanos) -> None:
         """Look again when the host says so."""
         at = self.host.next_wakeup(now)
         if at == self._alarm_at or self._closing:
@@ -191,7 +205,7 @@ class ArbiterRates(RateSource):
                 else:
                     client.wake()
         finally:
-            self.rearm(now)
+            self._rearm(now)
 
     # --- for `flowslot status` and `links`
 
@@ -246,35 +260,3 @@ class ArbiterRates(RateSource):
         for links, load in tables:
             whole[list(links)] = load[:, :horizon]
         return whole
-
-
-class Line:
-    """The session that speaks through a stream."""
-
-    def __init__(self, owner: ArbiterRates, k: int) -> None:
-        self._owner, self._k = owner, k
-
-    def greet(self, now: Nanos) -> Opening:
-        """A stream is open: what its first message starts with."""
-        opening, changes = self._owner.host.connect(now, self._k)
-        self._owner.take(now, self._k, changes)
-        return opening
-
-    def take_message(self, now: Nanos) -> FromDaemon | None:
-        """What is to be written now."""
-        message = self._owner.host.take_message(now, self._k, wall())
-        if message is not None:
-            self._owner.sent()
-        self._owner.rearm(now)
-        return message
-
-    def received(self, now: Nanos, message: FromArbiter) -> None:
-        """A message has come."""
-        self._owner.take(now, self._k, self._owner.host.received(now, self._k, message))
-
-    def closed(self, now: Nanos, error: str) -> None:
-        """The stream has ended, or could not be opened."""
-        if error:
-            self._owner.failed(self._k, error)
-        jitter = random.uniform(0.75, 1.25)
-        self._owner.take(now, self._k, self._owner.host.closed(now, self._k, jitter))

@@ -19,7 +19,7 @@ from flowslot_proto.checks import parse
 from flowslot_proto.convert import read_arbiter, read_feedback, write_daemon
 from flowslotd.clock import monotonic
 from flowslotd.config import Config
-from flowslotd.negotiate.arbiter import Line
+from flowslotd.negotiate.arbiter import ArbiterRates
 from flowslotd.negotiate.channel import Channel, RpcFailed, Stream
 
 CALL_S = 1.0
@@ -34,7 +34,9 @@ class LeaseLost(Exception):
 class SwitchClient:
     """One stream after the other, each when `dial` is called; all in the event loop's thread."""
 
-    line: Line
+    source: ArbiterRates
+    k: int
+    """Of its session."""
 
     def __init__(self, config: Config, switch: str) -> None:
         topology = config.topology
@@ -110,7 +112,7 @@ class SwitchClient:
                 self._asking.cancel()
             self.connected = False
             self._pid = self._asking = None
-        self.line.closed(monotonic(), error)
+        self.source.closed(monotonic(), self.k, error)
 
     async def _connect(self) -> None:
         try:
@@ -121,7 +123,7 @@ class SwitchClient:
             await self._channel.close()
 
     async def _talk(self, call: Stream) -> None:
-        opening = replace(self.line.greet(monotonic()), host=self._host)
+        opening = replace(self.source.greet(monotonic(), self.k), host=self._host)
         works = (self._read(call), self._write(call, opening), self._fall())
         tasks = [asyncio.create_task(work) for work in works]
         try:
@@ -140,7 +142,7 @@ class SwitchClient:
     async def _write(self, call: Stream, opening: Opening | None) -> None:
         while True:
             self._wake.clear()
-            message = self.line.take_message(monotonic())
+            message = self.source.take_message(monotonic(), self.k)
             if message is not None:
                 raw = write_daemon(message, self._identity, opening).SerializeToString()
                 try:
@@ -155,7 +157,8 @@ class SwitchClient:
             raw = await call.read()
             if raw is None:
                 raise ProtocolError("the switch process has closed the stream")
-            self.line.received(monotonic(), read_arbiter(parse(pb.ArbiterMessage, raw)))
+            message = read_arbiter(parse(pb.ArbiterMessage, raw))
+            self.source.received(monotonic(), self.k, message)
             if self._asking is None:
                 self._asking = asyncio.create_task(self._ask_pid())
 

@@ -23,47 +23,20 @@ from flowslot_shm.writer import FlowWriter, Record
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.append(str(Path(__file__).parents[1] / "helpers"))
 
-TOPOLOGY = """
+TOPOLOGY = "".join(
+    f"""
 [[hosts]]
-name = "h1"
-  [[hosts.nics]]
-  name = "eth0"
-  addresses = ["10.78.0.1"]
-  up = "h1->s1"
-  down = "s1->h1"
-[[hosts]]
-name = "h2"
-  [[hosts.nics]]
-  name = "eth0"
-  addresses = ["10.78.0.2"]
-  up = "h2->s1"
-  down = "s1->h2"
+name = "h{i}"
+nics = [{{ name = "eth0", addresses = ["10.78.0.{i}"], up = "h{i}->s1", down = "s1->h{i}" }}]
 [[links]]
-name = "h1->s1"
+name = "h{i}->s1"
 capacity_gbps = 0.4
 [[links]]
-name = "s1->h1"
-capacity_gbps = 0.4
-[[links]]
-name = "h2->s1"
-capacity_gbps = 0.4
-[[links]]
-name = "s1->h2"
-capacity_gbps = 0.2
-[[hosts]]
-name = "h3"
-  [[hosts.nics]]
-  name = "eth0"
-  addresses = ["10.78.0.3"]
-  up = "h3->s1"
-  down = "s1->h3"
-[[links]]
-name = "h3->s1"
-capacity_gbps = 0.4
-[[links]]
-name = "s1->h3"
-capacity_gbps = 0.4
+name = "s1->h{i}"
+capacity_gbps = {0.2 if i == 2 else 0.4}
 """
+    for i in (1, 2, 3)
+)
 ELSEWHERE = "10.78.0.3"
 
 

@@ -34,14 +34,13 @@ class Hosts:
     def __init__(self, stack):
         self.stack = stack
         self.names = [f"fst{os.getpid()}-{host}" for host in ("h1", "h2")]
-        for i, name in enumerate(self.names):
+        for name in self.names:
             ip("netns", "add", name)
             stack.callback(ip, "netns", "del", name)
             ip("-n", name, "link", "set", "lo", "up")
-            if i == 0:
-                ip("-n", name, "link", "add", "eth0", "type", "veth", "peer", "name", "eth1")
-            else:
-                ip("-n", self.names[0], "link", "set", "eth1", "netns", name, "name", "eth0")
+        here, there = self.names
+        peer = ("peer", "name", "eth0", "netns", there)
+        ip("-n", here, "link", "add", "eth0", "type", "veth", *peer)
         for i, name in enumerate(self.names, 1):
             ip("-n", name, "addr", "add", f"10.78.0.{i}/24", "dev", "eth0")
             ip("-n", name, "link", "set", "eth0", "up")

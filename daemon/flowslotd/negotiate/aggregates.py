@@ -77,7 +77,9 @@ class Aggregates:
             if active:
                 aggregate.onset = onset
 
-    def report(self, now: Nanos, host: Host, *, small: bool, lent: Lent, tops_up: bool) -> None:
+    def report(
+        self, now: Nanos, host: Host, *, small: bool, lent: Lent, tops_up: bool = True
+    ) -> None:
         """Look at the flows, and say what the arbiters do not know yet (see core's `report`).
 
         `lent` is called when it matters: the aggregates of these flows are not free yet. `tops_up`:

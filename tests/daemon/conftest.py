@@ -37,6 +37,10 @@ capacity_gbps = {0.2 if i == 2 else 0.4}
 """
     for i in (1, 2, 3)
 )
+HELD = '[[switches]]\nname = "s1"\naddress = "127.0.0.1:7400"\n' + TOPOLOGY.replace(
+    "capacity_gbps", 'switch = "s1"\ncapacity_gbps'
+)
+"""The same, of which a switch process holds all links."""
 ELSEWHERE = "10.78.0.3"
 
 

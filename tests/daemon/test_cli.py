@@ -12,7 +12,7 @@ from socketserver import StreamRequestHandler, ThreadingUnixStreamServer
 import pytest
 import yaml
 
-from .conftest import TOPOLOGY
+from .conftest import HELD, TOPOLOGY
 
 PROGRAMS = Path(sys.executable).parent
 SCENARIOS = Path(__file__).parents[2] / "lab/scenarios"
@@ -290,10 +290,7 @@ def test_check_config_recognises_what_a_file_is(tmp_path):
 
 
 def test_check_config_of_a_switch(tmp_path):
-    held = '[[switches]]\nname = "s1"\naddress = "127.0.0.1:7400"\n' + TOPOLOGY.replace(
-        "capacity_gbps", 'switch = "s1"\ncapacity_gbps'
-    )
-    (tmp_path / "topology.toml").write_text(held)
+    (tmp_path / "topology.toml").write_text(HELD)
     file = tmp_path / "switch.toml"
     file.write_text('name = "s1"\n[arbiter]\ntarget = 0.9')
     run = flowslot("check-config", file, "--print-effective", "-o", "json")
@@ -324,11 +321,7 @@ def test_doctor_reports_what_the_kernel_offers():
          "field `moed`: unknown key; did you mean `mode`?"),
         ("t.toml", TOPOLOGY.replace("= 0.2", "= -1"),
          "field `links[3].capacity_gbps`: must be greater than or equal to 0.001, got -1"),
-        ("t.toml", TOPOLOGY.replace('name = "h2"', 'name = "h1"'),
-         'field `hosts[1].name`: host "h1" is already at `hosts[0].name`; name each once'),
         ("x.toml", "host = [", "not valid TOML: Invalid value (at end of document)"),
-        ("s.toml", 'name = "s1"\ntopology = "a\\u0000b"',
-         'field `topology`: must hold printable characters only, got "a\\u0000b"'),
         ("no.toml", None, "cannot be read: No such file or directory"),
         *[
             (f"{path.name}", path.read_text(),

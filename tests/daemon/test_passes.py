@@ -21,8 +21,9 @@ from flowslotd.observe.observer import Ended
 from flowslotd.pace.pacer import KernelEvent
 from flowslotd.passes import BUSY, COALESCE_NS, LAZY_BUSY, LAZY_NS, Passes, own_moment
 from flowslotd.slotloop import SlotLoop
+from flowslotd.unix_socket import AlreadyRunning
 
-from .conftest import TOPOLOGY
+from .conftest import HELD
 from .hosts import running
 
 SLOT = Nanos(60 * MILLISECOND)
@@ -182,6 +183,12 @@ async def test_slots_follow_the_wall_clock_and_lateness_is_kept(daemon):
     assert daemon.metrics.lateness.count == daemon.metrics.slots >= 10
 
 
+async def test_a_second_daemon_refuses_to_start(daemon):
+    async with running(daemon):
+        with pytest.raises(AlreadyRunning, match=r"answers on .*/control\.sock; stop it"):
+            await Daemon(daemon.config).run()
+
+
 async def test_a_failed_start_leaves_nothing_behind(daemon, tmp_path):
     (tmp_path / "register.sock").write_text("not a socket")
     with pytest.raises(OSError, match="not a socket"):
@@ -212,9 +219,7 @@ def test_errors_at_start_are_one_line_and_a_status(write, text, status, error):
 
 
 def test_without_grpc_a_daemon_of_a_network_with_switches_says_what_is_missing(write):
-    switch = '[[switches]]\nname = "s1"\naddress = "127.0.0.1:7400"\n'
-    links = TOPOLOGY.replace("capacity_gbps", 'switch = "s1"\ncapacity_gbps')
-    file = write('host = "h1"\nmode = "enforce"', switch + links)
+    file = write('host = "h1"\nmode = "enforce"', HELD)
     program = (
         "import sys; sys.modules['grpc'] = None; from flowslotd.main import main; "
         f"sys.argv = ['flowslotd', '--config', {str(file)!r}]; main()"

@@ -21,7 +21,7 @@ from flowslot_shm.reader import RecordReader
 from flowslot_shm.writer import FlowWriter, Record
 
 sys.path.insert(0, str(Path(__file__).parent))
-sys.path.append(str(Path(__file__).parents[1] / "helpers"))
+sys.path += [str(Path(__file__).parents[1] / room) for room in ("helpers", "switchemu", "core")]
 
 TOPOLOGY = "".join(
     f"""

@@ -133,18 +133,12 @@ class Host(Opened):
         return [client.switch for client, session in streams if session.live]
 
     @property
-    def domain(self) -> dict[str, object]:
-        """As the status says."""
-        domain: dict[str, object] = self.said["domain"]
-        return domain
-
-    @property
     def state(self) -> object:
-        return self.domain["state"]
+        return self.said["domain"]["state"]
 
     @property
     def error(self) -> str:
-        return str(self.domain["error"])
+        return str(self.said["domain"]["error"])
 
 
 @asynccontextmanager

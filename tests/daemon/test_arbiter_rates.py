@@ -8,20 +8,19 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from switchproc import LINKS, Switch, free_port, topology
 
 from flowslot.model.units import SECOND, Nanos
 from flowslot.protocol.messages import Ack, FromArbiter, Grant, HeartbeatEcho
 from flowslot_proto import flowslot_pb2 as pb
 from flowslotd.clock import monotonic
-from flowslotd.negotiate.arbiter import ArbiterRates
+from flowslotd.negotiate.switch_client import SwitchClient
 
 from .hosts import SLOT_MS, Host, negotiating, until
 from .lying import Liar
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "switchemu"))
-from switchproc import LINKS, Switch, free_port, topology
 
 
 @pytest.fixture
@@ -33,34 +32,16 @@ def switch(tmp_path: Path) -> Iterator[Switch]:
 # --- the source around its streams
 
 
-class Client:
+class Client(SwitchClient):
     """Opens no stream: the test says what has come on it."""
 
-    switch, address, links, names = "s1", "", (0, 1, 2, 3), LINKS
-    connected = False
-    source: ArbiterRates
-    k: int
-
-    def __init__(self) -> None:
-        self.dialled = self.lost = 0
+    dialled = lost = 0
 
     def dial(self) -> None:
         self.dialled += 1
 
-    def wake(self) -> None:
-        pass
-
     def lose(self) -> None:
         self.lost += 1
-
-    async def close(self) -> None:
-        pass
-
-    def describe(self) -> dict[str, object]:
-        return {"switch": self.switch}
-
-    async def load_table(self) -> None:
-        pass
 
     def begin(self) -> None:
         self.session = self.source.greet(monotonic(), self.k).hello.session
@@ -77,17 +58,18 @@ class Client:
 
 
 @pytest.fixture
-def client(monkeypatch: pytest.MonkeyPatch) -> Client:
-    client = Client()
-    monkeypatch.setattr("flowslotd.engine._clients", lambda config: [client])
-    return client
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
+    monkeypatch.setattr("flowslotd.negotiate.switch_client.SwitchClient", Client)
+    return Host(tmp_path, "h1", topology(1))
 
 
-async def test_a_lower_is_in_force_before_it_is_acknowledged(
-    tmp_path: Path, client: Client
-) -> None:
-    host, said = Host(tmp_path, "h1", topology(1)), []
+@pytest.fixture
+def client(host: Host) -> Any:
+    return host.source._clients[0]
 
+
+async def test_a_lower_is_in_force_before_it_is_acknowledged(host: Host, client: Client) -> None:
+    said: list[object] = []
     async with negotiating(host):
         client.begin()
         host.demand(1, *LINKS[:1])
@@ -100,10 +82,8 @@ async def test_a_lower_is_in_force_before_it_is_acknowledged(
 
 
 async def test_a_stream_is_opened_again_whatever_its_end_has_brought(
-    tmp_path: Path, client: Client, monkeypatch: pytest.MonkeyPatch
+    host: Host, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host = Host(tmp_path, "h1", topology(1))
-
     def fail(grants: object) -> None:
         raise RuntimeError("a bug")
 
@@ -121,9 +101,7 @@ async def test_a_stream_is_opened_again_whatever_its_end_has_brought(
 
 
 @pytest.mark.parametrize("live", [True, False])
-async def test_a_stream_without_a_lease_is_left(tmp_path: Path, client: Client, live: bool) -> None:
-    host = Host(tmp_path, "h1", topology(1))
-
+async def test_a_stream_without_a_lease_is_left(host: Host, client: Client, live: bool) -> None:
     async with negotiating(host):
         host.demand(1, *LINKS[:1])
         client.begin()
@@ -135,11 +113,7 @@ async def test_a_stream_without_a_lease_is_left(tmp_path: Path, client: Client, 
         await until(lambda: host.state == "fallback", "nothing of it counts")
 
 
-async def test_once_it_is_closed_nothing_is_decided_any_more(
-    tmp_path: Path, client: Client
-) -> None:
-    host = Host(tmp_path, "h1", topology(1))
-
+async def test_once_it_is_closed_nothing_is_decided_any_more(host: Host, client: Client) -> None:
     async with negotiating(host):
         client.begin()
         host.demand(1, *LINKS[:1])
@@ -159,6 +133,7 @@ def test_without_a_switch_no_grpc_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "test.py").write_text(f"""
 import asyncio, sys
 from pathlib import Path
+from typing import Any
 from flowslot.policy import registry
 from flowslotd import config
 from flowslotd.engine import open_source
@@ -215,7 +190,7 @@ async def test_fail_open_a_switch_that_is_killed_or_stalled_leaves_the_host_with
         await until(lambda: host.state == "switch" and host.rate(2) > 0, "taken over again")
         assert host.calls > calls
         assert host.source.covers(host.path("h1->s1", "s1->h2"))
-        assert host.domain["switch_pid"] in (None, switch.pid)
+        assert host.said["domain"]["switch_pid"] in (None, switch.pid)
         load = await asyncio.to_thread(switch.load, "s1->h1")
         assert load == pytest.approx(host.rate(2))
         host.demand(3, "h2->s1")

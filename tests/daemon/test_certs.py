@@ -2,20 +2,17 @@
 """`flowslot certs init`: what it makes, keeps and refuses."""
 
 import stat
-import sys
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from cryptography import x509
+from switchproc import topology
 from typer.testing import CliRunner
 
 from flowslot.model.errors import FlowslotError
 from flowslot_cli.main import app
 from flowslot_proto.tls import dns_names, utc_now
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "switchemu"))
-from switchproc import topology
 
 
 def init(folder: Path, *options: str) -> str:

@@ -3,21 +3,17 @@
 
 import asyncio
 import socket
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
+from rawhttp2 import DATA, GOAWAY, HEADERS, SETTINGS, frame
 
 from flowslot.model.topology_file import SwitchSettings
 from flowslot_switch.server import Server, unary
 from flowslotd.negotiate import channel as channels
 from flowslotd.negotiate.channel import Channel, RpcFailed
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "switchemu"))
-from rawhttp2 import DATA, GOAWAY, HEADERS, SETTINGS, frame
 
 DEADLINE_S = 30.0
 TWICE = "/t.T/Twice"

@@ -187,7 +187,9 @@ def test_enforcing_paces_flows_and_sigterm_restores_them(hosts, tmp_path):
     training.end()
 
 
-def test_observing_leaves_sockets_alone(hosts, tmp_path):
+def test_observing_leaves_sockets_alone_and_a_reload_switches_to_enforcing_and_back(
+    hosts, tmp_path
+):
     daemon = Daemon(hosts, tmp_path, policy="static").start()
     status = daemon.ask("status")
     assert (status["mode"], status["backend"]) == ("observe", "none")
@@ -202,6 +204,16 @@ def test_observing_leaves_sockets_alone(hosts, tmp_path):
     assert job["flows"] == FLOWS
     assert {f["note"] for f in daemon.ask("flows")["flows"]} == {"not paced: mode is observe"}
     assert daemon.ask("status")["rate_writes"] == 0
+
+    daemon.configure(mode="enforce")
+    assert daemon.cli("reload").returncode == 0
+    name = daemon.ask("status")["congestion_control"]
+    training.until(lambda r: ours(name)(r) and paced(r), "pacing")
+    daemon.configure(mode="observe")
+    assert daemon.cli("reload").returncode == 0
+    training.until(unpaced, "flows that are let go")
+    status = daemon.ask("status")
+    assert (status["backend"], status["errors"]) == ("none", {})
     training.end()
     settle(lambda: daemon.ask("flows")["flows"] == [])
 
@@ -228,22 +240,6 @@ def test_a_bad_reload_keeps_the_last_good_configuration(hosts, tmp_path):
     assert daemon.ask("status")["config"]["error"] == ""
     half = 1.1 * SHARE / 2
     training.until(lambda r: all(rate <= half for _, rate in r["sockets"]), "the new rate")
-
-
-def test_a_reload_switches_to_observing_and_back(hosts, tmp_path):
-    daemon = Daemon(hosts, tmp_path, mode="enforce", policy="static").start()
-    training = Training(hosts, daemon.runtime_dir)
-    training.until(paced, "pacing")
-    daemon.configure(mode="observe")
-    assert daemon.cli("reload").returncode == 0
-    training.until(unpaced, "flows that are let go")
-    assert daemon.ask("status")["backend"] == "none"
-    daemon.configure(mode="enforce")
-    assert daemon.cli("reload").returncode == 0
-    name = daemon.ask("status")["congestion_control"]
-    training.until(lambda r: ours(name)(r) and paced(r), "pacing again")
-    assert daemon.ask("status")["errors"] == {}
-    training.end()
 
 
 def test_without_a_switch_process_the_daemon_shares_out_its_own_nics(hosts, tmp_path):

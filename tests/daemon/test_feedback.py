@@ -3,7 +3,6 @@
 
 import asyncio
 import math
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -11,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from mlcc_hosts import view_of
+from switchproc import Switch
 
 from flowslot.policy import registry
 from flowslot.policy.mlcc import Update
@@ -21,11 +22,6 @@ from flowslotd.negotiate.load_tables import PlannedRates
 from .hosts import SLOT_MS, Opened, negotiating, until
 from .lying import Liar
 from .test_several_switches import CROSS, switches, text
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "core"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "switchemu"))
-from mlcc_hosts import view_of
-from switchproc import Switch
 
 __all__ = ["switches"]  # the fixture
 

@@ -3,11 +3,13 @@
 
 import asyncio
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import tlsfiles
+from switchproc import topology
+from tlsfiles import TlsSwitch
 
 from flowslot.model.errors import ConfigError
 from flowslot_cli import render
@@ -15,11 +17,6 @@ from flowslotd import config
 from flowslotd.diagnose import diagnosis
 
 from .hosts import Host, negotiating, until
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "switchemu"))
-import tlsfiles
-from switchproc import topology
-from tlsfiles import TlsSwitch
 
 SLOT_MS = 500
 FAR = topology(7400).replace("127.0.0.1", "192.0.2.1")

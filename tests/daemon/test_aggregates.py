@@ -319,11 +319,12 @@ def test_flows_that_wait_for_other_hosts_give_their_rate_to_others(desk, job):
 
 @pytest.mark.parametrize("why", ["it says nothing", "it moves", "it cannot top up"])
 def test_only_who_is_dry_gives_way(desk, job, why):
-    if why == "it cannot top up":
-        desk.tops_up = False
     flow = job.flow(0, cookie=7)
     flow.begin(1, 100 * MB)
     flow.ready(0 if why == "it says nothing" else MB)
+    if why == "it cannot top up":
+        desk.tops_up = False
+        flow.done(MB)
     if why == "it says nothing":
         flow.advance(posted=MB)
     for ms in range(0, 600, 60):

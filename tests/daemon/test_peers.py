@@ -112,12 +112,12 @@ async def test_who_is_no_daemon_and_what_makes_no_sense_is_not_heard(tmp_path: P
         await until(h2.depends, again=h1.tell)
         heard, known = h2.endpoint.heard, h2.peers.dependencies(monotonic(), [WAITS])
         stranger.sendto(write_peer("h1", 2**61, []), h2.address)
-        await until(lambda: h2.endpoint.rejected == 1)
+        await until(lambda: h2.endpoint.rejected >= 1)
         transport = h1.endpoint._transport
         assert transport is not None
         for bad in (b"\xff" * 40, write_peer("h3", 2**61, [])):
             transport.sendto(bad, h2.address)
-        await until(lambda: h2.endpoint.rejected == 3)
+        await until(lambda: h2.endpoint.rejected >= 3)
         assert "is 'h3', but h1 is at this address" in h2.endpoint.last_error
         assert h2.endpoint.heard == heard
         assert h2.peers.dependencies(monotonic(), [WAITS]) == known

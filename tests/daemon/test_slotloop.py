@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The straight way from records to entries in the pacer: what goes down, and when."""
 
+import math
+
 import numpy as np
 import pytest
 from slots import SLOT, Desk, Setup, at_once, slot_start, start
@@ -212,6 +214,17 @@ def test_hard_pacing_has_no_top_up(topology, make_job):
     setup, _ = at_work(topology, make_job, hard=True)
     entry = setup.pacer.entries[7]
     assert (entry.reserved, entry.ceiling, entry.growth) == (1e6, 1e6, 0.0)
+
+
+@pytest.mark.parametrize(("hard", "cap"), [(False, 0.0), (True, math.inf)])
+def test_who_has_nothing_to_send_asks_for_nothing_if_it_can_top_up(topology, make_job, hard, cap):
+    setup, job = with_job(topology, make_job, hard=hard)
+    flow = job.flow(0, cookie=7)
+    flow.begin(1, 1_000_000)
+    for n in range(4):
+        flow.advance(done=1000 * (n == 0))
+        setup.slot(2 * n)
+    assert [demand.cap for demand in setup.desk.demands[-1]] == [cap]
 
 
 def test_a_flow_that_the_kernel_meets_late_gets_its_entry_again(topology, make_job):

@@ -77,13 +77,17 @@ def topology_text(hosts: int, ports: Sequence[int]) -> str:
 class Aggregates:
     """In the place of the daemon's, which are of its flow table: these are made up."""
 
-    tops_up = True
-
     def __init__(self, aggregates: Iterable[Aggregate]) -> None:
         self.by_id = {aggregate.id: aggregate for aggregate in aggregates}
 
     def report(
-        self, now: Nanos, host: Host, *, small: bool, lent: Callable[[], Collection[int]]
+        self,
+        now: Nanos,
+        host: Host,
+        *,
+        small: bool,
+        lent: Callable[[], Collection[int]],
+        tops_up: bool,
     ) -> None:
         report(now, host, self.by_id, small=small)
 
@@ -240,8 +244,8 @@ async def run(args: argparse.Namespace) -> None:
     before = psutil.Process().cpu_times()
     await one.run(args.seconds)
     after = psutil.Process().cpu_times()
-    said = one.source.describe()["domain"]
-    assert said is not None
+    status = one.source.describe()
+    said = status["domain"]
     json.dump(
         {
             "latency_ns": one.latency_ns,
@@ -249,7 +253,7 @@ async def run(args: argparse.Namespace) -> None:
             "unanswered": one.unanswered + one.waiting,
             "cpu_s": sum(after[:2]) - sum(before[:2]),
             "messages": said["messages_in"] + said["messages_out"],
-            "expired": one.source.reservations()["expired"],
+            "expired": status["reservations"]["expired"],
             "error": said["error"],
         },
         sys.stdout,

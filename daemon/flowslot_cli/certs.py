@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from flowslot.model.errors import ConfigError, why_unreadable
+from flowslot.model.errors import ConfigError, FlowslotError, why_unreadable
 from flowslot.model.topology import parse_topology
 from flowslot_cli.client import BAD_INPUT, CommandError
 
@@ -25,12 +25,7 @@ CA_DAYS = 3650
 EARLIER = timedelta(hours=1)  # clocks differ
 NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9_])?")
 
-app = typer.Typer(
-    help="A private CA, and certificates for hosts and switch processes.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-)
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
 Key = ec.EllipticCurvePrivateKey
 
@@ -68,7 +63,7 @@ def init(
                 _issue(folder / name, purpose, key, ca, days)
                 made.append(name)
     except OSError as error:
-        raise CommandError(f"{error.filename}: {why_unreadable(error)}", 1) from None
+        raise FlowslotError(f"{error.filename}: {why_unreadable(error)}") from None
     for name in wanted:
         state = f"made, valid for {days} days" if name in made else "was there already"
         typer.echo(f"{name}: {state}; copy ca.pem, {name}.pem and {name}.key to it, as in")
@@ -81,12 +76,11 @@ def _wanted(topology: Path | None, hosts: str, switches: str) -> dict[str, x509.
     named = {"hosts": _split(hosts), "switches": _split(switches)}
     if topology is not None:
         try:
-            read = parse_topology(topology.read_text(encoding="utf-8"), str(topology))
+            text = topology.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            problem = f"{topology}: cannot be read: {why_unreadable(error)}"
-            raise CommandError(problem, BAD_INPUT) from None
-        except ConfigError as error:
-            raise CommandError(str(error), BAD_INPUT) from None
+            problem = f"cannot be read: {why_unreadable(error)}"
+            raise ConfigError(str(topology), "", problem) from None
+        read = parse_topology(text, str(topology))
         named["hosts"] += read.hosts
         named["switches"] += read.switches
     both = sorted({*named["hosts"]} & {*named["switches"]})
@@ -127,7 +121,7 @@ def _authority(folder: Path) -> tuple[Key, x509.Certificate]:
         return key, ca
     key = ec.generate_private_key(ec.SECP256R1())
     ca = (
-        _builder(CA_NAME, x509.Name([_common(CA_NAME)]), key, CA_DAYS)
+        _builder(CA_NAME, _called(CA_NAME), key, CA_DAYS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(key_cert_sign=True, crl_sign=True), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -170,7 +164,7 @@ def _builder(name: str, issuer: x509.Name, key: Key, days: int) -> x509.Certific
     now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()
-        .subject_name(x509.Name([_common(name)]))
+        .subject_name(_called(name))
         .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
@@ -179,8 +173,8 @@ def _builder(name: str, issuer: x509.Name, key: Key, days: int) -> x509.Certific
     )
 
 
-def _common(name: str) -> x509.NameAttribute[str]:
-    return x509.NameAttribute(NameOID.COMMON_NAME, name)
+def _called(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
 def _usage(**given: bool) -> x509.KeyUsage:

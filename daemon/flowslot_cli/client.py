@@ -7,27 +7,23 @@ import socket
 from pathlib import Path
 from typing import Any
 
-DEFAULT_RUNTIME_DIR = "/run/flowslot"
-RUNTIME_DIR_VARIABLE = "FLOWSLOT_RUNTIME_DIR"
+from flowslot.model.errors import FlowslotError
 
-OK, FAILURE, BAD_INPUT, NO_DAEMON = 0, 1, 2, 3
+FAILURE, BAD_INPUT, NO_DAEMON = 1, 2, 3
+WHY: dict[type[Exception], str] = {
+    FileNotFoundError: "there is no such socket: the daemon is not running, or uses another "
+    "runtime directory",
+    ConnectionRefusedError: "nobody listens there any more: the daemon has ended",
+    TimeoutError: "it did not answer in time",
+}
 
 
-class CommandError(Exception):
+class CommandError(FlowslotError):
     """One sentence for the user, and the exit status."""
 
     def __init__(self, text: str, status: int) -> None:
         super().__init__(text)
         self.status = status
-
-
-def socket_path(given: Path | None, runtime_dir: Path | None) -> Path:
-    """The control socket: as given, else in the runtime directory given, of the environment, or
-    of the system."""
-    if given is not None:
-        return given
-    directory = runtime_dir or os.environ.get(RUNTIME_DIR_VARIABLE) or DEFAULT_RUNTIME_DIR
-    return Path(directory) / "control.sock"
 
 
 def ask(path: Path, command: str, timeout_s: float = 5.0) -> dict[str, Any]:
@@ -52,16 +48,7 @@ def ask(path: Path, command: str, timeout_s: float = 5.0) -> dict[str, Any]:
 
 
 def _unreachable(path: Path, error: Exception) -> str:
-    if isinstance(error, FileNotFoundError):
-        why = (
-            "there is no such socket: the daemon is not running, or uses another runtime directory"
-        )
-    elif isinstance(error, ConnectionRefusedError):
-        why = "nobody listens there any more: the daemon has ended"
-    elif isinstance(error, TimeoutError):
-        why = "it did not answer in time"
-    else:
-        why = getattr(error, "strerror", None) or str(error)
+    why = WHY.get(type(error)) or getattr(error, "strerror", None) or str(error)
     return (
         f"no daemon at {path}: {why}. "
         "Try `systemctl status flowslotd`, `flowslot doctor`, or --runtime-dir DIR."

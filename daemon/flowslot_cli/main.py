@@ -3,11 +3,13 @@
 
 Exit status: 0 fine, 1 failure, 2 bad input or usage, 3 the daemon cannot be reached. Other
 packages add commands through the entry-point group `flowslot.commands`; they are imported only
-when they are called or listed, which keeps the start of every other command quick.
+when they are called or listed, which keeps the start of every other command quick. Where one raises
+a FlowslotError, that is one line, and status 1, or 2 for a ConfigError.
 """
 
 import sys
 import time
+from collections.abc import Callable
 from enum import StrEnum
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -16,7 +18,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from flowslot_cli.client import BAD_INPUT, CommandError, ask, socket_path
+from flowslot.model.errors import ConfigError, FlowslotError
+from flowslot_cli.client import BAD_INPUT, FAILURE, CommandError, ask
 
 PLUGINS = "flowslot.commands"
 LAZY = {"certs": EntryPoint("certs", "flowslot_cli.certs:app", PLUGINS)}
@@ -43,7 +46,7 @@ def _load(entry: EntryPoint) -> Any:
         problem = f"command `{entry.name}` is not available: {type(error).__name__}: {error}"
 
         def broken() -> None:
-            raise CommandError(problem, 1)
+            raise FlowslotError(problem)
 
         broken.__doc__ = f"(not available: {type(error).__name__})"
         loaded = broken
@@ -83,19 +86,20 @@ app = typer.Typer(
 )
 
 OutputOption = Annotated[Output, typer.Option("-o", "--output", help="table, json or yaml")]
-SocketOption = Annotated[Path | None, typer.Option("--socket", help="the daemon's control socket")]
 RuntimeDirOption = Annotated[
-    Path | None, typer.Option("--runtime-dir", help="the daemon's runtime directory")
+    Path,
+    typer.Option(
+        "--runtime-dir", envvar="FLOWSLOT_RUNTIME_DIR", help="the daemon's runtime directory"
+    ),
 ]
+RUNTIME_DIR = Path("/run/flowslot")
 WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="refresh every second")]
 
 
-def _show(
-    command: str, output: Output, control: Path | None, runtime_dir: Path | None, watch: bool
-) -> None:
-    path = socket_path(control, runtime_dir)
+def _show(command: str, output: Output, runtime_dir: Path, watch: bool) -> None:
     if watch and output is not Output.TABLE:
         raise CommandError("--watch goes with `-o table` only", BAD_INPUT)
+    path = runtime_dir / "control.sock"
     answer = ask(path, command)
     from flowslot_cli import render  # noqa: PLC0415  (heavy, and not needed for an error)
 
@@ -109,69 +113,39 @@ def _show(
             answer = ask(path, command)
 
 
-@app.command()
-def status(
-    output: OutputOption = Output.TABLE,
-    control: SocketOption = None,
-    runtime_dir: RuntimeDirOption = None,
-    watch: WatchOption = False,
-) -> None:
-    """The daemon: mode, policy, arbiter, lateness, counters, errors."""
-    _show("status", output, control, runtime_dir, watch)
+QUESTIONS = {
+    "status": "The daemon: mode, policy, arbiter, lateness, counters, errors.",
+    "jobs": "Jobs with flows on this host, and how far each flow is: bytes ready, sent, "
+    "acknowledged.",
+    "flows": "Flows that start at this host: path, remaining bytes, rate, and why.",
+    "schedule": "The rate of each flow in the next slots.",
+    "links": "The load table: what is reserved on each link in the next slots.",
+}
+"""What the daemon can be asked, and the help text of the command that asks it."""
 
 
-@app.command()
-def jobs(
-    output: OutputOption = Output.TABLE,
-    control: SocketOption = None,
-    runtime_dir: RuntimeDirOption = None,
-    watch: WatchOption = False,
-) -> None:
-    """Jobs with flows on this host, and how far each flow is: bytes ready, sent, acknowledged."""
-    _show("jobs", output, control, runtime_dir, watch)
+def _question(command: str) -> Callable[..., None]:
+    def show(
+        output: OutputOption = Output.TABLE,
+        runtime_dir: RuntimeDirOption = RUNTIME_DIR,
+        watch: WatchOption = False,
+    ) -> None:
+        _show(command, output, runtime_dir, watch)
+
+    return show
 
 
-@app.command()
-def flows(
-    output: OutputOption = Output.TABLE,
-    control: SocketOption = None,
-    runtime_dir: RuntimeDirOption = None,
-    watch: WatchOption = False,
-) -> None:
-    """Flows that start at this host: path, remaining bytes, rate, and why."""
-    _show("flows", output, control, runtime_dir, watch)
-
-
-@app.command()
-def schedule(
-    output: OutputOption = Output.TABLE,
-    control: SocketOption = None,
-    runtime_dir: RuntimeDirOption = None,
-    watch: WatchOption = False,
-) -> None:
-    """The rate of each flow in the next slots."""
-    _show("schedule", output, control, runtime_dir, watch)
-
-
-@app.command()
-def links(
-    output: OutputOption = Output.TABLE,
-    control: SocketOption = None,
-    runtime_dir: RuntimeDirOption = None,
-    watch: WatchOption = False,
-) -> None:
-    """The load table: what is reserved on each link in the next slots."""
-    _show("links", output, control, runtime_dir, watch)
+for _command, _help in QUESTIONS.items():
+    app.command(_command, help=_help)(_question(_command))
 
 
 @app.command()
 def reload(
     output: OutputOption = Output.TABLE,
-    control: SocketOption = None,
-    runtime_dir: RuntimeDirOption = None,
+    runtime_dir: RuntimeDirOption = RUNTIME_DIR,
 ) -> None:
     """Make the daemon read its configuration and topology again."""
-    _show("reload", output, control, runtime_dir, watch=False)
+    _show("reload", output, runtime_dir, watch=False)
 
 
 @app.command()
@@ -186,9 +160,10 @@ def main() -> None:
     """Entry point of `flowslot`."""
     try:
         app(prog_name="flowslot")
-    except CommandError as error:
+    except FlowslotError as error:
         typer.echo(f"flowslot: {error}", err=True)
-        sys.exit(error.status)
+        bad = BAD_INPUT if isinstance(error, ConfigError) else FAILURE
+        sys.exit(error.status if isinstance(error, CommandError) else bad)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:

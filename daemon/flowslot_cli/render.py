@@ -17,6 +17,15 @@ from flowslot.model.units import wire_bps
 
 Data = dict[str, Any]
 NONE = "-"
+RATES = {"rate", "ceiling", "goodput"}
+TITLES = {
+    "iteration_bytes": "of",
+    "remaining_bytes": "left",
+    "rate": "Mbit/s",
+    "goodput": "Mbit/s",
+    "name": "link",
+}
+"""Of columns; the others are called as their values are, without the unit."""
 
 
 def show(command: str, data: Data, output: str) -> None:
@@ -65,13 +74,6 @@ def seconds(value: float | None) -> str:
     return NONE if value is None else f"{value:.3g} s"
 
 
-def _grid(rows: list[tuple[str, str]]) -> Table:
-    table = Table.grid(padding=(0, 2))
-    for name, text in rows:
-        table.add_row(f"[bold]{name}[/bold]", text)
-    return table
-
-
 def _percentiles(summary: Data) -> str:
     if not summary["count"]:
         return NONE
@@ -104,7 +106,7 @@ def status(data: Data) -> RenderableType:
         ("policy", data["policy"]),
         ("pacing", f"{data['backend']}  {data['congestion_control'] or ''}".strip()),
         ("arbiter", arbiter),
-        *_tls(data.get("tls")),
+        *_tls(data["tls"]),
         ("reservations", _counts(data["reservations"])),
         ("slot", f"{slot['number']} of {slot['slot_ms']:g} ms, {slot['missed']} missed"),
         ("lateness", _percentiles(slot["lateness"])),
@@ -113,35 +115,35 @@ def status(data: Data) -> RenderableType:
         ("clock offset", NONE if offset is None else f"{offset / 1e3:.3f} ms"),
         ("flows", _counts(data["flows"])),
         ("records", _counts(data["records"])),
-        *_unpatched(data.get("unpatched")),
+        ("unpatched", _unpatched(data["unpatched"])),
         ("rate writes", str(data["rate_writes"])),
         ("errors", _counts(data["errors"])),
+        ("feedback", data["feedback"] and _feedback(data["feedback"])),
+        ("last error", data["last_error"]),
+        ("configuration", config["file"]),
+        ("", config["error"] and f"[red]not reloaded: {config['error']}[/red]"),
     ]
-    if data.get("feedback"):
-        rows.append(("feedback", _feedback(data["feedback"])))
-    if data["last_error"]:
-        rows.append(("last error", data["last_error"]))
-    rows.append(("configuration", config["file"]))
-    if config["error"]:
-        rows.append(("", f"[red]not reloaded: {config['error']}[/red]"))
-    return _grid(rows)
+    table = Table.grid(padding=(0, 2))
+    for name, text in rows:
+        if text:
+            table.add_row(f"[bold]{name}[/bold]", text)
+    return table
 
 
-def _tls(data: Data | None) -> list[tuple[str, str]]:
+def _tls(data: Data) -> list[tuple[str, str]]:
     """Between daemons and switch processes, where that is over a network."""
-    if not data or data["mode"] == "loopback":
+    if data["mode"] == "loopback":
         return []
     if data["mode"] == "insecure":
         return [("TLS", "[red]insecure: none; anybody may pretend to be any host[/red]")]
-    rows = [("TLS", f"certificate of {data['certificate']}, until {data['ends']}")]
-    return rows + ([("", f"[red]{data['error']}[/red]")] if data["error"] else [])
+    ours = f"certificate of {data['certificate']}, until {data['ends']}"
+    return [("TLS", ours), ("", data["error"] and f"[red]{data['error']}[/red]")]
 
 
-def _unpatched(data: Data | None) -> list[tuple[str, str]]:
+def _unpatched(data: Data) -> str:
     """Processes that do not register, where they are watched."""
-    if not data or not data["watching"]:
-        return []
-    return [("unpatched", _counts({name: data[name] for name in ("processes", "connections")}))]
+    found = {name: data[name] for name in ("processes", "connections")}
+    return _counts(found) if data["watching"] else ""
 
 
 def _feedback(data: Data) -> str:
@@ -152,95 +154,51 @@ def _feedback(data: Data) -> str:
 
 
 def jobs(data: Data) -> RenderableType:
-    """`flowslot jobs`."""
-    table = _table("job", "flows", "active", "iteration", "period", "of", "left", "Mbit/s")
-    for job in data["jobs"]:
-        table.add_row(
-            job["job"],
-            str(job["flows"]),
-            str(job["active"]),
-            str(job["iteration"]),
-            seconds(job["period_s"]),
-            size(job["iteration_bytes"]),
-            size(job["remaining_bytes"]),
-            mbps(job["rate"]),
-        )
-    if not data["jobs"]:
-        return "no job has registered on this host"
-    return Group(table, "", _progress(data["jobs"]))
-
-
-def _progress(jobs: list[Data]) -> Table:
-    """How far the iteration of each flow is."""
+    """`flowslot jobs`: all of a job's flows together, then how far each of them is."""
+    flows = [
+        {**flow, "job": job["job"], "ranks": _ranks(flow)}
+        for job in data["jobs"]
+        for flow in job["progress"]
+    ]
+    left = "iteration_bytes remaining_bytes rate"
     table = _table(
-        *("job", "role", "ranks", "destination", "state", "iteration"),
-        *("ready", "sent", "acked", "of", "left", "Mbit/s"),
+        data["jobs"],
+        f"job flows active iteration period_s {left}",
+        "no job has registered on this host",
     )
-    for job in jobs:
-        for flow in job["progress"]:
-            numbers = ("ready_bytes", "sent_bytes", "acked_bytes", "iteration_bytes")
-            channel = f" #{flow['channel']}" if flow["channel"] else ""
-            table.add_row(
-                job["job"],
-                flow["role"],
-                f"{_rank(flow['rank'])} to {_rank(flow['peer'])}{channel}",
-                flow["destination"],
-                flow["state"],
-                str(flow["iteration"]),
-                *(size(flow[name]) for name in numbers),
-                size(flow["remaining_bytes"]),
-                mbps(flow["rate"]),
-            )
-    return table
+    keys = "job role ranks destination state iteration ready_bytes sent_bytes acked_bytes"
+    return Group(table, "", _table(flows, f"{keys} {left}")) if flows else table
 
 
-def _rank(number: int) -> str:
+def _ranks(flow: Data) -> str:
     """-1: not known, as from outside."""
-    return NONE if number == -1 else str(number)
+    rank, peer = (NONE if flow[end] == -1 else flow[end] for end in ("rank", "peer"))
+    return f"{rank} to {peer}" + (f" #{flow['channel']}" if flow["channel"] else "")
 
 
 def flows(data: Data) -> RenderableType:
     """`flowslot flows`."""
-    table = _table(
-        "job", "source", "destination", "state", "path", "left", "Mbit/s", "ceiling", "mode", "note"
-    )
-    for flow in data["flows"]:
-        table.add_row(
-            flow["job"],
-            f"{flow['src']}:{flow['sport']}",
-            f"{flow['dst']}:{flow['dport']}",
-            flow["state"],
-            " ".join(flow["path"]) or NONE,
-            size(flow["remaining_bytes"]),
-            mbps(flow["rate"]),
-            mbps(flow["ceiling"]),
-            flow["mode"],
-            flow["note"],
-        )
-    return _or_none(table, "no flow has been reported on this host")
+    keys = "job source destination state path remaining_bytes rate ceiling mode note"
+    return _table(data["flows"], keys, "no flow has been reported on this host")
 
 
 def schedule(data: Data) -> RenderableType:
     """`flowslot schedule`."""
-    table = _table("job", "cookie", *(f"+{k}" for k in range(data["horizon"])))
-    for flow in data["flows"]:
-        table.add_row(flow["job"], f"{flow['cookie']:x}", *map(mbps, flow["rates"]))
-    head = f"slot {data['slot']}, Mbit/s in each of the next slots of {data['slot_ms']:g} ms"
-    return Group(head, _or_none(table, "no flow is paced"))
+    return _by_slot(data, "flows", "job cookie", "rates", "no flow is paced")
 
 
 def links(data: Data) -> RenderableType:
-    """`flowslot links`."""
-    table = _table("link", "switch", "Mbit/s", *(f"+{k}" for k in range(data["horizon"])))
-    for link in data["links"]:
-        load = link["load"] or [None] * data["horizon"]
-        table.add_row(
-            link["name"], link["switch"] or NONE, mbps(link["goodput"]), *(mbps(x) for x in load)
-        )
-    head = (
-        f"slot {data['slot']}, Mbit/s reserved in each of the next slots of {data['slot_ms']:g} ms"
-    )
-    return Group(head, _or_none(table, "the topology names no link"))
+    """`flowslot links`: what is reserved."""
+    return _by_slot(data, "links", "name switch goodput", "load", "the topology names no link")
+
+
+def _by_slot(data: Data, of: str, keys: str, rates: str, none: str) -> RenderableType:
+    """With a column for each of the next slots: the list `rates` of each row; None: unknown."""
+    slots = [f"+{k}" for k in range(data["horizon"])]
+    unknown = [None] * len(slots)
+    rows = [{**row, **dict(zip(slots, row[rates] or unknown, strict=True))} for row in data[of]]
+    head = f"slot {data['slot']}, Mbit/s in each of the next slots of {data['slot_ms']:g} ms"
+    return Group(head, _table(rows, " ".join([keys, *slots]), none))
 
 
 def reload(data: Data) -> RenderableType:
@@ -248,22 +206,32 @@ def reload(data: Data) -> RenderableType:
     return f"reloaded {data['file']}: {data['changed'] or 'nothing changed'}"
 
 
-def _table(*columns: str) -> Table:
+def _table(rows: list[Data], keys: str, none: str = "") -> RenderableType:
+    """`keys`: of the values in each row, from left to right. `none`: what is said without rows."""
+    if not rows:
+        return none
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in columns:
-        table.add_column(name, no_wrap=True)
+    for key in keys.split():
+        title = key.removesuffix("_bytes").removesuffix("_s")
+        table.add_column(TITLES.get(key, title), no_wrap=True)
+    for row in rows:
+        table.add_row(*(_cell(key, row[key]) for key in keys.split()))
     return table
 
 
-def _or_none(table: Table, text: str) -> RenderableType:
-    return table if table.row_count else text
+def _cell(key: str, value: Any) -> str:
+    """In the unit that the key tells of."""
+    if key in RATES or key.startswith("+"):
+        return mbps(value)
+    if key.endswith("_bytes"):
+        return size(value)
+    if key.endswith("_s"):
+        return seconds(value)
+    if key == "cookie":
+        return f"{value:x}"
+    text = " ".join(value) or None if isinstance(value, list) else value
+    return NONE if text is None else str(text)
 
 
-TABLES: dict[str, Callable[[Data], RenderableType]] = {
-    "status": status,
-    "jobs": jobs,
-    "flows": flows,
-    "schedule": schedule,
-    "links": links,
-    "reload": reload,
-}
+_ALL: tuple[Callable[[Data], RenderableType], ...] = (status, jobs, flows, schedule, links, reload)
+TABLES = {table.__name__: table for table in _ALL}

@@ -144,14 +144,11 @@ def load(file: Path) -> Config:
         problem = f"cannot read {topology_file}: {why_unreadable(error)}"
         raise ConfigError(str(file), "topology", problem) from None
     topology = parse_topology(text, str(topology_file))
-    _check(settings, topology, file)
+    spec = _check(settings, topology, file)
     config = Config(file, topology_file, settings, topology)
-    spec = registry.get(settings.policy)
-    if settings.enforces(spec) and (spec.needs_arbiter or spec.feedback):
-        reached = [topology.switches[name].address for name in config.switches]
-        settings.tls.check(str(file), reached)
-    else:
-        settings.tls.check(str(file), [])
+    asks = settings.enforces(spec) and (spec.needs_arbiter or spec.feedback)
+    reached = config.switches if asks else []
+    settings.tls.check(str(file), [topology.switches[name].address for name in reached])
     return replace(config, tls=open_files(settings.tls, str(file), file.parent, settings.host))
 
 
@@ -178,7 +175,7 @@ def changed(old: Config, new: Config) -> list[str]:
     return names
 
 
-def _check(settings: DaemonSettings, topology: Topology, file: Path) -> None:
+def _check(settings: DaemonSettings, topology: Topology, file: Path) -> PolicySpec:
     source = str(file)
     if settings.host not in topology.hosts:
         known = ", ".join(list(topology.hosts)[:8])
@@ -186,11 +183,11 @@ def _check(settings: DaemonSettings, topology: Topology, file: Path) -> None:
             f'no host is called "{settings.host}" in {settings.topology}; must be one of: {known}'
         )
         raise ConfigError(source, "host", problem)
-    try:
-        registry.get(settings.policy)
-    except FlowslotError as error:
-        raise ConfigError(source, "policy", str(error)) from None
     for link in settings.static.flows_on_link:
         if link not in topology.link_index:
             problem = f'no link is called "{link}" in {settings.topology}'
             raise ConfigError(source, f"static.flows_on_link.{link}", problem)
+    try:
+        return registry.get(settings.policy)
+    except FlowslotError as error:
+        raise ConfigError(source, "policy", str(error)) from None

@@ -35,11 +35,9 @@ class Control:
         on_bug: Callable[[str, BaseException], None],
     ) -> None:
         self._path = path
-        self._readers = readers
-        self._writers = writers
+        self._handlers = {**readers, **writers}
+        self._writers = writers.keys()
         self._on_bug = on_bug
-        self._listener: Listener | None = None
-        self._server: asyncio.Server | None = None
         self._clients: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -50,13 +48,11 @@ class Control:
         )
 
     async def stop(self) -> None:
-        """Close the socket, and all connections. Does nothing before `start`."""
-        if self._server is not None:
-            self._server.close()
+        """Close the socket, and all connections."""
+        self._server.close()
         for task in self._clients:
             task.cancel()
-        if self._listener is not None:
-            self._listener.close()
+        self._listener.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -83,13 +79,11 @@ class Control:
             command = str(request["cmd"])
         except (ValueError, TypeError, KeyError, RecursionError):
             return _refuse("request", 'must be a JSON line such as {"cmd": "status"}')
-        handler = self._readers.get(command)
-        if handler is None and command in self._writers:
-            if not may_change:
-                return _refuse("permission", f"`{command}` is for root and the daemon's own user")
-            handler = self._writers[command]
+        if command in self._writers and not may_change:
+            return _refuse("permission", f"`{command}` is for root and the daemon's own user")
+        handler = self._handlers.get(command)
         if handler is None:
-            known = ", ".join([*self._readers, *self._writers])
+            known = ", ".join(self._handlers)
             return _refuse("request", f"unknown command {command[:40]!r}; known: {known}")
         try:
             result = handler()

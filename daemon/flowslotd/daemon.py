@@ -66,11 +66,9 @@ class Daemon:
         self._passes = Passes(config.grid.slot_ns, _number(config))
         self._events: asyncio.TimerHandle | None = None
         self._events_at: Nanos | None = None
-        self._timer: asyncio.TimerHandle | None = None
         self._muted: asyncio.TimerHandle | None = None
         self._logged_ns: dict[str, Nanos] = {}
-        self._reloading: asyncio.Task[None] | None = None
-        self._hung_up = False
+        self._hung_up = asyncio.Event()
         self._reload_lock = asyncio.Lock()
         self._paused = False
         """Between two engines: nothing may be decided."""
@@ -102,7 +100,8 @@ class Daemon:
             stack.push_async_callback(self.registration.close)
             await control.start()
             stack.push_async_callback(control.stop)
-            self._loop.add_signal_handler(signal.SIGHUP, self._hang_up)
+            self._loop.add_signal_handler(signal.SIGHUP, self._hung_up.set)
+            self._reloading = self._loop.create_task(self._reload_on_signal())
             # What lives now lives on: keeps the collector's pauses out of the slots.
             gc.collect()
             gc.freeze()
@@ -130,12 +129,12 @@ class Daemon:
         self.slot = tick.slot
         at_boundary = self.engine.source.at_boundary
         moment = self._passes.next_slot(now, tick, at_boundary=at_boundary)
-        self._timer = self._at(moment, self._at_slot, moment)
+        self._at(moment, self._at_slot, moment)
 
     def _at_slot(self, moment: Nanos) -> None:
         now, tick = read_slot(self._clock)
         if now < moment:  # the loop's own clock lags a little
-            self._timer = self._at(moment, self._at_slot, moment)
+            self._at(moment, self._at_slot, moment)
             return
         metrics = self.metrics
         metrics.lateness.add(now - moment)
@@ -235,8 +234,6 @@ class Daemon:
         )
 
     def _on_kernel(self) -> None:
-        if self.engine.pacer is None:
-            return
         drained = []
         for event in self.engine.pacer.events():
             if event.kind == "drained":
@@ -309,31 +306,25 @@ class Daemon:
     async def _begin(self) -> None:
         engine = self.engine
         await engine.source.start()
-        name, config = engine.congestion_control, engine.config
+        name, config = engine.pacer.congestion_control, engine.config
         self.registration.set_congestion_control(name)
         self.passive.use(config.settings.unpatched.pslite, config.addresses, name)
-        fd = engine.pacer.event_fd() if engine.pacer else None
+        fd = engine.pacer.event_fd()
         if fd is not None:
             self._loop.add_reader(fd, self._on_readable, fd)
 
     async def _end(self, keep_pacer: bool = False) -> None:
         engine = self.engine
-        fd = engine.pacer.event_fd() if engine.pacer else None
+        fd = engine.pacer.event_fd()
         if self._muted is not None:
             self._muted.cancel()
         if fd is not None:
             self._loop.remove_reader(fd)
         await engine.stop(keep_pacer)
 
-    def _hang_up(self) -> None:
-        """SIGHUP."""
-        self._hung_up = True
-        if self._reloading is None or self._reloading.done():
-            self._reloading = self._loop.create_task(self._reload_quietly())
-
-    async def _reload_quietly(self) -> None:
-        while self._hung_up:  # also while a reload was under way, which may have read too early
-            self._hung_up = False
+    async def _reload_on_signal(self) -> None:
+        while await self._hung_up.wait():
+            self._hung_up.clear()  # before: what is written from now on calls for another reload
             try:
                 await self.reload()
             except FlowslotError as error:
@@ -344,23 +335,20 @@ class Daemon:
     async def reload(self) -> Json:
         """Read the configuration again; a bad one changes nothing. Raises ConfigError."""
         async with self._reload_lock:
-            return await self._reload()
-
-    async def _reload(self) -> Json:
-        self._notifier.reloading(monotonic())
-        try:
-            config = load(self.config.file)
-            names = changed(self.config, config)
-            if names:
-                await self._replace(config)
-        except FlowslotError as error:
-            self.config_error = str(error)
-            raise
-        finally:
-            self._notifier.ready(self._describe())
-        self.config_error = ""
-        _log.info("reloaded: %s", ", ".join(names) or "nothing changed")
-        return {"file": str(config.file), "changed": ", ".join(names)}
+            self._notifier.reloading(monotonic())
+            try:
+                config = load(self.config.file)
+                names = changed(self.config, config)
+                if names:
+                    await self._replace(config)
+            except FlowslotError as error:
+                self.config_error = str(error)
+                raise
+            finally:
+                self._notifier.ready(self._describe())
+            self.config_error = ""
+            _log.info("reloaded: %s", ", ".join(names) or "nothing changed")
+            return {"file": str(config.file), "changed": ", ".join(names)}
 
     async def _replace(self, config: Config) -> None:
         """Go on with `config`, or with the old one if that cannot be. Raises ConfigError."""
@@ -394,9 +382,9 @@ class Daemon:
             self._paused = False
 
     def _describe(self) -> str:
-        settings, engine = self.config.settings, self.engine
-        name = f" as {engine.congestion_control}" if engine.congestion_control else ""
-        return f"{settings.host}: {settings.mode}, {settings.policy}, pacing {engine.backend}{name}"
+        settings, pacer = self.config.settings, self.engine.pacer
+        name = f" as {pacer.congestion_control}" if pacer.congestion_control else ""
+        return f"{settings.host}: {settings.mode}, {settings.policy}, pacing {pacer.name}{name}"
 
 
 def _number(config: Config) -> int:

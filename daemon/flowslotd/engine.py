@@ -20,7 +20,7 @@ from flowslotd.config import Config
 from flowslotd.flows.flow_info import PROTOCOLS
 from flowslotd.flows.flow_table import FlowTable
 from flowslotd.negotiate.aggregates import Aggregates
-from flowslotd.negotiate.arbiter import ArbiterRates, Client, OnRates
+from flowslotd.negotiate.arbiter import ArbiterRates, OnRates
 from flowslotd.negotiate.load_tables import OnBug, PlannedRates
 from flowslotd.negotiate.source import FixedRates, RateSource
 from flowslotd.observe.observer import Observer
@@ -32,10 +32,11 @@ from flowslotd.slotloop import SlotLoop
 
 if TYPE_CHECKING:
     from flowslotd.negotiate.feedback_grpc import GrpcRemote
+    from flowslotd.negotiate.switch_client import SwitchClient
 
 
 class Engine:
-    """`pacer` None: nothing is changed on this host."""
+    """Where nothing is enforced, its pacer paces nothing."""
 
     def __init__(
         self,
@@ -46,29 +47,25 @@ class Engine:
         on_bug: OnBug,
         pacer: Pacer | None = None,
     ) -> None:
-        """Opens a pacer if one is needed and `pacer` (of a predecessor) is None.
+        """Opens a pacer if one is needed and `pacer` (of a predecessor) paces nothing.
 
         Raises FlowslotError when the kernel lacks what the configuration asks for.
         """
         settings = config.settings
         spec = registry.get(settings.policy)
-        enforcing = settings.enforces(spec)
         self.config = config
-        self.source = RateSource()
-        self.pacer: Pacer | None = None
-        self.enforcer: Enforcer | None = None
-        if enforcing:
+        self.source, self.pacer = RateSource(), Pacer()
+        if settings.enforces(spec):
             self.source = open_source(
                 config, spec, observer.table, on_rates=on_rates, on_bug=on_bug
             )
             # Last: if a source cannot be built, no pacer stays open.
-            self.pacer = pacer or _open_pacer(config)
+            self.pacer = pacer if pacer and pacer.name != "none" else _open_pacer(config)
             self.pacer.leave_by(config.addresses)
-            self.enforcer = Enforcer(self.pacer, settings.pacing.hard)
-        paced = self.pacer.traits.protocols if self.pacer is not None else ()
-        observer.protocols = paced or tuple(PROTOCOLS.values())
+        self.enforcer = Enforcer(self.pacer, settings.pacing.hard)
+        observer.protocols = self.pacer.traits.protocols or tuple(PROTOCOLS.values())
         observer.negotiated = self.source.reports
-        lends = self.pacer is not None and self.pacer.lends and not settings.pacing.hard
+        lends = self.pacer.lends and not settings.pacing.hard
         # Only then may a flow that has nothing to send ask for nothing.
         self.source.tops_up = lends
         self.loop = SlotLoop(
@@ -80,16 +77,6 @@ class Engine:
             lends=lends and spec.needs_arbiter,
         )
 
-    @property
-    def backend(self) -> str:
-        """Name of the pacing back end."""
-        return self.pacer.name if self.pacer else "none"
-
-    @property
-    def congestion_control(self) -> str:
-        """What jobs are told to select; "" to leave their sockets alone."""
-        return self.pacer.congestion_control if self.pacer else ""
-
     async def stop(self, keep_pacer: bool = False) -> None:
         """Let all flows go, and leave the arbiter."""
         try:
@@ -98,7 +85,7 @@ class Engine:
             try:
                 await self.source.close()
             finally:
-                if self.pacer is not None and not keep_pacer:
+                if not keep_pacer:
                     self.pacer.close()
 
 
@@ -168,7 +155,7 @@ def _own(config: Config, spec: PolicySpec, options: PolicyOptions) -> Callable[[
     return make
 
 
-def _sessions(config: Config, clients: Sequence[Client]) -> list[Session]:
+def _sessions(config: Config, clients: "Sequence[SwitchClient]") -> list[Session]:
     slot_ns = config.grid.slot_ns
     daemon = f"{config.instance[:40]}-{os.getpid()}-{secrets.token_hex(4)}"
     return [
@@ -185,15 +172,13 @@ def _sessions(config: Config, clients: Sequence[Client]) -> list[Session]:
     ]
 
 
-def _clients(config: Config) -> list[Client]:
+def _clients(config: Config) -> "list[SwitchClient]":
     if not config.switches:
         return []
     # Only now: a daemon without switch processes never loads gRPC.
     from flowslotd.negotiate.switch_client import SwitchClient  # noqa: PLC0415
 
-    topology, host = config.topology, config.settings.host
-    switches = [topology.switches[name] for name in config.switches]
-    return [SwitchClient(topology, switch, host, config.tls) for switch in switches]
+    return [SwitchClient(config, name) for name in config.switches]
 
 
 def _remotes(config: Config) -> "list[GrpcRemote]":

@@ -2,19 +2,8 @@
 """Numbers that the daemon keeps about itself: counters, and percentiles of recent durations."""
 
 from collections import Counter
-from typing import TypedDict
 
 import numpy as np
-
-
-class Summary(TypedDict):
-    """Percentiles in microseconds over the last samples; `count` is over the whole life."""
-
-    count: int
-    p50_us: float
-    p90_us: float
-    p99_us: float
-    max_us: float
 
 
 class Durations:
@@ -24,26 +13,20 @@ class Durations:
         self._samples = np.zeros(size, dtype=np.int64)
         self.count = 0
         self.max_ns = 0
-        self.last_ns = 0
 
     def add(self, duration_ns: int) -> None:
         """Take one sample."""
         self._samples[self.count % len(self._samples)] = duration_ns
         self.count += 1
-        self.last_ns = duration_ns
         self.max_ns = max(self.max_ns, duration_ns)
 
-    def summary(self) -> Summary:
-        """Percentiles of the samples that are kept; all 0 without any."""
+    def summary(self) -> dict[str, float]:
+        """Percentiles of the samples that are kept, all 0 without any; `count` and the largest are
+        over the whole life."""
         kept = self._samples[: min(self.count, len(self._samples))]
         p50, p90, p99 = np.percentile(kept, (50, 90, 99)) / 1e3 if len(kept) else (0.0, 0.0, 0.0)
-        return Summary(
-            count=self.count,
-            p50_us=round(float(p50), 1),
-            p90_us=round(float(p90), 1),
-            p99_us=round(float(p99), 1),
-            max_us=round(self.max_ns / 1e3, 1),
-        )
+        times = {"p50_us": p50, "p90_us": p90, "p99_us": p99, "max_us": self.max_ns / 1e3}
+        return {"count": self.count, **{name: round(float(x), 1) for name, x in times.items()}}
 
 
 class Metrics:

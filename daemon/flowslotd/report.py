@@ -28,7 +28,7 @@ VERSION = version("flowslot")
 def status(daemon: Daemon) -> Json:
     """Mode, policy, arbiter, counters, lateness, errors: the evidence of a run."""
     settings, engine, metrics = daemon.config.settings, daemon.engine, daemon.metrics
-    source, enforcer, table = engine.source, engine.enforcer, daemon.table
+    source, table = engine.source, daemon.table
     records = daemon.registration.records
     return {
         "version": VERSION,
@@ -38,12 +38,9 @@ def status(daemon: Daemon) -> Json:
         "uptime_s": (monotonic() - daemon.started_ns) / 1e9,
         "mode": settings.mode,
         "policy": settings.policy,
-        "backend": engine.backend,
-        "congestion_control": engine.congestion_control,
+        "backend": engine.pacer.name,
+        "congestion_control": engine.pacer.congestion_control,
         **source.describe(),
-        "reservations": source.reservations(),
-        "grpc_connections": source.grpc_connections,
-        "clock_offset_us": source.clock_offset_us(),
         "tls": {
             "mode": settings.tls.mode(),
             **(daemon.config.tls.describe(utc_now()) if daemon.config.tls else {}),
@@ -57,12 +54,11 @@ def status(daemon: Daemon) -> Json:
         },
         "decision": metrics.decision.summary(),
         "replan": metrics.replan.summary(),
-        "negotiation": source.negotiation(),
-        "rate_writes": enforcer.rate_writes if enforcer else 0,
+        "rate_writes": engine.enforcer.rate_writes,
         "flows": {
             "total": len(table),
             "active": int(table.rows["active"].sum()),
-            "paced": len(_paced(daemon)),
+            "paced": len(engine.enforcer.paced()),
             "unmapped": int((table.rows["path"][table.used()] == 0).sum()),
             "refused": len(daemon.observer.refused()),
         },
@@ -90,13 +86,13 @@ def status(daemon: Daemon) -> Json:
 def jobs(daemon: Daemon) -> Json:
     """Jobs with flows that start at this host."""
     table = daemon.table
-    paced, said = _paced(daemon), _said(daemon)
+    paced, said = daemon.engine.enforcer.paced(), _said(daemon)
     listed = []
     for number, name in enumerate(table.jobs):
         at = np.flatnonzero(table.rows["job"] == number)
         rows = table.rows[at]
-        rates = [paced[c].reserved for c in rows["cookie"].tolist() if c in paced]
         progress = [_progress(table.infos[i], table.rows[i], said, paced) for i in at.tolist()]
+        rates = [flow["rate"] for flow in progress if flow["rate"] is not None]
         listed.append(
             {
                 "job": name,
@@ -142,12 +138,7 @@ def _progress(
         active = slot["state"] == State.ACTIVE
         left = min(target - int(slot["done"]), known) if active else 0
     return {
-        "role": info.role.name.lower(),
-        "rank": info.rank,
-        "peer": info.peer,
-        "channel": info.channel,
-        "source": f"{info.src}:{info.sport}",
-        "destination": f"{info.dst}:{info.dport}",
+        **_ends(info),
         "state": "active" if left > 0 else "idle",
         "iteration": int((slot if slot is not None else row)["iteration"]),
         "ready_bytes": int(slot["ready"]) if slot is not None else None,
@@ -159,9 +150,20 @@ def _progress(
     }
 
 
+def _ends(info: FlowInfo) -> Json:
+    return {
+        "role": info.role.name.lower(),
+        "rank": info.rank,
+        "peer": info.peer,
+        "channel": info.channel,
+        "source": f"{info.src}:{info.sport}",
+        "destination": f"{info.dst}:{info.dport}",
+    }
+
+
 def flows(daemon: Daemon) -> Json:
     """Every flow in a record, also those that are left alone, and why they are."""
-    table, paced = daemon.table, _paced(daemon)
+    table, paced = daemon.table, daemon.engine.enforcer.paced()
     rows = [
         _flow(daemon, info, row, paced.get(info.cookie))
         for info, row in zip(table.infos, table.rows, strict=True)
@@ -176,30 +178,19 @@ def _flow(daemon: Daemon, info: FlowInfo, row: Records | None, paced: PaceEntry 
         note = "not in the topology: observed, never paced"
     elif row is not None and paced is None:
         note = "not paced: " + _why_unpaced(daemon)
-    elif paced is not None and daemon.engine.pacer is not None:
-        refusal = daemon.engine.pacer.refusal(info.cookie)
-        if refusal:
-            paced, note = None, f"not paced: {refusal}"
+    elif paced and (refusal := daemon.engine.pacer.refusal(info.cookie)):
+        paced, note = None, f"not paced: {refusal}"
     return {
         "job": info.job,
         "cookie": info.cookie,
         "pid": info.pid,
-        "rank": info.rank,
-        "peer": info.peer,
-        "channel": info.channel,
-        "role": info.role.name.lower(),
-        "src": info.src,
-        "sport": info.sport,
-        "dst": info.dst,
-        "dport": info.dport,
+        **_ends(info),
         "owned": info.owned,
         "path": [daemon.config.topology.links[link].name for link in info.path],
         "state": "refused" if row is None else "active" if row["active"] else "idle",
-        "iteration": int(row["iteration"]) if row is not None else None,
         "iteration_bytes": int(row["target"]) if row is not None else None,
         "remaining_bytes": int(row["remaining"]) if row is not None else None,
         "acked_total_bytes": int(row["counter"]) if row is not None and row["kernel"] else None,
-        "period_s": float(row["period"]) / 1e9 or None if row is not None else None,
         "rate": paced.reserved if paced else None,
         "ceiling": paced.ceiling if paced else None,
         "mode": ("reserved" if paced.guaranteed else "capped") if paced else "open",
@@ -211,17 +202,16 @@ def _why_unpaced(daemon: Daemon) -> str:
     settings, engine = daemon.config.settings, daemon.engine
     if settings.mode == "observe":
         return "mode is observe"
-    if engine.pacer is None:
+    if engine.pacer.name == "none":
         return f"policy {settings.policy} and back end {settings.pacing.backend} change nothing"
-    return engine.source.why_unpaced()
+    return engine.source.why_unpaced
 
 
 def schedule(daemon: Daemon) -> Json:
     """The rate of each paced flow in the next slots, as last decided."""
-    horizon, table, enforcer = daemon.config.grid.horizon, daemon.table, daemon.engine.enforcer
-    listed = []
-    slots = range(daemon.slot, daemon.slot + horizon)
-    for cookie, rates in (enforcer.plan(slots) if enforcer else {}).items():
+    table, listed = daemon.table, []
+    slots = range(daemon.slot, daemon.slot + daemon.config.grid.horizon)
+    for cookie, rates in daemon.engine.enforcer.plan(slots).items():
         row = table.find(cookie)
         if row is not None:
             listed.append({"job": table.infos[row].job, "cookie": cookie, "rates": rates})
@@ -232,17 +222,16 @@ async def links(daemon: Daemon) -> Json:
     """The load table: payload bytes/s reserved on each link in the next slots; null: unknown."""
     topology = daemon.config.topology
     load = await daemon.engine.source.load_table(monotonic())
-    listed = []
-    for i, link in enumerate(topology.links):
-        known = load is not None and all(math.isfinite(x) for x in load[i])
-        listed.append(
-            {
-                "name": link.name,
-                "switch": link.switch,
-                "goodput": link.goodput,
-                "load": [float(x) for x in load[i]] if load is not None and known else None,
-            }
-        )
+    rows: list[list[float]] = [[math.nan]] * len(topology.links) if load is None else load.tolist()
+    listed = [
+        {
+            "name": link.name,
+            "switch": link.switch,
+            "goodput": link.goodput,
+            "load": row if all(map(math.isfinite, row)) else None,
+        }
+        for link, row in zip(topology.links, rows, strict=True)
+    ]
     return {"slot": daemon.slot, **_grid(daemon), "links": listed}
 
 
@@ -250,14 +239,5 @@ def _grid(daemon: Daemon) -> Json:
     return {"slot_ms": daemon.config.settings.slot_ms, "horizon": daemon.config.grid.horizon}
 
 
-def _paced(daemon: Daemon) -> dict[int, PaceEntry]:
-    return daemon.engine.enforcer.paced() if daemon.engine.enforcer else {}
-
-
-COMMANDS: dict[str, Callable[[Daemon], Answer]] = {
-    "status": status,
-    "jobs": jobs,
-    "flows": flows,
-    "schedule": schedule,
-    "links": links,
-}
+_ALL: tuple[Callable[[Daemon], Answer], ...] = (status, jobs, flows, schedule, links)
+COMMANDS = {answer.__name__: answer for answer in _ALL}

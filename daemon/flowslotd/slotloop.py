@@ -28,12 +28,12 @@ class SlotLoop:
         observer: Observer,
         source: RateSource,
         *,
-        pacer: Pacer | None = None,
-        enforcer: Enforcer | None = None,
+        pacer: Pacer,
+        enforcer: Enforcer,
         lends: bool = False,
     ) -> None:
-        """`pacer`, `enforcer` None: nothing is changed. `lends`: a flow that has sent everything
-        may leave its rate to another one of this host."""
+        """`enforcer`: of this pacer. `lends`: a flow that has sent everything may leave its rate to
+        another one of this host."""
         self._grid = grid
         self._observer, self._table = observer, observer.table
         self._source = source
@@ -64,19 +64,16 @@ class SlotLoop:
         """What flows have done; True: more than send."""
         moved = False
         if sources:
-            counters = self._pacer.counters() if self._pacer is not None else None
-            moved = self._observer.observe(now, sources, counters)
+            moved = self._observer.observe(now, sources, self._pacer.counters())
             self._unreported |= moved
         new, gone = self._table.take_new(), self._table.take_gone()
         self._source.follow(now, new, gone)
         # A job's flows share their top-up: one more or less concerns them all.
         self._all_due |= bool(new or gone)
-        if self._pacer is not None:
-            for info in new:
-                if info.path:
-                    self._pacer.attach(info.cookie, info.pid, info.fd)
-        if self._enforcer is not None:
-            self._enforcer.release(info.cookie for info in gone)
+        for info in new:
+            if info.path:
+                self._pacer.attach(info.cookie, info.pid, info.fd)
+        self._enforcer.release(info.cookie for info in gone)
         return moved or bool(new or gone)
 
     def pace(self, now: Nanos) -> None:
@@ -89,29 +86,24 @@ class SlotLoop:
             at = np.array([row for row in rows if row is not None], dtype=np.intp)
         self._due, self._all_due = set(), False
         self._unreported |= bool(at.size)
-        if self._enforcer is None or not at.size:
+        if not at.size:
             return
         view = table.view(self._slot, self._grid.horizon, self._guaranteed(), at)
         pace = self._source.rates(now, view)
-        self._enforcer.apply(
-            self._slot,
-            pace,
-            table=table,
-            deadline=self._deadline(now),
-            rows=at,
-        )
+        deadline = self._deadline(now)
+        self._enforcer.apply(self._slot, pace, table=table, deadline=deadline, rows=at)
 
     def _report(self, sources: Collection[Source]) -> None:
         """Tell the kernel what to report and whose rate goes to whom; and jobs, when to ring."""
         pacer, observer = self._pacer, self._observer
-        if pacer is not None and self._unreported:
+        if self._unreported:
             self._unreported = False
             for cookie, acked in observer.take_watches():
                 pacer.watch(cookie, acked)
             if self._lends:
                 pacer.lend(handover.update(self._table.rows, not observer.negotiated))
         if sources:
-            observer.suppress(sources, pacer is not None and pacer.event_fd() is not None)
+            observer.suppress(sources, pacer.event_fd() is not None)
 
     # --- what happens in between
 
@@ -122,15 +114,14 @@ class SlotLoop:
 
     def on_new(self, flow: int) -> None:
         """The kernel has met this flow: its entry has to be written (again)."""
-        if self._enforcer is not None and flow in self._table:
+        if flow in self._table:
             self._enforcer.forget(flow)
             self._due.add(flow)
 
     def refresh(self, now: Nanos) -> None:
         """Entries stay in force for another ENTRY_SLOTS: this daemon is alive."""
-        if self._enforcer is not None:
-            self._until = self._deadline(now)
-            self._enforcer.refresh(self._until)
+        self._until = self._deadline(now)
+        self._enforcer.refresh(self._until)
 
     def keep(self, now: Nanos) -> None:
         """Rates have changed, and what is in force may have been to end with a lease that is
@@ -142,8 +133,7 @@ class SlotLoop:
         """Let all flows go at once, and look at everything in the next slot."""
         self._all_due = True
         self._observer.stir()
-        if self._enforcer is not None:
-            self._enforcer.release_all()
+        self._enforcer.release_all()
 
     def _guaranteed(self) -> Sequence[bool]:
         """By path: whether a live arbiter holds all of its links."""

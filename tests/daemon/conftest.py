@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real progress records (sealed memfds) with addresses of our choice."""
 
+import asyncio
+import inspect
 import ipaddress
 import os
 import sys
@@ -19,50 +21,39 @@ from flowslot_shm.reader import RecordReader
 from flowslot_shm.writer import FlowWriter, Record
 
 sys.path.insert(0, str(Path(__file__).parent))
-sys.path.append(str(Path(__file__).parents[1] / "helpers"))
+sys.path += [str(Path(__file__).parents[1] / room) for room in ("helpers", "switchemu", "core")]
 
-TOPOLOGY = """
+TOPOLOGY = "".join(
+    f"""
 [[hosts]]
-name = "h1"
-  [[hosts.nics]]
-  name = "eth0"
-  addresses = ["10.78.0.1"]
-  up = "h1->s1"
-  down = "s1->h1"
-[[hosts]]
-name = "h2"
-  [[hosts.nics]]
-  name = "eth0"
-  addresses = ["10.78.0.2"]
-  up = "h2->s1"
-  down = "s1->h2"
+name = "h{i}"
+nics = [{{ name = "eth0", addresses = ["10.78.0.{i}"], up = "h{i}->s1", down = "s1->h{i}" }}]
 [[links]]
-name = "h1->s1"
+name = "h{i}->s1"
 capacity_gbps = 0.4
 [[links]]
-name = "s1->h1"
-capacity_gbps = 0.4
-[[links]]
-name = "h2->s1"
-capacity_gbps = 0.4
-[[links]]
-name = "s1->h2"
-capacity_gbps = 0.2
-[[hosts]]
-name = "h3"
-  [[hosts.nics]]
-  name = "eth0"
-  addresses = ["10.78.0.3"]
-  up = "h3->s1"
-  down = "s1->h3"
-[[links]]
-name = "h3->s1"
-capacity_gbps = 0.4
-[[links]]
-name = "s1->h3"
-capacity_gbps = 0.4
+name = "s1->h{i}"
+capacity_gbps = {0.2 if i == 2 else 0.4}
 """
+    for i in (1, 2, 3)
+)
+HELD = '[[switches]]\nname = "s1"\naddress = "127.0.0.1:7400"\n' + TOPOLOGY.replace(
+    "capacity_gbps", 'switch = "s1"\ncapacity_gbps'
+)
+"""The same, of which a switch process holds all links."""
 ELSEWHERE = "10.78.0.3"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Tests that are coroutines run in an event loop of their own: by `run` of their module, if
+    there is one."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    run = getattr(pyfuncitem.module, "run", asyncio.run)
+    run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 @pytest.fixture

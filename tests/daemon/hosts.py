@@ -2,7 +2,8 @@
 """A host that negotiates as its daemon does, without sockets and kernel."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,32 +14,36 @@ from flowslot.protocol.host import Host as Sessions
 from flowslot.protocol.messages import Demand, Done
 from flowslotd import config
 from flowslotd.clock import monotonic
+from flowslotd.daemon import Daemon
 from flowslotd.engine import open_source
 from flowslotd.flows.flow_table import FlowTable
 from flowslotd.negotiate.arbiter import ArbiterRates
 from flowslotd.negotiate.source import RateSource
 
+Until = Callable[[Callable[[], object]], Awaitable[None]]
 DEADLINE_S = 30.0
 SLOT_MS = 500  # leases of 2 s, which even a busy machine does not break
 
 
-async def until(probe: Callable[[], object], what: str) -> None:
+async def until(
+    probe: Callable[[], object], what: str = "", *, again: Callable[[], object] = bool
+) -> None:
+    """`what`: for who reads the test. `again` is called until then, too."""
     async with asyncio.timeout(DEADLINE_S):
         while not probe():
+            again()
             await asyncio.sleep(0.01)
 
 
 class Flows:
     """In the place of Aggregates: says what the test says, and keeps what is granted."""
 
-    tops_up = True
-
     def __init__(self) -> None:
         self.news: list[Demand] = []
         self.gone: list[Done] = []
         self.grants: dict[int, Granted] = {}
 
-    def report(self, now: Nanos, host: Sessions, *, small: bool, lent: object) -> None:
+    def report(self, now: Nanos, host: Sessions, **how: object) -> None:
         gone, news, self.gone, self.news = self.gone, self.news, [], []
         self.grant(host.done(now, gone))
         self.grant(host.demand(now, news))
@@ -79,6 +84,11 @@ class Opened:
         self.calls += 1
         self.on_rates()
 
+    @property
+    def said(self) -> dict[str, Any]:
+        """What the status says of the source."""
+        return self.source.describe()
+
     def path(self, *names: str) -> tuple[int, ...]:
         return tuple(self.link[name] for name in names)
 
@@ -114,9 +124,6 @@ class Host(Opened):
     def rate(self, flow: int) -> float:
         return self.flows.grants.get(flow, Granted(flow, 0.0, 0.0)).rate
 
-    def total(self) -> float:
-        return sum(grant.rate for grant in self.flows.grants.values())
-
     def is_about(self, flow: int, link: str) -> bool:
         """The flow has all of that link."""
         return abs(self.rate(flow) / self.limit(link) - 1) < 0.01
@@ -126,31 +133,42 @@ class Host(Opened):
         return [client.switch for client, session in streams if session.live]
 
     @property
-    def domain(self) -> dict[str, object]:
-        """As the status says."""
-        domain = self.source.describe()["domain"]
-        assert domain is not None
-        return domain
-
-    @property
     def state(self) -> object:
-        return self.domain["state"]
+        return self.said["domain"]["state"]
 
     @property
     def error(self) -> str:
-        return str(self.domain["error"])
+        return str(self.said["domain"]["error"])
 
 
-def negotiating(work: Callable[..., Awaitable[None]], *hosts: Opened) -> None:
-    """Run `work` while these hosts negotiate."""
-
-    async def main() -> None:
+@asynccontextmanager
+async def negotiating(*hosts: Opened) -> AsyncIterator[None]:
+    """These hosts negotiate meanwhile."""
+    for host in hosts:
+        await host.source.start()
+    try:
+        yield
+    finally:
         for host in hosts:
-            await host.source.start()
-        try:
-            await work()
-        finally:
-            for host in hosts:
-                await host.source.close()
+            await host.source.close()
 
-    asyncio.run(main())
+
+@asynccontextmanager
+async def running(daemon: Daemon) -> AsyncIterator[tuple[Daemon, list[str], Until]]:
+    """A daemon that has begun and goes on to the end, and what it tells systemd meanwhile."""
+    told: list[str] = []
+    daemon._notifier._send = lambda *lines: told.append(lines[0])  # type: ignore[method-assign]
+    task = asyncio.create_task(daemon.run())
+
+    async def goes_on(probe: Callable[[], object]) -> None:
+        await until(lambda: probe() or task.done())
+        assert not task.done(), task.exception()
+
+    await goes_on(lambda: "READY=1" in told)
+    told.clear()
+    yield daemon, told, goes_on
+    slots = daemon.metrics.slots
+    await goes_on(lambda: daemon.metrics.slots >= slots + 3)
+    daemon._stop.set()
+    await asyncio.wait_for(task, 10)
+    assert {"WATCHDOG=1", "STOPPING=1"} <= set(told)

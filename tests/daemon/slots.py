@@ -2,26 +2,21 @@
 """A slot loop with nothing around it: what would go to the kernel and to the arbiter is kept."""
 
 from dataclasses import dataclass, field
-from types import SimpleNamespace
+from pathlib import Path
 
 import numpy as np
+import pytest
 from seen import Seen
 
-from flowslot.model.slot import SlotGrid
 from flowslot.model.units import MILLISECOND, Nanos
-from flowslot.policy import registry
 from flowslot.protocol.grants import Granted
 from flowslot.protocol.host import Changes
+from flowslotd import engine
+from flowslotd.config import Config, DaemonSettings
 from flowslotd.daemon import Daemon
 from flowslotd.flows.counters import FlowCounters
-from flowslotd.negotiate.aggregates import Aggregates
-from flowslotd.negotiate.arbiter import ArbiterRates
-from flowslotd.negotiate.source import FixedRates
-from flowslotd.pace import handover
-from flowslotd.pace.enforcer import Enforcer
 from flowslotd.pace.pacer import PaceEntry, Pacer
 from flowslotd.passes import Passes
-from flowslotd.slotloop import SlotLoop
 
 SLOT = 60 * MILLISECOND
 
@@ -30,6 +25,7 @@ SLOT = 60 * MILLISECOND
 class MemoryPacer(Pacer):
     """Keeps entries in a dict, as the kernel would; writes down what it hears."""
 
+    name = "memory"
     lends: bool = True
     entries: dict = field(default_factory=dict)
     writes: list = field(default_factory=list)
@@ -126,8 +122,8 @@ class Passing:
 
     _pass, _slot_pass, _paced = Daemon._pass, Daemon._slot_pass, Daemon._paced
 
-    def __init__(self, observer, loop, source, jobs):
-        self.observer, self.engine = observer, SimpleNamespace(loop=loop, source=source)
+    def __init__(self, observer, engine, jobs):
+        self.observer, self.engine = observer, engine
         self.slot = 0
         self._passes = Passes(SLOT, 0)
         self._jobs = jobs
@@ -137,40 +133,32 @@ class Passing:
 
 
 class Setup:
+    """The engine that ships, on a pacer that notes what it hears."""
+
     def __init__(self, topology, policy="stagger", hard=False, desk=None, paces=True):
         """`policy`: a name, or a source of rates. `paces` False: nothing is changed."""
         self.jobs = []
-        self.pacer = MemoryPacer() if paces else None
+        self.pacer = MemoryPacer()
         self.desk = desk or Desk()
-        seen = Seen(topology)
-        self.table, self.observer = seen.table, seen.observer
-        self.enforcer = Enforcer(self.pacer, hard) if paces else None
-        self.source = policy
-        if isinstance(policy, str):
-            decider = registry.get(policy).host_policy(registry.PolicyOptions())
-            self.source = FixedRates(decider)
-        if policy == "stagger":
-            self.source = ArbiterRates(
-                self.desk,
-                Aggregates(self.table),
-                decider,
-                (),
-                n_links=len(topology.links),
+        self.observer = Seen(topology).observer
+        self.table = self.observer.table
+        settings = {"mode": "enforce" if paces else "observe", "pacing": {"hard": hard}}
+        named = policy if isinstance(policy, str) else "static"
+        settings = DaemonSettings(host="h1", policy=named, use_switch=False, **settings)
+        with pytest.MonkeyPatch.context() as patch:
+            if named is not policy:
+                patch.setattr(engine, "open_source", lambda *_, **__: policy)
+            made = engine.Engine(
+                Config(Path(), Path(), settings, topology),
+                observer=self.observer,
                 on_rates=self.on_rates,
-                lent=lambda now: handover.in_use(now, self.table.rows),
+                on_bug=None,
+                pacer=self.pacer,
             )
-        lends = policy == "stagger" and paces and not hard
-        self.source.tops_up = lends
-        self.observer.negotiated = self.source.reports
-        self.loop = SlotLoop(
-            SlotGrid(),
-            self.observer,
-            self.source,
-            pacer=self.pacer,
-            enforcer=self.enforcer,
-            lends=lends,
-        )
-        self._passing = Passing(self.observer, self.loop, self.source, self.jobs)
+        self.loop, self.source, self.enforcer = made.loop, made.source, made.enforcer
+        if policy == "stagger":
+            self.source.host = self.desk
+        self._passing = Passing(self.observer, made, self.jobs)
 
     def on_rates(self, now):
         self._passing._paced(now)

@@ -27,7 +27,7 @@ class Desk:
         self.seen = Seen(topology)
         self.table, self.observer = self.seen.table, self.seen.observer
         self.aggregates = Aggregates(self.table)
-        self.host = Host()
+        self.host, self.tops_up = Host(), True
 
     def see(self, ms, *jobs, small=True):
         """What is reported after a look at these jobs."""
@@ -39,7 +39,9 @@ class Desk:
         """`lent`: rows."""
         self.host.demands.clear()
         rows = np.array(lent, np.intp)
-        self.aggregates.report(at(ms), self.host, small=small, lent=lambda now: rows)
+        self.aggregates.report(
+            at(ms), self.host, small=small, lent=lambda now: rows, tops_up=self.tops_up
+        )
         return [demand for demands in self.host.demands for demand in demands]
 
     def give(self, ms, *grants):
@@ -56,28 +58,35 @@ def desk(topology):
     return Desk(topology)
 
 
+@pytest.fixture
+def job(make_job):
+    return make_job()
+
+
+def at_work(desk, job, n=1):
+    """Flows 7, 8, ..., which have 1 MB each to send, and 10 MB/s together."""
+    flows = [job.flow(i, cookie=7 + i) for i in range(n)]
+    for flow in flows:
+        start(flow)
+    desk.see(0, job)
+    desk.give(0, Granted(7, 10e6, 20e6))
+    return flows
+
+
 def test_flows_of_one_job_and_path_ask_as_one(desk, make_job):
-    a, b = make_job("a"), make_job("b")
+    a, b, again = make_job("a", pid=100), make_job("b"), make_job("a", pid=200)
     for i in range(3):
         start(a.flow(i, cookie=7 + i), total=(i + 1) * MB)
     start(b.flow(0, cookie=20))
-    first, second = desk.see(0, a, b)
-    assert (first.flow, first.job, first.links, first.remaining) == (7, "a", (0, 3), 6 * MB)
-    assert first.next_bytes == 6 * MB
+    start(again.flow(0, cookie=30))
+    first, second = desk.see(0, a, b, again)
+    assert (first.flow, first.job, first.links, first.remaining) == (7, "a", (0, 3), 7 * MB)
+    assert first.next_bytes == 7 * MB
     assert (second.flow, second.job, second.remaining) == (20, "b", MB)
-    assert desk.see(0, a, b) == [], "once"
+    assert desk.see(0, a, b, again) == [], "once"
 
 
-def test_processes_of_one_job_share_an_aggregate(desk, make_job):
-    jobs = [make_job("a", pid=100), make_job("a", pid=200)]
-    for i, job in enumerate(jobs):
-        start(job.flow(0, cookie=7 + i))
-    (demand,) = desk.see(0, *jobs)
-    assert demand.remaining == 2 * MB
-
-
-def test_unmapped_flows_are_never_asked_for(desk, make_job):
-    job = make_job()
+def test_unmapped_flows_are_never_asked_for(desk, job):
     start(job.flow(0, cookie=7, dst="192.0.2.9"))
     start(job.flow(1, cookie=8))
     (demand,) = desk.see(0, job)
@@ -86,8 +95,7 @@ def test_unmapped_flows_are_never_asked_for(desk, make_job):
     assert math.isnan(desk.rates()[0]) and desk.rates()[1] == 1e6
 
 
-def test_all_flows_of_an_aggregate_end_together(desk, make_job):
-    job = make_job()
+def test_all_flows_of_an_aggregate_end_together(desk, job):
     for i in range(3):
         start(job.flow(i, cookie=7 + i), total=(i + 1) * MB)
     desk.see(0, job)
@@ -99,13 +107,8 @@ def test_all_flows_of_an_aggregate_end_together(desk, make_job):
     assert desk.give(1, Granted(7, 6e6, 20e6, False, 9e6)) == {7, 8, 9}, "said anew"
 
 
-def test_a_flow_that_has_ended_leaves_its_part_to_its_siblings_unasked(desk, make_job):
-    job = make_job()
-    flows = [job.flow(i, cookie=7 + i) for i in range(2)]
-    for flow in flows:
-        start(flow)
-    desk.see(0, job)
-    desk.give(0, Granted(7, 10e6, 20e6))
+def test_a_flow_that_has_ended_leaves_its_part_to_its_siblings_unasked(desk, job):
+    flows = at_work(desk, job, 2)
     flows[0].done(MB)
     flows[1].done(250_000)
     assert desk.see(125, job) == [], "together they have sent what the arbiter expects"
@@ -113,13 +116,8 @@ def test_a_flow_that_has_ended_leaves_its_part_to_its_siblings_unasked(desk, mak
     assert desk.rates() == [0.0, 10e6]
 
 
-def test_a_flow_that_lags_behind_is_helped_by_the_others(desk, make_job):
-    job = make_job()
-    flows = [job.flow(i, cookie=7 + i) for i in range(2)]
-    for flow in flows:
-        start(flow)
-    desk.see(0, job)
-    desk.give(0, Granted(7, 10e6, 20e6))
+def test_a_flow_that_lags_behind_is_helped_by_the_others(desk, job):
+    flows = at_work(desk, job, 2)
     flows[0].done(510_000)
     flows[1].done(490_000)
     desk.see(100, job)
@@ -131,8 +129,7 @@ def test_a_flow_that_lags_behind_is_helped_by_the_others(desk, make_job):
     assert desk.rates() == pytest.approx([2e6, 8e6])
 
 
-def test_siblings_that_are_still_to_start_keep_their_parts(desk, make_job):
-    job = make_job()
+def test_siblings_that_are_still_to_start_keep_their_parts(desk, job):
     flows = [job.flow(i, cookie=7 + i) for i in range(2)]
     for i, ms in ((1, 0), (2, 200)):
         for flow in flows:
@@ -151,11 +148,8 @@ def test_siblings_that_are_still_to_start_keep_their_parts(desk, make_job):
     assert desk.rates() == [10e6, 0.0], "and did not come"
 
 
-def test_a_new_flow_of_an_aggregate_gets_its_part_at_once(desk, make_job):
-    job = make_job()
-    start(job.flow(0, cookie=7))
-    desk.see(0, job)
-    desk.give(0, Granted(7, 10e6, 20e6))
+def test_a_new_flow_of_an_aggregate_gets_its_part_at_once(desk, job):
+    at_work(desk, job)
     start(job.flow(1, cookie=8), total=3 * MB)
     (demand,) = desk.see(0, job)
     assert demand.remaining == 4 * MB
@@ -181,8 +175,7 @@ def test_an_aggregate_outlives_the_flow_that_it_is_named_after(desk, make_job):
     assert len(desk.host.dones) == 1
 
 
-def test_an_aggregate_that_comes_back_has_a_higher_incarnation(desk, make_job):
-    job = make_job()
+def test_an_aggregate_that_comes_back_has_a_higher_incarnation(desk, job):
     flow = job.flow(0, cookie=7)
     for i in range(20):
         start(flow, i)
@@ -197,8 +190,7 @@ def test_an_aggregate_that_comes_back_has_a_higher_incarnation(desk, make_job):
     assert (demand.flow, demand.inc > done.inc) == (7, True)
 
 
-def test_period_volume_and_next_start_are_reported(desk, make_job):
-    job = make_job()
+def test_period_volume_and_next_start_are_reported(desk, job):
     flow = job.flow(0, cookie=7)
     for i in range(5):
         flow.begin(i, 0)  # the job does not know its totals
@@ -214,19 +206,6 @@ def test_period_volume_and_next_start_are_reported(desk, make_job):
     assert demand.next_in_ns == 150 * MS
 
 
-def test_a_demand_is_repeated_only_when_the_arbiter_cannot_work_it_out(desk, make_job):
-    job = make_job()
-    flow = job.flow(0, cookie=7)
-    start(flow)
-    assert [d.remaining for d in desk.see(0, job)] == [MB]
-    desk.give(0, Granted(7, 10e6, 10e6))  # 10 kB per ms
-    flow.done(495_000)
-    assert desk.see(50, job) == []  # as expected within 2 %
-    (demand,) = desk.see(60, job)  # it stands still: 105 kB behind
-    assert demand.remaining == 505_000
-    assert demand.wait_ns == 60 * MS
-
-
 def test_an_event_of_one_process_sends_nothing_old_about_another(desk, make_job):
     jobs = [make_job("a", pid=100), make_job("b"), make_job("a", pid=200)]
     for i, job in enumerate(jobs):
@@ -237,8 +216,7 @@ def test_an_event_of_one_process_sends_nothing_old_about_another(desk, make_job)
     assert desk.see(50, jobs[2])[0].remaining == MB + MB - 250_000
 
 
-def test_the_next_phase_is_another_incarnation(desk, make_job):
-    job = make_job()
+def test_the_next_phase_is_another_incarnation(desk, job):
     flows = [job.flow(i, cookie=7 + i) for i in range(2)]
     start(flows[0])
     (first,) = desk.see(0, job)
@@ -253,57 +231,21 @@ def test_the_next_phase_is_another_incarnation(desk, make_job):
     assert (second.inc, second.wait_ns) == (first.inc + 1, 0)
 
 
-def test_what_a_flow_leaves_goes_to_its_siblings_before_anybody_looks(desk, make_job):
-    job = make_job()
-    for i in range(2):
-        start(job.flow(i, cookie=7 + i))
-    desk.see(0, job)
-    desk.give(0, Granted(7, 10e6, 20e6))
+def test_what_a_flow_leaves_goes_to_its_siblings_before_anybody_looks(desk, job):
+    at_work(desk, job, 2)
     assert desk.rates() == [5e6, 5e6]
     desk.observer.drained([8])
     assert desk.give(10) == {7, 8}
     assert desk.rates() == [10e6, 0.0]
 
 
-def test_small_news_waits_for_a_message_that_is_sent_anyway(desk, make_job):
-    job = make_job()
-    flow = job.flow(0, cookie=7)
-    start(flow)
-    desk.see(0, job)
-    desk.give(0, Granted(7, 1e6, 2e6))
-    flow.done(MB // 5)  # in 100 ms it may send a tenth of it
-    assert desk.see(100, job, small=False) == []
-    assert [d.remaining for d in desk.see(100, job)] == [MB * 0.8]
-    flow.done(2 * MB // 5)
-    assert [d.remaining for d in desk.see(200, job, small=False)] == [MB * 0.4]
-
-
-def test_a_job_that_has_ended_gives_back_what_nobody_uses(desk, make_job):
-    job = make_job()
-    flow = job.flow(0, cookie=7)
-    start(flow)
-    desk.see(0, job)
-    desk.give(0, Granted(7, 10e6, 20e6))
-    desk.report(1)
+@pytest.mark.parametrize("borrowed", [False, True])
+def test_what_nobody_uses_any_more_is_given_back(desk, job, borrowed):
+    (flow,) = at_work(desk, job)
     flow.done(MB)
     desk.seen.look(100, job)
-    assert desk.host.gave_back == []
-    desk.report(100)
-    assert desk.host.gave_back == [7]
-    desk.report(101)
-    assert desk.host.gave_back == [7], "once"
-
-
-def test_what_a_borrower_uses_is_not_given_back(desk, make_job):
-    job = make_job()
-    flow = job.flow(0, cookie=7)
-    start(flow)
-    desk.see(0, job)
-    desk.give(0, Granted(7, 10e6, 20e6))
-    flow.done(MB)
-    desk.seen.look(100, job)
-    assert [demand.remaining for demand in desk.report(100, 0)] == [0]
-    assert desk.host.gave_back == []
+    assert [demand.remaining for demand in desk.report(100, *[0] * borrowed)] == [0]
+    assert desk.host.gave_back == ([] if borrowed else [7])
 
 
 # --- how a rate is shared out
@@ -358,8 +300,7 @@ def test_what_is_never_expected_is_so_for_loops_and_for_aggregates():
     assert shares.NEVER == NEVER
 
 
-def test_flows_that_wait_for_other_hosts_give_their_rate_to_others(desk, make_job):
-    job = make_job()
+def test_flows_that_wait_for_other_hosts_give_their_rate_to_others(desk, job):
     flows = [job.flow(i, cookie=7 + i) for i in range(2)]
     for flow in flows:
         flow.begin(1, MB)
@@ -379,13 +320,13 @@ def test_flows_that_wait_for_other_hosts_give_their_rate_to_others(desk, make_jo
 
 
 @pytest.mark.parametrize("why", ["it says nothing", "it moves", "it cannot top up"])
-def test_only_who_is_dry_gives_way(desk, make_job, why):
-    if why == "it cannot top up":
-        desk.aggregates = Aggregates(desk.table, tops_up=False)
-    job = make_job()
+def test_only_who_is_dry_gives_way(desk, job, why):
     flow = job.flow(0, cookie=7)
     flow.begin(1, 100 * MB)
     flow.ready(0 if why == "it says nothing" else MB)
+    if why == "it cannot top up":
+        desk.tops_up = False
+        flow.done(MB)
     if why == "it says nothing":
         flow.advance(posted=MB)
     for ms in range(0, 600, 60):

@@ -8,21 +8,19 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from switchproc import LINKS, Switch, free_port, topology
 
-from flowslot.arbiter import LEASE_SLOTS
 from flowslot.model.units import SECOND, Nanos
-from flowslot.protocol.messages import Ack, Done, FromArbiter, Grant, HeartbeatEcho
+from flowslot.protocol.messages import Ack, FromArbiter, Grant, HeartbeatEcho
 from flowslot_proto import flowslot_pb2 as pb
 from flowslotd.clock import monotonic
-from flowslotd.negotiate.arbiter import Line
+from flowslotd.negotiate.switch_client import SwitchClient
 
 from .hosts import SLOT_MS, Host, negotiating, until
 from .lying import Liar
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "switchemu"))
-from switchproc import LINKS, Switch, free_port, topology
 
 
 @pytest.fixture
@@ -34,59 +32,45 @@ def switch(tmp_path: Path) -> Iterator[Switch]:
 # --- the source around its streams
 
 
-class Client:
+class Client(SwitchClient):
     """Opens no stream: the test says what has come on it."""
 
-    switch, address, links, names = "s1", "", (0, 1, 2, 3), LINKS
-    connected = False
-    line: Line
-
-    def __init__(self) -> None:
-        self.dialled = self.lost = 0
+    dialled = lost = 0
 
     def dial(self) -> None:
         self.dialled += 1
 
-    def wake(self) -> None:
-        pass
-
     def lose(self) -> None:
         self.lost += 1
 
-    async def close(self) -> None:
-        pass
-
-    def describe(self) -> dict[str, object]:
-        return {}
-
-    async def load_table(self) -> None:
-        pass
-
     def begin(self) -> None:
-        self.session = self.line.greet(monotonic()).hello.session
+        self.session = self.source.greet(monotonic(), self.k).hello.session
         self.said()
         self.hear(HeartbeatEcho(1))
 
     def said(self) -> list[Ack]:
-        message = self.line.take_message(monotonic())
+        message = self.source.take_message(monotonic(), self.k)
         return list(message.acks) if message else []
 
     def hear(self, echo: HeartbeatEcho | None = None, *grants: Grant, now: int = 0) -> None:
         message = FromArbiter(self.session, grants, echo=echo)
-        self.line.received(Nanos(now or monotonic()), message)
+        self.source.received(Nanos(now or monotonic()), self.k, message)
 
 
 @pytest.fixture
-def client(monkeypatch: pytest.MonkeyPatch) -> Client:
-    client = Client()
-    monkeypatch.setattr("flowslotd.engine._clients", lambda config: [client])
-    return client
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
+    monkeypatch.setattr("flowslotd.negotiate.switch_client.SwitchClient", Client)
+    return Host(tmp_path, "h1", topology(1))
 
 
-def test_a_lower_is_in_force_before_it_is_acknowledged(tmp_path: Path, client: Client) -> None:
-    host, said = Host(tmp_path, "h1", topology(1)), []
+@pytest.fixture
+def client(host: Host) -> Any:
+    return host.source._clients[0]
 
-    async def work() -> None:
+
+async def test_a_lower_is_in_force_before_it_is_acknowledged(host: Host, client: Client) -> None:
+    said: list[object] = []
+    async with negotiating(host):
         client.begin()
         host.demand(1, *LINKS[:1])
         client.said()
@@ -96,37 +80,29 @@ def test_a_lower_is_in_force_before_it_is_acknowledged(tmp_path: Path, client: C
         assert said == [(4e6, [])]
         assert client.said() == [Ack(1, 1, 2)]
 
-    negotiating(work, host)
 
-
-def test_a_stream_is_opened_again_whatever_its_end_has_brought(
-    tmp_path: Path, client: Client, monkeypatch: pytest.MonkeyPatch
+async def test_a_stream_is_opened_again_whatever_its_end_has_brought(
+    host: Host, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host = Host(tmp_path, "h1", topology(1))
-
     def fail(grants: object) -> None:
         raise RuntimeError("a bug")
 
-    async def work() -> None:
+    async with negotiating(host):
         assert client.dialled == 1
-        client.line.closed(monotonic(), "cannot be reached")
+        client.source.closed(monotonic(), client.k, "cannot be reached")
         assert (client.dialled, host.error) == (1, "cannot be reached"), "not at once"
         await until(lambda: client.dialled == 2, "again")
         client.begin()
         with monkeypatch.context() as patch:
             patch.setattr(host.flows, "grant", fail)
             with pytest.raises(RuntimeError):
-                client.line.closed(monotonic(), "")
+                client.source.closed(monotonic(), client.k, "")
         await until(lambda: client.dialled == 3, "and again")
-
-    negotiating(work, host)
 
 
 @pytest.mark.parametrize("live", [True, False])
-def test_a_stream_without_a_lease_is_left(tmp_path: Path, client: Client, live: bool) -> None:
-    host = Host(tmp_path, "h1", topology(1))
-
-    async def work() -> None:
+async def test_a_stream_without_a_lease_is_left(host: Host, client: Client, live: bool) -> None:
+    async with negotiating(host):
         host.demand(1, *LINKS[:1])
         client.begin()
         if live:
@@ -136,23 +112,17 @@ def test_a_stream_without_a_lease_is_left(tmp_path: Path, client: Client, live: 
         assert client.lost == 1
         await until(lambda: host.state == "fallback", "nothing of it counts")
 
-    negotiating(work, host)
 
-
-def test_once_it_is_closed_nothing_is_decided_any_more(tmp_path: Path, client: Client) -> None:
-    host = Host(tmp_path, "h1", topology(1))
-
-    async def work() -> None:
+async def test_once_it_is_closed_nothing_is_decided_any_more(host: Host, client: Client) -> None:
+    async with negotiating(host):
         client.begin()
         host.demand(1, *LINKS[:1])
         await host.source.close()
         calls, alarm = host.calls, host.source._alarm
         assert alarm is not None and alarm.cancelled()
         client.hear(None, Grant(1, 1, 1, 5e6, 9e6, must_ack=False))
-        client.line.closed(monotonic(), "")
+        client.source.closed(monotonic(), client.k, "")
         assert (host.calls, host.source._alarm) == (calls, alarm)
-
-    negotiating(work, host)
 
 
 # --- without a switch process
@@ -163,6 +133,7 @@ def test_without_a_switch_no_grpc_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "test.py").write_text(f"""
 import asyncio, sys
 from pathlib import Path
+from typing import Any
 from flowslot.policy import registry
 from flowslotd import config
 from flowslotd.engine import open_source
@@ -172,7 +143,7 @@ async def main():
     source = open_source(read, registry.get("stagger"), FlowTable(read.topology, "h1"),
                          on_rates=None, on_bug=None)
     await source.start()
-    assert source.describe()["domain"]["state"] == "local" and source.grpc_connections == 0
+    assert source.describe()["domain"]["state"] == "local"
     await source.close()
     assert not [m for m in sys.modules if m.split(".")[0] in ("grpc", "cryptography")]
 asyncio.run(main())
@@ -180,74 +151,18 @@ asyncio.run(main())
     subprocess.run([sys.executable, tmp_path / "test.py"], check=True, timeout=60)
 
 
-def test_a_host_shares_out_its_own_nic_at_once_and_nothing_beyond(tmp_path: Path) -> None:
-    host = Host(tmp_path, "h1", topology(1), use_switch="false")
-
-    async def work() -> None:
-        assert host.state == "local"
-        table = await host.source.load_table(monotonic())
-        assert table is not None and table.shape == (4, 10)
-        assert (table[host.link["h1->s1"]] == 0).all()
-        host.demand(1, "h1->s1", "s1->h2")
-        assert host.is_about(1, "h1->s1")
-        host.demand(2, "h1->s1", "s1->h2", remaining=10**6)
-        assert host.rate(2) > 0 and host.total() <= host.limit("h1->s1") * (1 + 1e-9)
-        host.flows.grants.clear()
-        host.say(dones=[Done(2, 1)])
-        assert host.is_about(1, "h1->s1")
-        host.demand(3, "h2->s1", "s1->h1")
-        assert host.flows.grants.keys() == {1}
-        assert host.source.covers(host.path("h1->s1"))
-        assert not host.source.covers(host.path("h1->s1", "s1->h2"))
-        assert not host.source.covers(())
-        table = await host.source.load_table(monotonic())
-        assert table is not None
-        assert [math.isnan(row[0]) for row in table] == [name != "h1->s1" for name in LINKS]
-
-    negotiating(work, host)
-
-
 # --- with one
 
 
-def test_a_live_switch_grants_and_covers_whole_paths(tmp_path: Path, switch: Switch) -> None:
-    switch.start().wait_recovered()
-    host = Host(tmp_path, "h1")
-
-    async def work() -> None:
-        host.demand(1, "h1->s1", "s1->h2")
-        await until(lambda: host.state == "switch", "live")
-        await until(lambda: host.is_about(1, "h1->s1"), "granted")
-        assert host.source.covers(host.path("h1->s1", "s1->h2"))
-        assert host.source.host.grant(1) == host.flows.grants[1]
-        lease_end = host.source.host.lease_end
-        assert lease_end is not None
-        assert lease_end <= monotonic() + LEASE_SLOTS * SLOT_MS * 10**6
-        assert host.source.deadline(monotonic()) <= lease_end
-        await until(lambda: host.source.clock_offset_us() is not None, "clock offset")
-        assert abs(host.source.clock_offset_us() or 0.0) < 1e6  # one clock: only delay is left
-        await until(lambda: host.domain["switch_pid"] == switch.pid, "pid")
-        table = await host.source.load_table(monotonic())
-        assert table is not None
-        assert table[host.link["s1->h2"]].max() == pytest.approx(host.rate(1))
-        host.demand(2, "h2->s1")
-        await until(lambda: host.rate(2) > 0, "granted")
-        assert host.source.negotiation()["count"] >= 1
-        assert host.source.reservations()["granted"] >= 1
-        assert host.source.grpc_connections == 1
-
-    negotiating(work, host)
-
-
 @pytest.mark.parametrize("killed", [True, False])
-def test_fail_open_a_switch_that_is_killed_or_stalled_leaves_the_host_with_its_own_nics(
+async def test_fail_open_a_switch_that_is_killed_or_stalled_leaves_the_host_with_its_own_nics(
     tmp_path: Path, switch: Switch, killed: bool
 ) -> None:
     switch.start().wait_recovered()
     host = Host(tmp_path, "h1")
     sessions = host.source.host
 
-    async def work() -> None:
+    async with negotiating(host):
         host.demand(1, "h1->s1", "s1->h2")
         host.demand(2, "h2->s1", "s1->h1")
         await until(lambda: host.state == "switch" and host.rate(2) > 0, "live and granted")
@@ -265,11 +180,8 @@ def test_fail_open_a_switch_that_is_killed_or_stalled_leaves_the_host_with_its_o
         assert math.isnan(host.rate(2)), "nobody has a say in this one"
         assert not host.source.covers(host.path("h1->s1", "s1->h2"))
         assert sessions.lease_end is None
-        assert host.source.reservations()["expired"] >= 1
+        assert host.said["reservations"]["expired"] >= 1
         assert host.calls > calls, "what is void is not in force any more"
-        host.demand(3, "h1->s1", "s1->h2", remaining=10**6)
-        assert host.rate(3) > 0, "new demands are answered"
-        host.say(dones=[Done(3, 1)])
         calls = host.calls
         if killed:  # a new process, on the same port, rebuilds its table from Hello
             switch.start()
@@ -278,11 +190,12 @@ def test_fail_open_a_switch_that_is_killed_or_stalled_leaves_the_host_with_its_o
         await until(lambda: host.state == "switch" and host.rate(2) > 0, "taken over again")
         assert host.calls > calls
         assert host.source.covers(host.path("h1->s1", "s1->h2"))
-        assert host.domain["switch_pid"] in (None, switch.pid)
+        assert host.said["domain"]["switch_pid"] in (None, switch.pid)
         load = await asyncio.to_thread(switch.load, "s1->h1")
         assert load == pytest.approx(host.rate(2))
-
-    negotiating(work, host)
+        host.demand(3, "h2->s1")
+        await until(lambda: host.rate(3) > 0, "granted")
+        assert host.said["negotiation"]["count"] >= 1, "it had nothing before"
 
 
 @pytest.mark.parametrize(
@@ -298,7 +211,7 @@ def test_fail_open_a_switch_that_is_killed_or_stalled_leaves_the_host_with_its_o
         ),
     ],
 )
-def test_without_an_answer_the_fallback_works_from_the_start_and_the_reason_is_told(
+async def test_without_an_answer_the_fallback_works_from_the_start_and_the_reason_is_told(
     tmp_path: Path, switch: Switch, said: str, slot_ms: int, extra: str | None
 ) -> None:
     if extra is not None:
@@ -307,29 +220,24 @@ def test_without_an_answer_the_fallback_works_from_the_start_and_the_reason_is_t
     text = topology(switch.port) + (extra or "")
     host = Host(tmp_path / "d", "h1", text, slot_ms=slot_ms)
 
-    async def work() -> None:
+    async with negotiating(host):
         host.demand(1, "h1->s1", "s1->h2")
         assert (host.state, host.is_about(1, "h1->s1")) == ("fallback", True)
         await until(lambda: said in host.error, said)
         assert host.state == "fallback"
 
-    negotiating(work, host)
 
-
-def test_load_tables_that_make_no_sense_are_no_answer(tmp_path: Path) -> None:
+async def test_load_tables_that_make_no_sense_are_no_answer(tmp_path: Path) -> None:
     port, liar = free_port(), Liar(SLOT_MS)
     host = Host(tmp_path, "h1", topology(port))
     (remote,) = host.source._clients
 
-    async def work() -> None:
-        async with liar.at(port):
-            await until(lambda: remote.connected, "connected")
-            truth = [pb.LinkLoad(link=name, load=[1.0, 2.0], reservable=9.0) for name in LINKS]
-            short = pb.LinkLoad(link=LINKS[3], load=[1.0], reservable=9.0)
-            for liar.rows in ([], truth[:2], [*truth[:3], short]):
-                assert await remote.load_table() is None
-            liar.rows = truth
-            answer = await remote.load_table()
-            assert answer is not None and answer[1].tolist() == [[1.0, 2.0]] * len(LINKS)
-
-    negotiating(work, host)
+    async with negotiating(host), liar.at(port):
+        await until(lambda: remote.connected, "connected")
+        truth = [pb.LinkLoad(link=name, load=[1.0, 2.0], reservable=9.0) for name in LINKS]
+        short = pb.LinkLoad(link=LINKS[3], load=[1.0], reservable=9.0)
+        for liar.rows in ([], truth[:2], [*truth[:3], short]):
+            assert await remote.load_table() is None
+        liar.rows = truth
+        answer = await remote.load_table()
+        assert answer is not None and answer[1].tolist() == [[1.0, 2.0]] * len(LINKS)

@@ -2,25 +2,22 @@
 """`flowslot certs init`: what it makes, keeps and refuses."""
 
 import stat
-import sys
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from cryptography import x509
+from switchproc import topology
 from typer.testing import CliRunner
 
-from flowslot_cli.client import CommandError
+from flowslot.model.errors import FlowslotError
 from flowslot_cli.main import app
 from flowslot_proto.tls import dns_names, utc_now
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "switchemu"))
-from switchproc import topology
 
 
 def init(folder: Path, *options: str) -> str:
     result = CliRunner().invoke(app, ["certs", "init", str(folder), *options])
-    if isinstance(result.exception, CommandError):
+    if isinstance(result.exception, FlowslotError):
         raise result.exception
     assert result.exit_code == 0, result.output
     return result.output
@@ -74,7 +71,7 @@ def test_more_are_added_and_nothing_is_replaced_unless_it_is_wanted(tmp_path: Pa
 def test_what_cannot_be_is_refused_and_nothing_is_made(
     tmp_path: Path, options: tuple[str, ...], words: str
 ) -> None:
-    with pytest.raises(CommandError, match=words):
+    with pytest.raises(FlowslotError, match=words):
         init(tmp_path / "made", *options)
     assert not (tmp_path / "made").exists()
 
@@ -82,8 +79,8 @@ def test_what_cannot_be_is_refused_and_nothing_is_made(
 def test_half_a_ca_is_not_made_whole(tmp_path: Path) -> None:
     init(tmp_path, "--hosts", "h1")
     (tmp_path / "ca.key").unlink()
-    with pytest.raises(CommandError, match=r"ca\.pem is there alone"):
+    with pytest.raises(FlowslotError, match=r"ca\.pem is there alone"):
         init(tmp_path, "--hosts", "h2")
     (tmp_path / "ca.key").write_bytes((tmp_path / "h1.key").read_bytes())
-    with pytest.raises(CommandError, match="is not the key of"):
+    with pytest.raises(FlowslotError, match="is not the key of"):
         init(tmp_path, "--hosts", "h2")

@@ -7,6 +7,7 @@ import socket
 import stat
 import subprocess
 import sys
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -28,25 +29,21 @@ async def talk(path, *lines):
     return answers
 
 
-def serve(path, script, **handlers):
-    """Run a control server and `script` beside it; returns its result and the bugs."""
+@asynccontextmanager
+async def serving(path, **handlers):
+    """A control server; the bugs that it tells of."""
     bugs = []
-
-    async def run():
-        readers = {"status": lambda: {"pid": 1}, **handlers}
-        control = Control(
-            path, readers, {"reload": lambda: {"done": True}}, lambda kind, e: bugs.append(kind)
-        )
-        await control.start()
-        try:
-            return await script()
-        finally:
-            await control.stop()
-
-    return asyncio.run(run()), bugs
+    readers = {"status": lambda: {"pid": 1}, **handlers}
+    writers = {"reload": lambda: {"done": True}}
+    control = Control(path, readers, writers, lambda kind, error: bugs.append(kind))
+    await control.start()
+    try:
+        yield bugs
+    finally:
+        await control.stop()
 
 
-def test_control_answers_and_refuses_in_one_line_each(tmp_path):
+async def test_control_answers_and_refuses_in_one_line_each(tmp_path):
     path = tmp_path / "control.sock"
 
     async def late():
@@ -59,14 +56,12 @@ def test_control_answers_and_refuses_in_one_line_each(tmp_path):
     def broken():
         raise ZeroDivisionError("oops")
 
-    async def script():
+    async with serving(path, late=late, wrong=wrong, broken=broken) as bugs:
         assert stat.S_IMODE(path.stat().st_mode) == 0o666
         names = ("status", "late", "reload", "wrong", "broken", "nonsense")
         lines = [json.dumps({"cmd": name}).encode() + b"\n" for name in names]
         garbage = (b"\n", b"[1]\n", b"{}\n", b"\xff\xfe\n", b"[" * 4000 + b"\n")
-        return await talk(path, *lines, *garbage)
-
-    answers, bugs = serve(path, script, late=late, wrong=wrong, broken=broken)
+        answers = await talk(path, *lines, *garbage)
     assert answers[:3] == [
         {"ok": True, "result": {"pid": 1}},
         {"ok": True, "result": {"late": True}},
@@ -80,10 +75,9 @@ def test_control_answers_and_refuses_in_one_line_each(tmp_path):
     assert not path.exists()
 
 
-def test_control_survives_long_lines_and_clients_that_vanish(tmp_path):
+async def test_control_survives_long_lines_and_clients_that_vanish(tmp_path):
     path = tmp_path / "control.sock"
-
-    async def script():
+    async with serving(path) as bugs:
         reader, writer = await asyncio.open_unix_connection(path)
         writer.write(b"x" * 100_000)
         assert await asyncio.wait_for(reader.read(), 5) == b""
@@ -92,31 +86,23 @@ def test_control_survives_long_lines_and_clients_that_vanish(tmp_path):
             _, writer = await asyncio.open_unix_connection(path)
             writer.write(b'{"cmd": "status"}\n')
             writer.close()
-        return await talk(path, b'{"cmd": "status"}\n')
-
-    answers, bugs = serve(path, script)
-    assert answers == [{"ok": True, "result": {"pid": 1}}]
+        assert await talk(path, b'{"cmd": "status"}\n') == [{"ok": True, "result": {"pid": 1}}]
     assert bugs == []
 
 
-def test_control_takes_over_from_the_dead_but_not_from_the_living(tmp_path):
+async def test_control_takes_over_from_the_dead_but_not_from_the_living(tmp_path):
     path = tmp_path / "control.sock"
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
-
-    async def script():
+    async with serving(path):
         other = Control(path, {}, {}, lambda kind, error: None)
         with pytest.raises(AlreadyRunning, match="another flowslotd answers on"):
             await other.start()
-        await other.stop()
-        return path.exists()
-
-    left_alone, _ = serve(path, script)
-    assert left_alone
+        assert path.exists()
 
 
 @pytest.mark.root
-def test_only_root_and_the_daemons_user_may_change_it(tmp_path):
+async def test_only_root_and_the_daemons_user_may_change_it(tmp_path):
     tmp_path.chmod(0o755)
     for parent in tmp_path.parents:
         if parent != Path("/"):
@@ -128,14 +114,11 @@ def test_only_root_and_the_daemons_user_may_change_it(tmp_path):
         'for c in (b\'{"cmd":"status"}\\n\', b\'{"cmd":"reload"}\\n\'):\n'
         "  f.write(c); f.flush(); sys.stdout.write(f.readline().decode())\n"
     )
-
-    async def script():
+    async with serving(path):
         run = await asyncio.create_subprocess_exec(
             sys.executable, "-c", code, str(path), stdout=subprocess.PIPE
         )
         out, _ = await run.communicate()
-        return [json.loads(line) for line in out.splitlines()]
-
-    answers, _ = serve(path, script)
+    answers = [json.loads(line) for line in out.splitlines()]
     assert [a["ok"] for a in answers] == [True, False]
     assert answers[1]["kind"] == "permission"

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """When the daemon looks, and what stops it."""
 
-import asyncio
 import itertools
 import subprocess
 import sys
@@ -22,8 +21,10 @@ from flowslotd.observe.observer import Ended
 from flowslotd.pace.pacer import KernelEvent
 from flowslotd.passes import BUSY, COALESCE_NS, LAZY_BUSY, LAZY_NS, Passes, own_moment
 from flowslotd.slotloop import SlotLoop
+from flowslotd.unix_socket import AlreadyRunning
 
-from .conftest import TOPOLOGY
+from .conftest import HELD
+from .hosts import running
 
 SLOT = Nanos(60 * MILLISECOND)
 NOW = Nanos(10**12)
@@ -110,29 +111,14 @@ class Engine(SimpleNamespace):
         )
 
 
-def run_for(daemon, condition):
-    """Run a daemon until `condition` holds."""
-
-    async def both():
-        running = asyncio.create_task(daemon.run())
-        for _ in range(1000):
-            await asyncio.sleep(0.005)
-            if condition() or running.done():
-                break
-        daemon._stop.set()
-        await asyncio.wait_for(running, 10)
-
-    asyncio.run(both())
-
-
-def test_fail_open_a_bug_in_a_pass_lets_flows_go_and_the_daemon_lives(
+async def test_fail_open_a_bug_in_a_pass_lets_flows_go_and_the_daemon_lives(
     daemon, tmp_path, monkeypatch, caplog
 ):
     released = []
     monkeypatch.setattr(SlotLoop, "refresh", lambda *_: 1 / 0)
     monkeypatch.setattr(SlotLoop, "release", lambda self: released.append(1))
-    run_for(daemon, lambda: daemon.metrics.errors["slot"] >= 5)
-    assert daemon.metrics.errors["slot"] >= 5
+    async with running(daemon) as (_, _, until):
+        await until(lambda: daemon.metrics.errors["slot"] >= 5)
     assert daemon.metrics.last_error == "slot: ZeroDivisionError: division by zero"
     assert len(released) >= 5
     assert sum("slot failed" in line for line in caplog.messages) == 1  # not once per slot
@@ -189,17 +175,24 @@ def test_a_pass_at_a_slot_is_the_one_that_was_due_at_events(daemon, monkeypatch,
     assert ("cancelled" in timers) == asked and timers[-1][0] == "_at_slot"
 
 
-def test_slots_follow_the_wall_clock_and_lateness_is_kept(daemon):
+async def test_slots_follow_the_wall_clock_and_lateness_is_kept(daemon):
     first = time.time_ns() // 5_000_000
-    run_for(daemon, lambda: daemon.metrics.slots >= 10)
+    async with running(daemon) as (_, _, until):
+        await until(lambda: daemon.metrics.slots >= 10)
     assert first < daemon.slot <= time.time_ns() // 5_000_000
     assert daemon.metrics.lateness.count == daemon.metrics.slots >= 10
 
 
-def test_a_failed_start_leaves_nothing_behind(daemon, tmp_path):
+async def test_a_second_daemon_refuses_to_start(daemon):
+    async with running(daemon):
+        with pytest.raises(AlreadyRunning, match=r"answers on .*/control\.sock; stop it"):
+            await Daemon(daemon.config).run()
+
+
+async def test_a_failed_start_leaves_nothing_behind(daemon, tmp_path):
     (tmp_path / "register.sock").write_text("not a socket")
     with pytest.raises(OSError, match="not a socket"):
-        asyncio.run(daemon.run())
+        await daemon.run()
     assert not (tmp_path / "control.sock").exists()
     assert (tmp_path / "register.sock").read_text() == "not a socket"
 
@@ -226,9 +219,7 @@ def test_errors_at_start_are_one_line_and_a_status(write, text, status, error):
 
 
 def test_without_grpc_a_daemon_of_a_network_with_switches_says_what_is_missing(write):
-    switch = '[[switches]]\nname = "s1"\naddress = "127.0.0.1:7400"\n'
-    links = TOPOLOGY.replace("capacity_gbps", 'switch = "s1"\ncapacity_gbps')
-    file = write('host = "h1"\nmode = "enforce"', switch + links)
+    file = write('host = "h1"\nmode = "enforce"', HELD)
     program = (
         "import sys; sys.modules['grpc'] = None; from flowslotd.main import main; "
         f"sys.argv = ['flowslotd', '--config', {str(file)!r}]; main()"

@@ -3,7 +3,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,9 @@ from flowslotd.clock import monotonic
 from flowslotd.negotiate.peers import PeerEndpoint
 
 from .conftest import TOPOLOGY
+from .hosts import until
 
+run = uvloop.run  # as the daemon does
 SLOT = Nanos(60 * MILLISECOND)
 GROUP = Group("j", "ring", 0, 1)
 SENDS = LocalFlow(7, "h2", GROUP, 5, total=600.0, ready=100.0, sent=20.0, rate=0.0)
@@ -80,120 +82,84 @@ async def running(*hosts: Host) -> AsyncIterator[None]:
             host.endpoint.close()
 
 
-async def until(what: Callable[[], bool], again: Callable[[], None] = lambda: None) -> None:
-    async with asyncio.timeout(20):
-        while not what():
-            again()
-            await asyncio.sleep(0.02)
+async def test_the_host_that_receives_a_flow_hears_of_it(tmp_path: Path) -> None:
+    h1, h2 = two_hosts(tmp_path, "localhost")
+    async with running(h1, h2):
+        await until(h2.depends, again=h1.tell)
+        await until(lambda: h2.news > 0)
+        assert h2.news == 1 and h1.news == 0, "its rank does nothing new"
+        assert h2.endpoint.describe()["error"] == ""
 
 
-def test_the_host_that_receives_a_flow_hears_of_it(tmp_path: Path) -> None:
-    async def main() -> None:
-        h1, h2 = two_hosts(tmp_path, "localhost")
-        async with running(h1, h2):
-            await until(h2.depends, h1.tell)
-            await until(lambda: h2.news > 0)
-            assert h2.news == 1 and h1.news == 0, "its rank does nothing new"
-            assert h2.endpoint.describe()["error"] == ""
-
-    uvloop.run(main())
-
-
-def test_of_news_in_a_burst_the_last_is_not_lost(tmp_path: Path) -> None:
-    async def main() -> None:
-        h1, h2 = two_hosts(tmp_path)
-        async with running(h1, h2):
-            await until(h2.depends, h1.tell)
-            await until(lambda: h2.news == 1)
-            for iteration in (6, 7, 8):  # each as soon as the one before was passed on, or waits
-                heard = h2.endpoint.heard
-                h1.endpoint.tell([replace(SENDS, iteration=iteration)], 0.03)
-                while h2.endpoint.heard == heard:
-                    await asyncio.sleep(0)
-            await until(lambda: h2.known == h2.endpoint.heard)
-            assert h2.news <= 3, "at most four times in a slot"
-
-    uvloop.run(main())
+async def test_of_news_in_a_burst_the_last_is_not_lost(tmp_path: Path) -> None:
+    h1, h2 = two_hosts(tmp_path)
+    async with running(h1, h2):
+        await until(h2.depends, again=h1.tell)
+        await until(lambda: h2.news == 1)
+        for iteration in (6, 7, 8):  # each as soon as the one before was passed on, or waits
+            heard = h2.endpoint.heard
+            h1.endpoint.tell([replace(SENDS, iteration=iteration)], 0.03)
+            while h2.endpoint.heard == heard:
+                await asyncio.sleep(0)
+        await until(lambda: h2.known == h2.endpoint.heard)
+        assert h2.news <= 3, "at most four times in a slot"
 
 
-def test_who_is_no_daemon_and_what_makes_no_sense_is_not_heard(tmp_path: Path) -> None:
-    async def main() -> None:
-        h1, h2 = two_hosts(tmp_path)
-        stranger = socket.socket(type=socket.SOCK_DGRAM)
-        async with running(h1, h2):
-            await until(h2.depends, h1.tell)
-            heard, known = h2.endpoint.heard, h2.peers.dependencies(monotonic(), [WAITS])
-            stranger.sendto(write_peer("h1", 2**61, []), h2.address)
-            await until(lambda: h2.endpoint.rejected == 1)
-            transport = h1.endpoint._transport
-            assert transport is not None
-            for bad in (b"\xff" * 40, write_peer("h3", 2**61, [])):
-                transport.sendto(bad, h2.address)
-            await until(lambda: h2.endpoint.rejected == 3)
-            assert "is 'h3', but h1 is at this address" in h2.endpoint.last_error
-            assert h2.endpoint.heard == heard
-            assert h2.peers.dependencies(monotonic(), [WAITS]) == known
-        stranger.close()
-
-    uvloop.run(main())
+async def test_who_is_no_daemon_and_what_makes_no_sense_is_not_heard(tmp_path: Path) -> None:
+    h1, h2 = two_hosts(tmp_path)
+    stranger = socket.socket(type=socket.SOCK_DGRAM)
+    async with running(h1, h2):
+        await until(h2.depends, again=h1.tell)
+        heard, known = h2.endpoint.heard, h2.peers.dependencies(monotonic(), [WAITS])
+        stranger.sendto(write_peer("h1", 2**61, []), h2.address)
+        await until(lambda: h2.endpoint.rejected >= 1)
+        transport = h1.endpoint._transport
+        assert transport is not None
+        for bad in (b"\xff" * 40, write_peer("h3", 2**61, [])):
+            transport.sendto(bad, h2.address)
+        await until(lambda: h2.endpoint.rejected >= 3)
+        assert "is 'h3', but h1 is at this address" in h2.endpoint.last_error
+        assert h2.endpoint.heard == heard
+        assert h2.peers.dependencies(monotonic(), [WAITS]) == known
+    stranger.close()
 
 
-def test_a_port_that_is_taken_keeps_nobody_waiting(tmp_path: Path) -> None:
-    async def main() -> None:
-        h1, h2 = two_hosts(tmp_path)
-        taken = socket.socket(type=socket.SOCK_DGRAM)
-        taken.bind(h2.address)
-        async with running(h1, h2):
-            await until(lambda: h2.endpoint.last_error.startswith("cannot listen at 127.0.0.1"))
-            h2.tell()
-            assert h2.endpoint.told == 0
-            taken.close()
-            await until(h2.depends, h1.tell)
-            assert h2.endpoint.last_error == ""
-
-    uvloop.run(main())
+async def test_a_port_that_is_taken_keeps_nobody_waiting(tmp_path: Path) -> None:
+    h1, h2 = two_hosts(tmp_path)
+    taken = socket.socket(type=socket.SOCK_DGRAM)
+    taken.bind(h2.address)
+    async with running(h1, h2):
+        await until(lambda: h2.endpoint.last_error.startswith("cannot listen at 127.0.0.1"))
+        h2.tell()
+        assert h2.endpoint.told == 0
+        taken.close()
+        await until(h2.depends, again=h1.tell)
+        assert h2.endpoint.last_error == ""
 
 
-def test_what_cannot_be_sent_or_looked_up_does_not_matter(tmp_path: Path) -> None:
-    async def main() -> None:
-        h1, h2 = two_hosts(tmp_path, h3="[::1]:7401")
-        async with running(h1, h2):
-            await until(h2.depends, h1.tell)
-            assert "h3" not in h1.endpoint._address, "an address that this socket cannot send to"
-            h1.endpoint._address["h3"] = ("::1", 7401)
-            flows = [replace(SENDS, host="h3"), replace(SENDS, group=GROUP._replace(rank=5))]
-            told = h1.endpoint.told
-            h1.endpoint.tell(flows, 0.03)
-            assert h1.endpoint.told == told + 1, "h2 is told all the same"
-            assert "cannot tell h3" in h1.endpoint.last_error
-
-    uvloop.run(main())
+async def test_what_cannot_be_sent_or_looked_up_does_not_matter(tmp_path: Path) -> None:
+    h1, h2 = two_hosts(tmp_path, h3="[::1]:7401")
+    async with running(h1, h2):
+        await until(h2.depends, again=h1.tell)
+        assert "h3" not in h1.endpoint._address, "an address that this socket cannot send to"
+        h1.endpoint._address["h3"] = ("::1", 7401)
+        flows = [replace(SENDS, host="h3"), replace(SENDS, group=GROUP._replace(rank=5))]
+        told = h1.endpoint.told
+        h1.endpoint.tell(flows, 0.03)
+        assert h1.endpoint.told == told + 1, "h2 is told all the same"
+        assert "cannot tell h3" in h1.endpoint.last_error
 
 
-@pytest.mark.parametrize("name", ["a..b", "h" * 64 + ".invalid"])
-def test_a_name_that_cannot_be_one_concerns_its_host_only(tmp_path: Path, name: str) -> None:
-    async def main() -> None:
-        h1, _ = two_hosts(tmp_path, h3=f"{name}:7401")
-        async with running(h1):
-            await until(lambda: name in h1.endpoint.last_error)
-            await until(lambda: h1.endpoint.told > 0, h1.tell)
-
-    uvloop.run(main())
+@pytest.mark.parametrize("name", ["a..b", "h" * 64 + ".invalid", "no-such-host.invalid"])
+async def test_a_name_that_cannot_be_one_concerns_its_host_only(tmp_path: Path, name: str) -> None:
+    h1, _ = two_hosts(tmp_path, h3=f"{name}:7401")
+    async with running(h1):
+        await until(lambda: name in h1.endpoint.last_error)
+        await until(lambda: h1.endpoint.told > 0, again=h1.tell)
 
 
-def test_a_host_without_an_address_and_a_name_without_one(tmp_path: Path) -> None:
-    async def main() -> None:
-        (a,) = free_udp_ports(1)
-        lone = Host(tmp_path, "h1", {"h2": f"127.0.0.1:{a}"})
-        async with running(lone):
-            lone.tell()
-            assert "h1 has no `daemon` address" in lone.endpoint.last_error
-        (tmp_path / "other").mkdir()
-        addresses = {"h1": f"127.0.0.1:{a}", "h2": "no-such-host.invalid:7401"}
-        h1 = Host(tmp_path / "other", "h1", addresses)
-        async with running(h1):
-            await until(lambda: "no-such-host.invalid" in h1.endpoint.last_error)
-            h1.tell()
-            assert h1.endpoint.told == 0
-
-    uvloop.run(main())
+async def test_a_host_without_an_address_says_so(tmp_path: Path) -> None:
+    lone = Host(tmp_path, "h1", {"h2": "127.0.0.1:1"})
+    async with running(lone):
+        lone.tell()
+        assert "h1 has no `daemon` address" in lone.endpoint.last_error

@@ -13,34 +13,18 @@ from flowslotd.negotiate.source import FixedRates
 from flowslotd.pace.pacer import Pacer
 from flowslotd.slotloop import SlotLoop
 
+from .hosts import running
+
 
 def fail_to_build(*_, **__):
     raise ValueError("no such number")
 
 
-def listened_to(monkeypatch, file):
-    """A daemon, and what it tells systemd."""
-    daemon, told = Daemon(config.load(file)), []
-    monkeypatch.setattr(daemon._notifier, "_send", lambda *lines: told.append(lines[0]))
-    return daemon, told
-
-
-async def begin(daemon, told):
-    running = asyncio.create_task(daemon.run())
-    while "READY=1" not in told:
-        assert not running.done(), running.exception()
-        await asyncio.sleep(0.005)
-    told.clear()
-    return running
-
-
-async def end(daemon, running):
-    slots = daemon.metrics.slots
-    while daemon.metrics.slots < slots + 3:  # it goes on
-        assert not running.done()
-        await asyncio.sleep(0.005)
-    daemon._stop.set()
-    await asyncio.wait_for(running, 10)
+@pytest.fixture
+def enforcing(write, tmp_path, monkeypatch):
+    """Text of a configuration; nothing is paced, whatever it says."""
+    monkeypatch.setattr("flowslotd.engine.make_pacer", lambda *_, **__: Pacer())
+    return f'host = "h1"\nmode = "enforce"\nslot_ms = 5\nruntime_dir = "{tmp_path}"'
 
 
 async def fail_to_start(source):
@@ -48,16 +32,12 @@ async def fail_to_start(source):
 
 
 @pytest.mark.parametrize("at", ["build", "start"])
-def test_an_engine_that_cannot_be_had_leaves_the_last_good_one(write, tmp_path, monkeypatch, at):
-    monkeypatch.setattr("flowslotd.engine.make_pacer", lambda *_, **__: Pacer())
-    text = f'host = "h1"\nmode = "enforce"\nslot_ms = 5\nruntime_dir = "{tmp_path}"'
-    daemon, told = listened_to(monkeypatch, write(text))
-    good = daemon.config
-
-    async def reload():
-        running = await begin(daemon, told)
-        engine = daemon.engine
-        file = write(f'{text}\npolicy = "static"')
+async def test_an_engine_that_cannot_be_had_leaves_the_last_good_one(
+    write, enforcing, monkeypatch, at
+):
+    async with running(Daemon(config.load(write(enforcing)))) as (daemon, told, _):
+        good, engine = daemon.config, daemon.engine
+        file = write(f'{enforcing}\npolicy = "static"')
         with monkeypatch.context() as patch:
             if at == "build":
                 patch.setattr("flowslotd.daemon.Engine", fail_to_build)
@@ -74,15 +54,11 @@ def test_an_engine_that_cannot_be_had_leaves_the_last_good_one(write, tmp_path, 
             "RELOADING", "READY",
         ]  # fmt: skip
         assert (await daemon.reload())["changed"] == "policy"
-        await end(daemon, running)
-
-    asyncio.run(reload())
 
 
-def test_an_engine_that_does_not_end_well_is_replaced_all_the_same(write, tmp_path, monkeypatch):
-    monkeypatch.setattr("flowslotd.engine.make_pacer", lambda *_, **__: Pacer())
-    text = f'host = "h1"\nmode = "enforce"\nslot_ms = 5\nruntime_dir = "{tmp_path}"'
-    daemon, told = listened_to(monkeypatch, write(text))
+async def test_an_engine_that_does_not_end_well_is_replaced_all_the_same(
+    write, enforcing, monkeypatch
+):
     started = []
 
     async def note(source):
@@ -91,9 +67,8 @@ def test_an_engine_that_does_not_end_well_is_replaced_all_the_same(write, tmp_pa
     def fail_to_release(loop):
         raise RuntimeError("a bug")
 
-    async def reload():
-        running = await begin(daemon, told)
-        write(f'{text}\npolicy = "static"')
+    async with running(Daemon(config.load(write(enforcing)))) as (daemon, _, _):
+        write(f'{enforcing}\npolicy = "static"')
         with monkeypatch.context() as patch:
             patch.setattr(FixedRates, "start", note)
             patch.setattr(SlotLoop, "release", fail_to_release)
@@ -104,33 +79,27 @@ def test_an_engine_that_does_not_end_well_is_replaced_all_the_same(write, tmp_pa
         assert started == [daemon.engine.source]
         assert arbiter._alarm.cancelled(), "it would grant rates to flows that are not its own"
         assert daemon.metrics.errors == {"reload": 1}
-        await end(daemon, running)
-
-    asyncio.run(reload())
 
 
-def test_a_second_signal_during_a_reload_is_not_lost(write, tmp_path, monkeypatch):
-    text = f'host = "h1"\nslot_ms = 5\nruntime_dir = "{tmp_path}"'
-    daemon, told = listened_to(monkeypatch, write(text))
+async def test_a_second_signal_during_a_reload_is_not_lost(write, enforcing, monkeypatch):
     stop = Engine.stop
 
     async def slow_stop(engine, keep_pacer=False):
         if daemon.config.settings.policy == "stagger":
-            write(f'{text}\npolicy = "fair"')
-            daemon._hang_up()
+            write(f'{enforcing}\npolicy = "mlcc"')
+            daemon._hung_up.set()
         await stop(engine, keep_pacer)
 
-    async def reload():
-        running = await begin(daemon, told)
-        write(f'{text}\npolicy = "static"')
+    async with running(Daemon(config.load(write(enforcing)))) as (daemon, _, until):
+        write(f'{enforcing}\npolicy = "static"')
         with monkeypatch.context() as patch:
             patch.setattr(Engine, "stop", slow_stop)
-            daemon._hang_up()
-            await asyncio.wait_for(daemon._reloading, 10)
-        assert daemon.config.settings.policy == "fair"
-        await end(daemon, running)
-
-    asyncio.run(reload())
+            daemon._hung_up.set()
+            await until(lambda: daemon.engine.source.describe()["feedback"] is not None)
+        assert daemon.config.settings.policy == "mlcc"
+        write(enforcing)
+        assert (await daemon.reload())["changed"] == "policy", "and back"
+        assert daemon.metrics.errors == {}
 
 
 def test_an_engine_that_cannot_be_had_at_start_is_a_configuration_error(

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The straight way from records to entries in the pacer: what goes down, and when."""
 
+import math
+
 import numpy as np
 import pytest
 from slots import SLOT, Desk, Setup, at_once, slot_start, start
@@ -16,12 +18,18 @@ from .conftest import TOPOLOGY
 from .hosts import Opened
 
 
+def with_job(topology, make_job, *how, **all_else):
+    """A loop, and a job that it looks at."""
+    setup, job = Setup(topology, *how, **all_else), make_job()
+    setup.jobs.append(job)
+    return setup, job
+
+
 def at_work(topology, make_job, **all_else):
     """One flow, of cookie 7, which is active since slot 0. Its demands are granted at once."""
-    setup, job = Setup(topology, **all_else), make_job()
+    setup, job = with_job(topology, make_job, **all_else)
     setup.desk.answer = at_once
     setup.pacer.acked[7] = 0
-    setup.jobs.append(job)
     flow = job.flow(0, cookie=7)
     start(flow)
     setup.slot(0)
@@ -29,9 +37,7 @@ def at_work(topology, make_job, **all_else):
 
 
 def test_from_a_record_to_the_kernel_and_back(topology, make_job):
-    setup = Setup(topology)
-    job = make_job()
-    setup.jobs.append(job)
+    setup, job = with_job(topology, make_job)
     flow = job.flow(0, cookie=7)
     setup.pacer.acked[7] = 0
     setup.slot(0)
@@ -97,9 +103,7 @@ def test_top_up_of_a_waiting_flow_fills_what_another_job_leaves(topology, make_j
 
 
 def test_nothing_goes_down_when_nothing_changes(topology, make_job):
-    setup = Setup(topology)
-    job = make_job()
-    setup.jobs.append(job)
+    setup, job = with_job(topology, make_job)
     flows = [job.flow(i, cookie=10 + i) for i in range(4)]
     for flow in flows:
         start(flow)
@@ -123,11 +127,6 @@ def test_nothing_goes_down_when_nothing_changes(topology, make_job):
     assert sum(e.reserved for e in setup.pacer.entries.values()) == pytest.approx(5e5)
 
 
-def test_an_arbiter_that_answers_at_once_is_obeyed_in_the_same_pass(topology, make_job):
-    setup, _ = at_work(topology, make_job)
-    assert setup.pacer.entries[7].reserved == 1e6
-
-
 def test_entries_do_not_outlive_the_arbiters_lease(topology, make_job):
     setup, _ = at_work(topology, make_job, desk=Desk(lease_end=slot_start(1)))
     assert setup.pacer.deadline == slot_start(1)
@@ -139,8 +138,12 @@ def test_entries_do_not_outlive_the_arbiters_lease(topology, make_job):
     assert len(setup.pacer.writes) == written
 
 
-def test_a_grant_that_ends_lets_the_flow_go(topology, make_job):
+@pytest.mark.parametrize("met_late", [False, True])
+def test_fail_open_a_grant_that_ends_lets_the_flow_go(topology, make_job, met_late):
     setup, _ = at_work(topology, make_job)
+    assert setup.pacer.entries[7].reserved == 1e6
+    if met_late:
+        setup.loop.on_new(7)
     setup.grant(slot_start(1), Granted(7, float("nan"), float("nan")))
     assert setup.pacer.entries == {}
     assert setup.pacer.released == [7]
@@ -189,9 +192,7 @@ def test_small_news_is_told_with_a_sign_of_life(topology, make_job):
 
 def test_unmapped_flows_are_never_paced(topology, make_job):
     for policy in ("stagger", "static"):
-        setup = Setup(topology, policy)
-        job = make_job()
-        setup.jobs.append(job)
+        setup, job = with_job(topology, make_job, policy)
         start(job.flow(0, cookie=7, dst="192.0.2.1"))
         setup.slot(0)
         assert len(setup.table) == 1
@@ -200,9 +201,7 @@ def test_unmapped_flows_are_never_paced(topology, make_job):
 
 
 def test_static_needs_no_arbiter(topology, make_job):
-    setup = Setup(topology, "static")
-    job = make_job()
-    setup.jobs.append(job)
+    setup, job = with_job(topology, make_job, "static")
     for i in range(4):
         job.flow(i, cookie=10 + i)
     setup.slot(0)
@@ -217,6 +216,17 @@ def test_hard_pacing_has_no_top_up(topology, make_job):
     assert (entry.reserved, entry.ceiling, entry.growth) == (1e6, 1e6, 0.0)
 
 
+@pytest.mark.parametrize(("hard", "cap"), [(False, 0.0), (True, math.inf)])
+def test_who_has_nothing_to_send_asks_for_nothing_if_it_can_top_up(topology, make_job, hard, cap):
+    setup, job = with_job(topology, make_job, hard=hard)
+    flow = job.flow(0, cookie=7)
+    flow.begin(1, 1_000_000)
+    for n in range(4):
+        flow.advance(done=1000 * (n == 0))
+        setup.slot(2 * n)
+    assert [demand.cap for demand in setup.desk.demands[-1]] == [cap]
+
+
 def test_a_flow_that_the_kernel_meets_late_gets_its_entry_again(topology, make_job):
     setup, _ = at_work(topology, make_job)
     setup.loop.on_new(7)
@@ -228,13 +238,6 @@ def pace(cookie, *rates):
     """By slot from slot 0 on; up to 9 MB/s."""
     schedule = Schedule(0, np.array([rates]))
     return Pace(np.array([cookie], np.uint64), schedule, np.array([9e6]), np.array([True]))
-
-
-def test_fail_open_a_flow_that_the_kernel_met_late_can_be_let_go(topology, make_job):
-    setup, _ = at_work(topology, make_job)
-    setup.loop.on_new(7)
-    setup.grant(slot_start(0), Granted(7, float("nan"), float("nan")))
-    assert setup.pacer.released == [7]
 
 
 class Script(RateSource):
@@ -265,10 +268,9 @@ class Script(RateSource):
 def test_observe_negotiate_decide_and_pace_follow_each_other_and_nothing_is_decided_twice(
     topology, make_job, joint
 ):
-    source, job = Script(pace(7, 1e6, 3e6), set()), make_job()
+    source = Script(pace(7, 1e6, 3e6), set())
     source.joint = joint
-    setup = Setup(topology, source)
-    setup.jobs.append(job)
+    setup, job = with_job(topology, make_job, source)
     start(job.flow(0, cookie=7))
     job.flow(1, cookie=8)
     asked = setup.pacer.writes = source.calls
@@ -290,9 +292,7 @@ def test_observe_negotiate_decide_and_pace_follow_each_other_and_nothing_is_deci
 
 
 def test_a_schedule_is_followed_slot_by_slot(topology, make_job):
-    setup = Setup(topology, Script(pace(7, 1e6, 3e6, 2e6)))
-    job = make_job()
-    setup.jobs.append(job)
+    setup, job = with_job(topology, make_job, Script(pace(7, 1e6, 3e6, 2e6)))
     job.flow(0, cookie=7)
     rates = []
     for n in range(4):
@@ -303,9 +303,8 @@ def test_a_schedule_is_followed_slot_by_slot(topology, make_job):
 
 def test_each_slot_of_a_plan_is_paced_though_no_flow_is_looked_at(topology, make_job, tmp_path):
     source, slots = Opened(tmp_path, "h1", TOPOLOGY, policy='"mlcc"').source, []
-    setup, job = Setup(topology, source), make_job()
+    setup, job = with_job(topology, make_job, source)
     source.rates = lambda now, view: slots.append(view.slot)
-    setup.jobs.append(job)
     start(job.flow(0, cookie=7))
     setup.slot(0)
     setup.events(Nanos(slot_start(1) - MILLISECOND), [job])
@@ -328,8 +327,7 @@ def test_fail_open_release_lets_everything_go_and_the_next_slot_takes_it_back(to
 
 
 def test_observing_touches_nothing(topology, make_job):
-    setup, job = Setup(topology, "fair", paces=False), make_job()
-    setup.jobs.append(job)
+    setup, job = with_job(topology, make_job, "fair", paces=False)
     start(job.flow(0, cookie=7))
     setup.slot(0)
     setup.loop.refresh(slot_start(0))

@@ -3,23 +3,20 @@
 
 import asyncio
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import tlsfiles
+from switchproc import topology
+from tlsfiles import TlsSwitch
 
 from flowslot.model.errors import ConfigError
 from flowslot_cli import render
 from flowslotd import config
 from flowslotd.diagnose import diagnosis
 
-from .hosts import Host, until
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "switchemu"))
-import tlsfiles
-from switchproc import topology
-from tlsfiles import TlsSwitch
+from .hosts import Host, negotiating, until
 
 SLOT_MS = 500
 FAR = topology(7400).replace("127.0.0.1", "192.0.2.1")
@@ -85,97 +82,73 @@ def test_status_and_doctor_show_what_is_insecure(tmp_path: Path) -> None:
     assert [text for _, text in rows] == ["certificate of h1, until 2030", "[red]bad[/red]"]
 
 
-def domain(folder: Path, name: str = "h1", files: str = "") -> Host:
-    made = Host(
-        folder,
-        name,
-        tls="{"
-        + ", ".join(
-            f'{field} = "{Path(files) / file}"'
-            for field, file in (("ca", "ca.pem"), ("certificate", "h1.pem"), ("key", "h1.key"))
-        )
-        + "}",
-    )
-    return made
+def domain(folder: Path, files: str) -> Host:
+    names = (("ca", "ca.pem"), ("certificate", "h1.pem"), ("key", "h1.key"))
+    tls = ", ".join(f'{field} = "{Path(files) / file}"' for field, file in names)
+    return Host(folder, "h1", tls=f"{{{tls}}}")
 
 
 @pytest.mark.parametrize(
-    ("broken", "here", "there"),
+    ("bad", "here", "there"),
     [
-        ("expired", "certificate: this certificate has expired on", "certificate has expired"),
-        ("other", "its certificate is not accepted here: ", "is not accepted"),
-        ("other-own", "this certificate is not from a CA in tls.ca", "local issuer certificate"),
+        (("", "expired"), "certificate: this certificate has expired on", "has expired"),
+        # The switch is not even shown a certificate:
+        (("other", "other"), "its certificate is not accepted here: ", ""),
+        (("", "other"), "this certificate is not from a CA in tls.ca", "local issuer certificate"),
     ],
 )
-def test_a_daemon_with_bad_files_is_told_why_and_gets_nothing(
-    tmp_path: Path, switch: TlsSwitch, broken: str, here: str, there: str
+async def test_a_daemon_with_bad_files_is_told_why_and_gets_nothing(
+    tmp_path: Path, switch: TlsSwitch, bad: tuple[str, str], here: str, there: str
 ) -> None:
     switch.start()
-    files = tmp_path / "files"
-    files.mkdir()
-    source = tmp_path / "other" if broken.startswith("other") else tmp_path
-    for file in ("ca.pem", "h1.pem", "h1.key"):
-        shutil.copy(source / file, files / file)
-    if broken == "expired":
-        for end in ("pem", "key"):
-            shutil.copy(tmp_path / "expired" / f"h1.{end}", files / f"h1.{end}")
-    if broken == "other-own":
-        shutil.copy(tmp_path / "ca.pem", files / "ca.pem")
+    (tmp_path / "files").mkdir()
 
-    async def main() -> None:
-        host = domain(tmp_path, files="files")
-        await host.source.start()
+    def copy(ca: str, own: str) -> None:
+        for file, folder in (("ca.pem", ca), ("h1.pem", own), ("h1.key", own)):
+            shutil.copy(tmp_path / folder / file, tmp_path / "files" / file)
+
+    copy(*bad)
+    host = domain(tmp_path, "files")
+    async with negotiating(host):
         host.demand(1, "h1->s1", "s1->h2")
         await until(lambda: here in host.error, here)
         assert "\n" not in host.error and host.state == "fallback"
-        # Good files are taken at the next attempt, without a restart.
-        for file in ("ca.pem", "h1.pem", "h1.key"):
-            shutil.copy(tmp_path / file, files / file)
+        copy("", "")  # taken at the next attempt, without a restart
         await until(lambda: host.state == "switch", "let in")
-        await host.source.close()
-
-    asyncio.run(main())
-    if broken != "other":  # the switch was not even shown a certificate
+    if there:
         log = switch.logged("rejected")
         assert there in log and log.count("rejected") == 1
 
 
-def test_all_certificates_are_replaced_under_load_and_no_lease_is_lost(
+async def test_all_certificates_are_replaced_under_load_and_no_lease_is_lost(
     tmp_path: Path, switch: TlsSwitch
 ) -> None:
     switch.start().wait_recovered()
-    bundle = (tmp_path / "ca.pem").read_bytes() + (tmp_path / "other" / "ca.pem").read_bytes()
+    host, other = domain(tmp_path, ""), tmp_path / "other"
+    (session,) = host.source.host.sessions
 
-    async def main() -> None:
-        host = domain(tmp_path)
-        await host.source.start()
+    async def load() -> None:
+        for inc in range(5):
+            host.demand(1, "h1->s1", "s1->h2", remaining=10**7 + inc, inc=1)
+            assert await asyncio.to_thread(switch.describe)  # a handshake with what is there
+            await asyncio.sleep(0.02)
+
+    async with negotiating(host):
         host.demand(1, "h1->s1", "s1->h2")
         await until(lambda: host.state == "switch" and host.rate(1) > 0, "granted")
-        (session,) = host.source.host.sessions
         number = session.session
-
-        async def load(rounds: int) -> None:
-            for inc in range(rounds):
-                host.demand(1, "h1->s1", "s1->h2", remaining=10**7 + inc, inc=1)
-                assert await asyncio.to_thread(switch.describe)  # a handshake with what is there
-                await asyncio.sleep(0.02)
-
-        await load(5)
-        (tmp_path / "ca.pem").write_bytes(bundle)
-        await load(5)
-        for name in ("s1", "h1"):
-            for end in ("key", "pem"):
-                shutil.copy(tmp_path / "other" / f"{name}.{end}", tmp_path / f"{name}.{end}")
-            await load(5)
-        shutil.copy(tmp_path / "other" / "ca.pem", tmp_path / "ca.pem")
-        await load(5)
-        assert host.source.reservations()["expired"] == 0
+        await load()
+        with (tmp_path / "ca.pem").open("ab") as both:
+            both.write((other / "ca.pem").read_bytes())
+        await load()
+        for names in (("s1.key", "s1.pem"), ("h1.key", "h1.pem"), ("ca.pem",)):
+            for name in names:
+                shutil.copy(other / name, tmp_path / name)
+            await load()
+        assert host.said["reservations"]["expired"] == 0
         assert session.session == number, "the stream goes on as it began"
         assert host.rate(1) > 0
         # A new stream has the new files.
         switch.kill()
         switch.start()
         await until(lambda: host.state == "switch" and session.session != number, "back")
-        await host.source.close()
-
-    asyncio.run(main())

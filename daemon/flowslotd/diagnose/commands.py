@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commands that the daemon's package adds to the `flowslot` CLI: `doctor`, `preflight` and
-`check-config`."""
+`check-config`. What a FlowslotError says, the CLI prints."""
 
 import dataclasses
 import json
@@ -13,13 +13,13 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from flowslot.model.errors import ConfigError
+from flowslot.model.errors import ConfigError, FlowslotError
 from flowslot.model.settings import read_toml
 from flowslot.model.topology import parse_topology
 from flowslotd.config import load, read
 from flowslotd.pace.pacer import PacingError
 
-FAILURE, BAD_INPUT = 1, 2
+FAILURE = 1
 SWITCH_CHECK = """
 import json, pathlib, sys
 from flowslot.model.errors import ConfigError
@@ -53,20 +53,13 @@ def check_config(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Check a configuration file, and what it refers to."""
-    try:
-        kind, effective = _check(file)
-    except ConfigError as error:
-        typer.echo(f"flowslot: {error}", err=True)
-        raise typer.Exit(BAD_INPUT) from None
-    if output is Output.TABLE:
-        typer.echo(f"{file}: {kind} configuration, no problem found")
-        if print_effective:
-            typer.echo(yaml.safe_dump(effective, sort_keys=False), nl=False)
-        return
-    result = {"file": str(file), "kind": kind} | (
-        {"effective": effective} if print_effective else {}
-    )
-    _print(result, output)
+    kind, effective = _check(file)
+    text = f"{file}: {kind} configuration, no problem found"
+    result: dict[str, Any] = {"file": str(file), "kind": kind}
+    if print_effective:
+        text += f"\n{_as_yaml(effective)}"
+        result["effective"] = effective
+    _print(output, text, result)
 
 
 def _check(file: Path) -> tuple[str, dict[str, Any]]:
@@ -110,18 +103,11 @@ def doctor(
     """What this kernel supports, what to do about what it lacks, and which back end is chosen."""
     from flowslotd.diagnose import diagnosis  # noqa: PLC0415  (loads the back ends)
 
-    try:
-        loaded = load(config) if config is not None else None
-    except ConfigError as error:
-        typer.echo(f"flowslot: {error}", err=True)
-        raise typer.Exit(BAD_INPUT) from None
+    loaded = load(config) if config is not None else None
     found = diagnosis.diagnose(loaded.settings.pacing.backend if loaded else "auto")
     if loaded:
         found.findings.append(diagnosis.tls(loaded.settings.tls, loaded.tls))
-    if output is Output.TABLE:
-        typer.echo(diagnosis.table(found))
-    else:
-        _print(diagnosis.as_data(found), output)
+    _print(output, diagnosis.table(found), diagnosis.as_data(found))
     if found.backend == "none":
         raise typer.Exit(FAILURE)
 
@@ -136,27 +122,26 @@ def preflight(
     from flowslotd.diagnose import diagnosis  # noqa: PLC0415  (loads the back ends)
     from flowslotd.diagnose import preflight as flight  # noqa: PLC0415
 
+    loaded = load(config)
+    found = diagnosis.diagnose(loaded.settings.pacing.backend)
     try:
-        loaded = load(config)
-        found = diagnosis.diagnose(loaded.settings.pacing.backend)
         changes = flight.changes(loaded, found.backend)
-    except ConfigError as error:
-        typer.echo(f"flowslot: {error}", err=True)
-        raise typer.Exit(BAD_INPUT) from None
     except (PacingError, OSError) as error:
-        typer.echo(f"flowslot: {config}: section [pacing]: {error}", err=True)
-        raise typer.Exit(FAILURE) from None
-    if output is Output.TABLE:
-        typer.echo(flight.table(loaded, found, changes))
-    else:
-        rows = [dataclasses.asdict(change) for change in changes]
-        _print({"backend": found.backend, "why": found.why, "changes": rows}, output)
+        raise FlowslotError(f"{config}: section [pacing]: {error}") from None
+    rows = [dataclasses.asdict(change) for change in changes]
+    data = {"backend": found.backend, "why": found.why, "changes": rows}
+    _print(output, flight.table(loaded, found, changes), data)
     if found.backend == "none" != found.wanted:
         raise typer.Exit(FAILURE)
 
 
-def _print(data: dict[str, Any], output: Output) -> None:
-    if output is Output.JSON:
-        typer.echo(json.dumps(data, indent=2))
+def _print(output: Output, text: str, data: dict[str, Any]) -> None:
+    """`text` is for people."""
+    if output is Output.TABLE:
+        typer.echo(text)
     else:
-        typer.echo(yaml.safe_dump(data, sort_keys=False), nl=False)
+        typer.echo(json.dumps(data, indent=2) if output is Output.JSON else _as_yaml(data))
+
+
+def _as_yaml(data: dict[str, Any]) -> str:
+    return yaml.safe_dump(data, sort_keys=False).rstrip()

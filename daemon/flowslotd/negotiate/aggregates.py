@@ -32,12 +32,8 @@ NOBODY = Aggregate(0, "", (), 0)
 class Aggregates:
     """All aggregates of the mapped flows of a table."""
 
-    def __init__(self, table: FlowTable, *, tops_up: bool = True) -> None:
-        """`tops_up`: a flow may send, if there is room, although it is granted nothing. Only then
-        may a flow that has nothing to send ask for nothing: its next bytes can leave, and so are
-        seen."""
+    def __init__(self, table: FlowTable) -> None:
         self._table = table
-        self.tops_up = tops_up
         self._at: dict[_Key, int] = {}
         self._members = [NOBODY]
         """By the number that is in the column `aggregate`; 0 stays free."""
@@ -65,7 +61,7 @@ class Aggregates:
 
     # -- what flows do
 
-    def look(self, now: Nanos) -> None:
+    def _look(self, now: Nanos, tops_up: bool) -> None:
         """Sum up what the table knows of the flows."""
         times = np.zeros((len(self._members), 5), np.int64)
         sums = np.zeros((len(self._members), 3))
@@ -77,16 +73,20 @@ class Aggregates:
                 continue
             aggregate.active, aggregate.due, aggregate.period = bool(active), due, period
             aggregate.remaining, aggregate.target, aggregate.expected = sizes
-            aggregate.stalled = bool(active and stalled and self.tops_up)
+            aggregate.stalled = bool(active and stalled and tops_up)
             if active:
                 aggregate.onset = onset
 
-    def report(self, now: Nanos, host: Host, *, small: bool, lent: Lent) -> None:
+    def report(
+        self, now: Nanos, host: Host, *, small: bool, lent: Lent, tops_up: bool = True
+    ) -> None:
         """Look at the flows, and say what the arbiters do not know yet (see core's `report`).
 
-        `lent` is called when it matters: the aggregates of these flows are not free yet.
+        `lent` is called when it matters: the aggregates of these flows are not free yet. `tops_up`:
+        a flow may send, if there is room, although it is granted nothing. Only then may one that
+        has nothing to send ask for nothing: its next bytes can leave, and so are seen.
         """
-        self.look(now)
+        self._look(now, tops_up)
         gone, self._gone = self._gone, []
 
         def used() -> set[int]:

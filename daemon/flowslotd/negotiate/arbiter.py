@@ -7,7 +7,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,46 +17,14 @@ from flowslot.protocol.host import Changes, Host
 from flowslot.protocol.messages import FromArbiter, FromDaemon, Opening
 from flowslotd.clock import monotonic, wall
 from flowslotd.flows.flow_info import FlowInfo
-from flowslotd.metrics import Durations, Summary
+from flowslotd.metrics import Durations
 from flowslotd.negotiate.aggregates import Aggregates, Lent
 from flowslotd.negotiate.source import NO_RESERVATIONS, RateSource
 
+if TYPE_CHECKING:  # without switch processes a daemon does without gRPC
+    from flowslotd.negotiate.switch_client import SwitchClient
+
 OnRates = Callable[[Nanos], None]
-
-
-class Client(Protocol):
-    """Opens streams to a switch process, one after the other, see switch_client."""
-
-    switch: str
-    address: str
-    links: tuple[int, ...]
-    names: tuple[str, ...]
-    connected: bool
-    line: Line
-
-    def dial(self) -> None:
-        """Open a stream."""
-        ...
-
-    def wake(self) -> None:
-        """There may be something to write."""
-        ...
-
-    def lose(self) -> None:
-        """The lease has ended: end the stream."""
-        ...
-
-    async def close(self) -> None:
-        """End it for good."""
-        ...
-
-    def describe(self) -> dict[str, object]:
-        """For `flowslot status`."""
-        ...
-
-    async def load_table(self) -> tuple[tuple[int, ...], Floats] | None:
-        """Reserved rates of its links, float64[links, K]; None when there is no answer."""
-        ...
 
 
 _log = logging.getLogger(__name__)
@@ -66,13 +34,14 @@ class ArbiterRates(RateSource):
     """What `host` is granted. Its `sessions[k]` speaks through `clients[k]`."""
 
     reports = True
+    why_unpaced = "no grant"
 
     def __init__(
         self,
         host: Host,
         aggregates: Aggregates,
         policy: HostPolicy,
-        clients: Sequence[Client],
+        clients: Sequence[SwitchClient],
         *,
         n_links: int,
         on_rates: OnRates,
@@ -94,7 +63,7 @@ class ArbiterRates(RateSource):
         self._negotiation, self._round_trip = Durations(), Durations()
         self._closing = False
         for k, client in enumerate(clients):
-            client.line = Line(self, k)
+            client.source, client.k = self, k
 
     # --- what the slot loop asks
 
@@ -108,17 +77,8 @@ class ArbiterRates(RateSource):
 
     def negotiate(self, now: Nanos, slot: int, *, moved: bool, small: bool) -> None:
         """See RateSource."""
-        self._aggregates.report(now, self.host, small=small, lent=self._lent)
+        self._aggregates.report(now, self.host, small=small, lent=self._lent, tops_up=self.tops_up)
         self._speak(now)
-
-    @property
-    def tops_up(self) -> bool:
-        """See RateSource."""
-        return self._aggregates.tops_up
-
-    @tops_up.setter
-    def tops_up(self, value: bool) -> None:
-        self._aggregates.tops_up = value
 
     @property
     def waiting(self) -> bool:
@@ -156,6 +116,31 @@ class ArbiterRates(RateSource):
         for client in self._clients:
             await client.close()
 
+    def greet(self, now: Nanos, k: int) -> Opening:
+        """A stream is open: what its first message starts with."""
+        opening, changes = self.host.connect(now, k)
+        self.take(now, k, changes)
+        return opening
+
+    def take_message(self, now: Nanos, k: int) -> FromDaemon | None:
+        """What is to be written now."""
+        message = self.host.take_message(now, k, wall())
+        self._messages_out += message is not None
+        self._rearm(now)
+        return message
+
+    def received(self, now: Nanos, k: int, message: FromArbiter) -> None:
+        """A message has come."""
+        self.take(now, k, self.host.received(now, k, message))
+
+    def closed(self, now: Nanos, k: int, error: str) -> None:
+        """The stream has ended, or could not be opened."""
+        client = self._clients[k]
+        if error and error != self._error:
+            _log.warning("switch process %s at %s: %s", client.switch, client.address, error)
+        self._error = error or self._error
+        self.take(now, k, self.host.closed(now, k, random.uniform(0.75, 1.25)))
+
     def take(self, now: Nanos, k: int, changes: Changes) -> None:
         """First into force, then acknowledged."""
         if self._closing:
@@ -185,17 +170,6 @@ class ArbiterRates(RateSource):
         if changes.lost and not self.host.live and self.host.flows():
             _log.warning("no switch process: sharing out this host's own NICs")
 
-    def sent(self) -> None:
-        """A message was written."""
-        self._messages_out += 1
-
-    def failed(self, k: int, error: str) -> None:
-        """A stream has ended, or could not be opened."""
-        client = self._clients[k]
-        if error != self._error:
-            _log.warning("switch process %s at %s: %s", client.switch, client.address, error)
-        self._error = error
-
     def _speak(self, now: Nanos) -> None:
         """Sessions may have something to say, or no lease any more; and look again in time."""
         for session, client in zip(self.host.sessions, self._clients, strict=True):
@@ -203,9 +177,9 @@ class ArbiterRates(RateSource):
                 client.lose()
             elif session.has_news:
                 client.wake()
-        self.rearm(now)
+        self._rearm(now)
 
-    def rearm(self, now: Nanos) -> None:
+    def _rearm(self, now: Nanos) -> None:
         """Look again when the host says so."""
         at = self.host.next_wakeup(now)
         if at == self._alarm_at or self._closing:
@@ -231,63 +205,44 @@ class ArbiterRates(RateSource):
                 else:
                     client.wake()
         finally:
-            self.rearm(now)
+            self._rearm(now)
 
     # --- for `flowslot status` and `links`
 
-    @property
-    def grpc_connections(self) -> int:  # type: ignore[override]
-        """Open connections to switch processes."""
-        return sum(client.connected for client in self._clients)
-
-    def describe(self) -> dict[str, dict[str, object] | None]:
-        """See RateSource. State: `switch`, `fallback` while no switch process is there, or `local`
-        where there is none to ask.
-
-        `switch`: those that are live, or all, by name; `switches`: each of several.
-        """
-        if not self._clients:
-            error = self.host.own_counts.error
-            local: dict[str, object] = {"state": "local", "switch": None, "error": error}
-            return {**super().describe(), "domain": local}
-        state = {
-            "messages_in": self._messages_in,
-            "messages_out": self._messages_out,
-            "round_trip": self._round_trip.summary(),
-            "error": self._error or self.host.own_counts.error,
-            "state": "switch" if self.host.own is None else "fallback",
+    def describe(self) -> dict[str, Any]:
+        """See RateSource. Of clocks, the one that is furthest off."""
+        counts = (self.host.counts, self.host.own_counts)
+        kinds = ("granted", "refused", "preempted", "expired")
+        offsets = [session.offset_us for session in self.host.sessions]
+        return super().describe() | {
+            "domain": self._domain(),
+            "grpc_connections": sum(client.connected for client in self._clients),
+            "reservations": NO_RESERVATIONS
+            | {kind: sum(getattr(c, kind) for c in counts) for kind in kinds},
+            "negotiation": self._negotiation.summary(),
+            "clock_offset_us": max((x for x in offsets if x is not None), key=abs, default=None),
         }
-        streams: list[dict[str, object]] = [
+
+    def _domain(self) -> dict[str, object]:
+        """`state`: `switch`, `fallback` while no switch process is there, or `local` where there is
+        none to ask. `switch`: those that are live, or all, by name; `switches`: each of several."""
+        error = self._error or self.host.own_counts.error
+        if not self._clients:
+            return {"state": "local", "switch": None, "error": error}
+        streams = [
             {**client.describe(), "session": session.session, "live": session.live}
             for client, session in zip(self._clients, self.host.sessions, strict=True)
         ]
-        if len(streams) == 1:
-            return {**super().describe(), "domain": {**streams[0], **state}}
         live = [stream for stream in streams if stream["live"]] or streams
         names = ", ".join(str(stream["switch"]) for stream in live)
         return {
-            **super().describe(),
-            "domain": {"switch": names, "switches": streams, **state},
+            **(streams[0] if len(streams) == 1 else {"switch": names, "switches": streams}),
+            "messages_in": self._messages_in,
+            "messages_out": self._messages_out,
+            "round_trip": self._round_trip.summary(),
+            "error": error,
+            "state": "switch" if self.host.own is None else "fallback",
         }
-
-    def why_unpaced(self) -> str:
-        """See RateSource."""
-        return "no grant"
-
-    def reservations(self) -> dict[str, int]:
-        """See RateSource."""
-        both = (self.host.counts, self.host.own_counts)
-        names = ("granted", "refused", "preempted", "expired")
-        return NO_RESERVATIONS | {name: sum(getattr(c, name) for c in both) for name in names}
-
-    def negotiation(self) -> Summary:
-        """See RateSource."""
-        return self._negotiation.summary()
-
-    def clock_offset_us(self) -> float | None:
-        """See RateSource. Of several, the one that is furthest off."""
-        offsets = [session.offset_us for session in self.host.sessions]
-        return max((x for x in offsets if x is not None), key=abs, default=None)
 
     async def load_table(self, now: Nanos) -> Floats | None:
         """See RateSource."""
@@ -305,35 +260,3 @@ class ArbiterRates(RateSource):
         for links, load in tables:
             whole[list(links)] = load[:, :horizon]
         return whole
-
-
-class Line:
-    """The session that speaks through a stream."""
-
-    def __init__(self, owner: ArbiterRates, k: int) -> None:
-        self._owner, self._k = owner, k
-
-    def greet(self, now: Nanos) -> Opening:
-        """A stream is open: what its first message starts with."""
-        opening, changes = self._owner.host.connect(now, self._k)
-        self._owner.take(now, self._k, changes)
-        return opening
-
-    def take_message(self, now: Nanos) -> FromDaemon | None:
-        """What is to be written now."""
-        message = self._owner.host.take_message(now, self._k, wall())
-        if message is not None:
-            self._owner.sent()
-        self._owner.rearm(now)
-        return message
-
-    def received(self, now: Nanos, message: FromArbiter) -> None:
-        """A message has come."""
-        self._owner.take(now, self._k, self._owner.host.received(now, self._k, message))
-
-    def closed(self, now: Nanos, error: str) -> None:
-        """The stream has ended, or could not be opened."""
-        if error:
-            self._owner.failed(self._k, error)
-        jitter = random.uniform(0.75, 1.25)
-        self._owner.take(now, self._k, self._owner.host.closed(now, self._k, jitter))

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 import numpy as np
 from google.protobuf.message import Message
 
-from flowslot.model.errors import ProtocolError
 from flowslot.policy.mlcc import Update
 from flowslot.policy.mlcc.planner import Feedback
 from flowslot_proto import flowslot_pb2 as pb
@@ -20,7 +19,8 @@ from flowslotd.negotiate.load_tables import NoAnswer
 
 
 class GrpcRemote:
-    """A switch process that holds links. Calls raise NoAnswer. All in the event loop's thread."""
+    """A switch process that holds links. Calls raise NoAnswer, or ProtocolError when the answer
+    makes no sense. All in the event loop's thread."""
 
     def __init__(self, config: Config, switch: str) -> None:
         topology = config.topology
@@ -41,10 +41,7 @@ class GrpcRemote:
         request = pb.FetchFeedbackRequest(links=names)
         reply = await self._call(methods.FETCH_FEEDBACK, request, pb.FetchFeedbackReply, timeout_s)
         self.connected = True
-        try:
-            said = read_feedback(reply, names)
-        except ProtocolError as error:
-            raise NoAnswer(f"answered something else: {error}") from None
+        said = read_feedback(reply, names)
         if said.slot_ns != self._slot_ns:
             theirs, ours = said.slot_ns / 1e6, self._slot_ns / 1e6
             raise NoAnswer(f"has slots of {theirs:g} ms, this daemon of {ours:g}: set the same")
@@ -72,11 +69,9 @@ class GrpcRemote:
     async def _call(self, path: str, request: Message, kind: type[M], timeout_s: float) -> M:
         try:
             raw = await self._channel.unary(path, request.SerializeToString(), timeout_s)
-            return parse(kind, raw)
-        except ProtocolError as error:
-            raise NoAnswer(f"answered something else: {error}") from None
         except RpcFailed as error:
             # Late is not gone, as long as there is a connection.
             late = error.code is grpc.StatusCode.DEADLINE_EXCEEDED and self._channel.connected
             self.connected = self.connected and late
             raise NoAnswer(str(error)) from None
+        return parse(kind, raw)

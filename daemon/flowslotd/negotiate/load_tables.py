@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from flowslot.model.errors import ProtocolError
 from flowslot.model.units import SECOND, Nanos
 from flowslot.policy.base import Pace, View
 from flowslot.policy.mlcc import MlccPolicy
@@ -21,7 +23,6 @@ from flowslot.policy.mlcc.planner import Feedback, Fetch, Reserve, Reserving
 from flowslotd.clock import monotonic
 from flowslotd.config import Config
 from flowslotd.flows.flow_table import FlowTable
-from flowslotd.metrics import Durations
 from flowslotd.negotiate.arbiter import OnRates
 from flowslotd.negotiate.peers import PeerEndpoint
 from flowslotd.negotiate.source import NO_RESERVATIONS, RateSource
@@ -30,17 +31,19 @@ if TYPE_CHECKING:  # without switch processes a daemon does without gRPC
     from flowslotd.negotiate.feedback_grpc import GrpcRemote
 
 OnBug = Callable[[str, BaseException], None]
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
 class NoAnswer(Exception):
-    """A switch process does not answer, in time or in a way that makes sense; says why."""
+    """A switch process does not answer in time, or is set up otherwise; says why."""
 
 
 class PlannedRates(RateSource):
     """Plans are made for whole slots, and for all flows of this host together."""
 
     at_boundary = joint = reports = True
+    why_unpaced = "no plan yet, or its switch process does not answer"
 
     def __init__(
         self,
@@ -55,7 +58,7 @@ class PlannedRates(RateSource):
         """`on_rates`: the plan has changed; it has to be in force when this returns."""
         slot_ns = config.grid.slot_ns
         asked = bool(remotes)
-        self.livelocks = self.starvations = 0
+        self.stalls: Counter[str] = Counter()
         self.last_error = ""
         self.planner = Reserving(
             policy,
@@ -72,10 +75,6 @@ class PlannedRates(RateSource):
         self._on_bug = on_bug
         self._all = True
         self._slot = -1
-        self._round_trip = Durations()
-        """From asking for the load tables to the last of them."""
-        self._settled = Durations()
-        """From there to the end of the round."""
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -128,10 +127,8 @@ class PlannedRates(RateSource):
                 self._on_bug("feedback", error)
 
     async def _round(self) -> None:
-        began = monotonic()
-        answers = await asyncio.gather(*map(self._fetch, self.planner.begin(began)))
+        answers = await asyncio.gather(*map(self._fetch, self.planner.begin(monotonic())))
         fetched = monotonic()
-        self._round_trip.add(fetched - began)
         known = self._book.dependencies(fetched, self._table.transfers({}))
         calls = self.planner.plan(fetched, answers, known)
         if calls is None:
@@ -142,25 +139,30 @@ class PlannedRates(RateSource):
             accepted = await asyncio.gather(*map(self._reserve, calls))
             calls = self.planner.reserved(monotonic(), accepted)
         self._planned()
-        self._settled.add(monotonic() - fetched)
 
     async def _fetch(self, call: Fetch) -> Feedback | None:
         remote = self._remotes[call.switch]
-        try:
-            return await remote.fetch(call.links, _left_s(call.until))
-        except NoAnswer as error:
-            self._silent(remote, error)
-            return None
+        return await self._answer(remote, remote.fetch(call.links, _left_s(call.until)))
 
     async def _reserve(self, call: Reserve) -> bool | None:
         remote, left_s = self._remotes[call.switch], _left_s(call.until)
         if left_s <= 0.0:
             return False  # no time left: as if it were refused
+        return await self._answer(remote, remote.update(call.update, left_s))
+
+    async def _answer(self, remote: GrpcRemote, call: Awaitable[T]) -> T | None:
+        """None: it is silent."""
         try:
-            return await remote.update(call.update, left_s)
+            return await call
         except NoAnswer as error:
-            self._silent(remote, error)
-            return None
+            problem = str(error)
+        except ProtocolError as error:
+            problem = f"answered something else: {error}"
+        text = f"switch process {remote.switch}: {problem}"
+        if text != self.last_error:
+            _log.warning("%s", text)
+        self.last_error = text
+        return None
 
     def _planned(self) -> None:
         now = monotonic()
@@ -168,56 +170,38 @@ class PlannedRates(RateSource):
         self._on_rates(now)
         self.tell(now)
 
-    def _silent(self, remote: GrpcRemote, error: NoAnswer) -> None:
-        text = f"switch process {remote.switch}: {error}"
-        if text != self.last_error:
-            _log.warning("%s", text)
-        self.last_error = text
-
     def _report_stalls(self) -> None:
         for stall in self.planner.stalls:
-            n, slots = len(stall.flows), stall.slot - stall.since + 1
-            if stall.kind == "livelock":
-                self.livelocks += 1
-                text = f"livelock: none of {n} flows with bytes to send moved for {slots} slots"
-            else:
-                self.starvations += 1
-                text = f"starvation: {n} flows did not move for {slots} slots while others did"
-            _log.error("%s", text)
-            self.last_error = text
+            self.stalls[stall.kind] += 1
+            slots = stall.slot - stall.since + 1
+            whom = "while others did" if stall.kind == "starvation" else "and neither did others"
+            flows = f"{len(stall.flows)} flows with bytes to send"
+            self.last_error = f"{stall.kind}: {flows} did not move for {slots} slots, {whom}"
+            _log.error("%s", self.last_error)
         self.planner.stalls.clear()
 
     # --- for `flowslot status`
 
-    @property
-    def grpc_connections(self) -> int:  # type: ignore[override]
-        """Open connections to switch processes."""
-        return sum(remote.connected for remote in self._remotes)
-
-    def describe(self) -> dict[str, dict[str, object] | None]:
-        """See RateSource."""
+    def describe(self) -> dict[str, Any]:
+        """See RateSource; reservations that are scheduled: accepted by all switch processes of
+        their path."""
         counts = self.planner.counts
-        rounds: dict[str, object] = {
+        rounds = {
             "switches": [{"switch": r.switch, "live": r.connected} for r in self._remotes],
             "rounds": counts.rounds,
             "late": counts.late,
             "undone": counts.undone,
-            "livelocks": self.livelocks,
-            "starvations": self.starvations,
-            "round_trip": self._round_trip.summary(),
-            "settled": self._settled.summary(),
+            "livelocks": self.stalls["livelock"],
+            "starvations": self.stalls["starvation"],
             "error": self.last_error,
         }
-        return super().describe() | {"feedback": rounds, "peers": self.peers.describe()}
-
-    def why_unpaced(self) -> str:
-        """See RateSource."""
-        return "no plan yet, or its switch process does not answer"
-
-    def reservations(self) -> dict[str, int]:
-        """See RateSource; scheduled: accepted by all switch processes of their path."""
-        counts = self.planner.counts
-        return NO_RESERVATIONS | {"scheduled": counts.accepted, "refused": counts.refused}
+        return super().describe() | {
+            "feedback": rounds,
+            "peers": self.peers.describe(),
+            "grpc_connections": sum(remote.connected for remote in self._remotes),
+            "reservations": NO_RESERVATIONS
+            | {"scheduled": counts.accepted, "refused": counts.refused},
+        }
 
     # --- life
 

@@ -6,11 +6,12 @@ the load tables of switches, and `FixedRates` asks nobody.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from flowslot.model.units import Nanos
 from flowslot.policy.base import Floats, HostPolicy, Pace, View
 from flowslotd.flows.flow_info import FlowInfo
-from flowslotd.metrics import Durations, Summary
+from flowslotd.metrics import Durations
 
 NO_RESERVATIONS = {"granted": 0, "scheduled": 0, "refused": 0, "preempted": 0, "expired": 0}
 
@@ -26,6 +27,8 @@ class RateSource:
     """A flow may send, if there is room, although it is granted nothing."""
     reports = False
     """Somebody waits for news of what flows do."""
+    why_unpaced = "the policy leaves it alone"
+    """Why a flow that could be paced is not."""
 
     def follow(self, now: Nanos, new: Sequence[FlowInfo], gone: Sequence[FlowInfo]) -> None:
         """Flows have come and gone."""
@@ -67,27 +70,23 @@ class RateSource:
 
     # --- for `flowslot status` and `links`
 
-    grpc_connections = 0
+    def describe(self) -> dict[str, Any]:
+        """Keys of the status. A kind of source replaces what it knows.
 
-    def describe(self) -> dict[str, dict[str, object] | None]:
-        """By key of the status: the arbiters, the planner's rounds, the other hosts."""
-        return {"domain": {"state": "none"}, "feedback": None, "peers": None}
-
-    def why_unpaced(self) -> str:
-        """Why a flow that could be paced is not."""
-        return "the policy leaves it alone"
-
-    def reservations(self) -> dict[str, int]:
-        """Of whoever reserves for this daemon: the evidence of a run."""
-        return dict(NO_RESERVATIONS)
-
-    def negotiation(self) -> Summary:
-        """From the demand of a flow that has nothing to its first grant."""
-        return Durations().summary()
-
-    def clock_offset_us(self) -> float | None:
-        """Wall clock of the switch minus ours; None: unknown."""
-        return None
+        `domain`: the arbiters; `feedback`: the planner's rounds; `peers`: the other hosts;
+        `grpc_connections`: open ones to switch processes; `reservations`: of whoever reserves for
+        this daemon; `negotiation`: from the demand of a flow that has nothing to its first grant;
+        `clock_offset_us`: wall clock of the switch minus ours, None unknown.
+        """
+        return {
+            "domain": {"state": "none"},
+            "feedback": None,
+            "peers": None,
+            "grpc_connections": 0,
+            "reservations": NO_RESERVATIONS,
+            "negotiation": Durations().summary(),
+            "clock_offset_us": None,
+        }
 
     async def load_table(self, now: Nanos) -> Floats | None:
         """Reserved rates, float64[L, K] over the topology's links; NaN: not known."""

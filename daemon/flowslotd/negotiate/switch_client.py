@@ -11,17 +11,15 @@ from dataclasses import replace
 import numpy as np
 
 from flowslot.model.errors import ProtocolError
-from flowslot.model.topology import Topology
-from flowslot.model.topology_file import SwitchSettings
 from flowslot.policy.base import Floats
 from flowslot.protocol.messages import Opening
 from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto import methods
 from flowslot_proto.checks import parse
 from flowslot_proto.convert import read_arbiter, read_feedback, write_daemon
-from flowslot_proto.tls import TlsFiles
 from flowslotd.clock import monotonic
-from flowslotd.negotiate.arbiter import Line
+from flowslotd.config import Config
+from flowslotd.negotiate.arbiter import ArbiterRates
 from flowslotd.negotiate.channel import Channel, RpcFailed, Stream
 
 CALL_S = 1.0
@@ -36,22 +34,18 @@ class LeaseLost(Exception):
 class SwitchClient:
     """One stream after the other, each when `dial` is called; all in the event loop's thread."""
 
-    line: Line
+    source: ArbiterRates
+    k: int
+    """Of its session."""
 
-    def __init__(
-        self,
-        topology: Topology,
-        switch: SwitchSettings,
-        host: str,
-        tls: TlsFiles | None = None,
-    ) -> None:
-        """`host`: this one. `tls` None: plaintext."""
-        self.switch = switch.name
-        self.address = switch.address
-        self._host = host
-        self._all_links = topology.switch_links(switch.name)
+    def __init__(self, config: Config, switch: str) -> None:
+        topology = config.topology
+        self.switch = switch
+        self.address = topology.switches[switch].address
+        self._host = config.settings.host
+        self._all_links = topology.switch_links(switch)
         self._all_names = tuple(topology.links[link].name for link in self._all_links)
-        crossed = topology.links_crossed(host)
+        crossed = topology.links_crossed(self._host)
         self.links = tuple(link for link in self._all_links if link in crossed)
         """Of the switch process, those that flows of this host may cross."""
         self.names = tuple(topology.links[link].name for link in self.links)
@@ -61,7 +55,7 @@ class SwitchClient:
         self._lost = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._asking: asyncio.Task[None] | None = None  # kept, or it may be gone before its end
-        self._channel = Channel(switch, tls)
+        self._channel = Channel(topology.switches[switch], config.tls)
         self._pid: int | None = None
 
     def dial(self) -> None:
@@ -118,7 +112,7 @@ class SwitchClient:
                 self._asking.cancel()
             self.connected = False
             self._pid = self._asking = None
-        self.line.closed(monotonic(), error)
+        self.source.closed(monotonic(), self.k, error)
 
     async def _connect(self) -> None:
         try:
@@ -129,7 +123,7 @@ class SwitchClient:
             await self._channel.close()
 
     async def _talk(self, call: Stream) -> None:
-        opening = replace(self.line.greet(monotonic()), host=self._host)
+        opening = replace(self.source.greet(monotonic(), self.k), host=self._host)
         works = (self._read(call), self._write(call, opening), self._fall())
         tasks = [asyncio.create_task(work) for work in works]
         try:
@@ -148,7 +142,7 @@ class SwitchClient:
     async def _write(self, call: Stream, opening: Opening | None) -> None:
         while True:
             self._wake.clear()
-            message = self.line.take_message(monotonic())
+            message = self.source.take_message(monotonic(), self.k)
             if message is not None:
                 raw = write_daemon(message, self._identity, opening).SerializeToString()
                 try:
@@ -163,7 +157,8 @@ class SwitchClient:
             raw = await call.read()
             if raw is None:
                 raise ProtocolError("the switch process has closed the stream")
-            self.line.received(monotonic(), read_arbiter(parse(pb.ArbiterMessage, raw)))
+            message = read_arbiter(parse(pb.ArbiterMessage, raw))
+            self.source.received(monotonic(), self.k, message)
             if self._asking is None:
                 self._asking = asyncio.create_task(self._ask_pid())
 

@@ -13,7 +13,7 @@ from flowslot_sim.simulation import Control, Simulation
 def stagger(sim: Simulation) -> Control:
     allocator = get("stagger").allocator
     assert allocator is not None
-    return Exact(sim, allocator(PolicyOptions()), target=0.96)
+    return Exact(sim, allocator(PolicyOptions()))
 
 
 def slowdowns(name: str, seed: int, policy: str, seconds: float) -> list[float]:

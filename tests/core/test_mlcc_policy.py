@@ -158,20 +158,21 @@ AHEAD, BEHIND = Dependency(30.0, 90.0), Dependency(30.0, 45.0)
 
 
 @pytest.mark.parametrize(
-    ("bound", "dependency", "expected"),
+    ("bound", "left", "dependency", "expected"),
     [
         # F_j - F_1 = 90 - (30 + 40) = 20 bytes: 60 in this slot, the other 40 in the next.
-        ("paper", AHEAD, slots(60.0, 40.0)),  # as published: 120 on a link of 100
-        ("residual", AHEAD, slots(40.0, 40.0, 20.0)),
-        ("paper", BEHIND, slots(15.0, 40.0, 40.0, 5.0)),  # 25 bytes too many
+        ("paper", 100.0, AHEAD, slots(60.0, 40.0)),  # as published: 120 on a link of 100
+        ("residual", 100.0, AHEAD, slots(40.0, 40.0, 20.0)),
+        ("residual", 25.0, AHEAD, slots(40.0)),  # raised to what is free
+        ("paper", 100.0, BEHIND, slots(15.0, 40.0, 40.0, 5.0)),  # 25 bytes too many
     ],
 )
 def test_dependencies_change_the_current_slot_and_the_rest_is_planned_again(
-    bound: Bound, dependency: Dependency, expected: list[float]
+    bound: Bound, left: float, dependency: Dependency, expected: list[float]
 ) -> None:
     policy = host(MlccOptions(bound=bound))
     policy.dependencies = {1: dependency}
-    _, rates = decide(policy, view_of(0, {1: ((0,), 100.0)}, np.full((1, K), 60.0)))
+    _, rates = decide(policy, view_of(0, {1: ((0,), left)}, np.full((1, K), 60.0)))
     assert rates == {1: expected}
 
 

@@ -40,9 +40,9 @@ FLOW = np.dtype(
 )
 _inf = math.inf
 _free, _fed, _dry = range(3)  # what `stage` says
-ROUNDS = 12
+_rounds = 12
 """Rates of flows that wait for each other are found by repetition, at most so many times."""
-_rounds, _near, _eps, _rounding = ROUNDS, 1e-6, 1.0, 1e-9
+_near, _eps, _rounding = 1e-6, 1.0, 1e-9
 """Relative difference of rates, and bytes, that do not matter."""
 
 

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from bench.worlds import WORLDS, slowdowns
 from flowslot.model.units import MILLISECOND
-from flowslot_sim.plane.messages import Messages, Plant
+from flowslot_sim.plane.messages import Plant
 from flowslot_sim.plane.wire import Delays
 from flowslot_sim.runner import control
 from flowslot_sim.simulation import Simulation
@@ -59,7 +59,7 @@ def simulate(world: str, policy: str, seed: int) -> Outcome:
         np.array(slowdowns(job, progress, warm_up * 1e9, sim.now))
         for job, progress in zip(made.jobs, sim.progress, strict=True)
     ]
-    sent = sim.control.messages() if isinstance(sim.control, Messages) else 0
+    sent = sim.control.evidence().control_packets
     slots = end / 0.06 * len(made.hosts)
     p99 = float(np.percentile(np.concatenate(slow), 99))
     return Outcome([float(each.mean()) for each in slow], p99, sent / slots)

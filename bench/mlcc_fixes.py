@@ -25,6 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.worlds import WORLDS, IdleSlots, slowdowns
+from flowslot.model.slot import DEFAULT_SLOT
 from flowslot.model.units import MILLISECOND, SECOND
 from flowslot.policy.mlcc import MlccOptions
 from flowslot_scenario import scenario as scenarios
@@ -106,13 +107,13 @@ def simulate(name: str, policy: str, seed: int) -> Outcome:
         sim = Simulation(world, lambda sim: Mlcc(sim, STEPS[policy], ONE_MS, seed))
         assert isinstance(sim.control, Mlcc)
         watch = sim.control.watch
-    counted = IdleSlots(sim, ONE_MS.slot_ns)
+    counted = IdleSlots(sim)
     given_up = False
     try:
         sim.run(until_ns=round(end_s * SECOND))
     except Livelock:
         given_up = True
-    slots = int(end_s * SECOND) // ONE_MS.slot_ns
+    slots = int(end_s * SECOND) // DEFAULT_SLOT
     livelocks = [line for line in watch.report() if line.startswith("livelock")]
     starved = any(stall.kind == "starvation" for stall in watch.stalls)
     lost = slots - counted.slots if given_up else 0

@@ -119,7 +119,7 @@ def simulate(name: str, world_name: str, seed: int) -> Outcome:
         np.array(slowdowns(job, progress, WARM_UP_S * SECOND, sim.now))
         for job, progress in zip(world.jobs, sim.progress, strict=True)
     ]
-    sent = plane.messages() if isinstance(plane, Messages) else 0
+    sent = plane.evidence().control_packets
     p99 = float(np.percentile(np.concatenate(slow), 99))
     slots = END_S / 0.06 * len(world.hosts)
     return Outcome([float(each.mean()) for each in slow], p99, sent / slots)

@@ -50,14 +50,11 @@ class Events:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else 1 << 62
 
-    def run_until(self, now: Nanos) -> int:
-        """It is `now`: do all that is due, also what that makes due; returns how much it was."""
-        done = 0
+    def run_until(self, now: Nanos) -> None:
+        """It is `now`: do all that is due, also what that makes due."""
         self.now = now
         while self.next_at() <= now:
             event = heapq.heappop(self._heap)[2]
             action, event.action = event.action, None
             if action is not None:
                 action(now)
-                done += 1
-        return done

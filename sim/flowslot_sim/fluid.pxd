@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Types of fluid.py, for the compiler. `make pxd` writes the structs.
+# Types of fluid.py, for the compiler, which infers those of variables that are not named here.
+# `make pxd` writes the structs.
 cimport cython
 from libc.stdint cimport int32_t, uint8_t
 
@@ -18,66 +19,39 @@ cdef packed struct Row:
     uint8_t bound
 # end
 
+ctypedef Row[::1] rows_t
+ctypedef const Py_ssize_t[::1] chosen_t
+ctypedef const int32_t[:, ::1] paths_t
+ctypedef const double[::1] given_t
+ctypedef double[::1] floats_t
+ctypedef double[:, ::1] work_t
+
 cdef double _inf, _near, _eps, _rounding
 cdef int _rounds, _free, _fed, _dry
 
-cdef inline int stage(Row[::1] rows, Py_ssize_t i, Py_ssize_t p)
+cdef int stage(rows_t rows, Py_ssize_t i, Py_ssize_t p)
 
-@cython.locals(k=Py_ssize_t, h=Py_ssize_t, m=Py_ssize_t, pad=Py_ssize_t, link=Py_ssize_t)
-cpdef Py_ssize_t compact(
-    const int32_t[:, ::1] paths, const Py_ssize_t[::1] live, const double[::1] capacity,
-    int32_t[::1] numbers, int32_t[:, ::1] small, double[::1] capacities,
-)
+@cython.locals(n=Py_ssize_t)
+cdef Py_ssize_t find_bound(rows_t rows, chosen_t live, chosen_t first, chosen_t preds)
 
-@cython.locals(n=Py_ssize_t, i=Py_ssize_t, j=Py_ssize_t, k=Py_ssize_t, state=int)
-cdef Py_ssize_t find_bound(
-    Row[::1] rows, const Py_ssize_t[::1] live, const Py_ssize_t[::1] first,
-    const Py_ssize_t[::1] preds,
-)
+@cython.locals(least=double)
+cdef double supply(rows_t rows, chosen_t first, chosen_t preds, Py_ssize_t i)
 
-@cython.locals(k=Py_ssize_t, state=int, least=double)
-cdef double supply(
-    Row[::1] rows, const Py_ssize_t[::1] first, const Py_ssize_t[::1] preds, Py_ssize_t i
-)
+@cython.locals(changed=cython.bint, too_fast=cython.bint, held_up=cython.bint)
+cdef bint follow(rows_t rows, chosen_t live, chosen_t first, chosen_t preds)
 
-@cython.locals(
-    i=Py_ssize_t, j=Py_ssize_t, changed=cython.bint, least=double, too_fast=cython.bint,
-    held_up=cython.bint,
-)
-cdef bint follow(
-    Row[::1] rows, const Py_ssize_t[::1] live, const Py_ssize_t[::1] first,
-    const Py_ssize_t[::1] preds,
-)
+@cython.locals(reserved=cython.bint, most=floats_t, got=floats_t, left=floats_t)
+cdef void allot(rows_t rows, chosen_t live, paths_t small, given_t capacity, work_t work)
 
-@cython.locals(
-    i=Py_ssize_t, k=Py_ssize_t, h=Py_ssize_t, link=Py_ssize_t, reserved=cython.bint,
-    most=double[::1], got=double[::1], left=double[::1],
-)
-cdef void allot(
-    Row[::1] rows, const Py_ssize_t[::1] live, const int32_t[:, ::1] small,
-    const double[::1] capacity, double[:, ::1] work,
-)
-
-@cython.locals(i=Py_ssize_t, j=Py_ssize_t, bound=Py_ssize_t, changed=cython.bint, least=double)
+@cython.locals(changed=cython.bint)
 cpdef void share(
-    Row[::1] rows, const Py_ssize_t[::1] live, const int32_t[:, ::1] small,
-    const double[::1] capacity, const Py_ssize_t[::1] first, const Py_ssize_t[::1] preds,
-    double[:, ::1] work,
+    rows_t rows, chosen_t live, paths_t small, given_t capacity, chosen_t first, chosen_t preds, work_t work,
 )
 
-@cython.locals(
-    soonest=double, rate=double, gap=double, lack=double, i=Py_ssize_t, j=Py_ssize_t,
-    k=Py_ssize_t, p=Py_ssize_t
-)
-cpdef double until_next(
-    Row[::1] rows, const Py_ssize_t[::1] live, const Py_ssize_t[::1] first,
-    const Py_ssize_t[::1] preds,
-)
+@cython.locals(soonest=double, rate=double, gap=double, lack=double)
+cpdef double until_next(rows_t rows, chosen_t live, chosen_t first, chosen_t preds)
 
-@cython.locals(
-    i=Py_ssize_t, j=Py_ssize_t, h=Py_ssize_t, k=Py_ssize_t, n=Py_ssize_t, sent=double
-)
+@cython.locals(n=Py_ssize_t, sent=double)
 cpdef Py_ssize_t advance(
-    Row[::1] rows, const Py_ssize_t[::1] live, double seconds, const int32_t[:, ::1] paths,
-    double[::1] carried, Py_ssize_t[::1] at,
+    rows_t rows, chosen_t live, double seconds, paths_t paths, floats_t carried, Py_ssize_t[::1] at,
 )

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
+# cython: infer_types=True
 """Loops over the flows of a simulated network, for whose sake this file is compiled.
 
 Types: fluid.pxd. What is done is the same when it is not compiled. F flows, L links, P
 dependencies. `paths` are int32[F, H], padded with L; arrays over links have L + 1 entries, of which
 the last one has no bound. Bytes, payload bytes/s and seconds. `rows` is what `table` makes of
-FLOW[F]; `live` are those that are active, intp[N], in their order. In a large network few are, on
-few links: `compact` numbers these anew.
+FLOW[F]; `live` are those that are active, intp[N], in their order. `small` are their paths, in a
+numbering of their own of the M links that they cross, whose `capacity` is float64[M + 1].
 
 Flow i forwards what its predecessors bring: unless p has ended, `sent[i]` is at most `own[i]`, or
 `head[i] + sent[p]` where that is more. The predecessors of i are `preds[first[i]:first[i + 1]]`.
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flowslot.policy.base import Floats, Paths, Rows
 from flowslot.policy.fill import max_min
 
 COMPILED = not __file__.endswith(".py")
@@ -38,9 +40,9 @@ FLOW = np.dtype(
 )
 _inf = math.inf
 _free, _fed, _dry = range(3)  # what `stage` says
-ROUNDS = 12
+_rounds = 12
 """Rates of flows that wait for each other are found by repetition, at most so many times."""
-_rounds, _near, _eps, _rounding = ROUNDS, 1e-6, 1.0, 1e-9
+_near, _eps, _rounding = 1e-6, 1.0, 1e-9
 """Relative difference of rates, and bytes, that do not matter."""
 
 
@@ -59,37 +61,7 @@ def stage(rows: Any, i: int, p: int) -> int:
     return _fed if rows[i].head + rows[p].sent - rows[i].sent <= _eps else _free
 
 
-def compact(  # noqa: PLR0917
-    paths: NDArray[np.int32],
-    live: NDArray[np.intp],
-    capacity: NDArray[np.float64],
-    numbers: NDArray[np.int32],
-    small: NDArray[np.int32],
-    capacities: NDArray[np.float64],
-) -> int:
-    """Number the M links that live flows cross; returns M. Puts the flows' paths in these numbers,
-    padded with M, into `small[:N]`, and the links' capacities into `capacities[:M + 1]`.
-    `numbers`, int32[L + 1], are -1 before and after.
-    """
-    m, pad = 0, len(capacity) - 1
-    for k in range(len(live)):
-        for h in range(paths.shape[1]):
-            link = paths[live[k], h]
-            if link < pad and numbers[link] < 0:
-                numbers[link], capacities[m] = m, capacity[link]
-                m += 1
-    numbers[pad], capacities[m] = m, _inf
-    for k in range(len(live)):
-        for h in range(paths.shape[1]):
-            small[k, h] = numbers[paths[live[k], h]]
-    for k in range(len(live)):
-        for h in range(paths.shape[1]):
-            numbers[paths[live[k], h]] = -1
-    numbers[pad] = -1
-    return m
-
-
-def find_bound(rows: Any, live: Any, first: Any, preds: Any) -> int:
+def find_bound(rows: Any, live: Rows, first: Rows, preds: Rows) -> int:
     """Which flows have caught up with a predecessor: `bound`, and their first `limit`. Returns how
     many."""
     n = 0
@@ -106,7 +78,7 @@ def find_bound(rows: Any, live: Any, first: Any, preds: Any) -> int:
     return n
 
 
-def supply(rows: Any, first: Any, preds: Any, i: int) -> float:
+def supply(rows: Any, first: Rows, preds: Rows, i: int) -> float:
     """Rate at which a bound flow is supplied: its slowest predecessor's, of those that bind it."""
     least = _inf
     for k in range(first[i], first[i + 1]):
@@ -118,7 +90,7 @@ def supply(rows: Any, first: Any, preds: Any, i: int) -> float:
     return least
 
 
-def follow(rows: Any, live: Any, first: Any, preds: Any) -> bool:
+def follow(rows: Any, live: Rows, first: Rows, preds: Rows) -> bool:
     """Let the limits of bound flows follow their predecessors' rates; True: some have changed."""
     changed = False
     for j in range(len(live)):
@@ -135,17 +107,10 @@ def follow(rows: Any, live: Any, first: Any, preds: Any) -> bool:
     return changed
 
 
-def allot(
-    rows: Any,
-    live: Any,
-    small: NDArray[np.int32],
-    capacity: NDArray[np.float64],
-    work: NDArray[np.float64],
-) -> None:
+def allot(rows: Any, live: Rows, small: Paths, capacity: Floats, work: Floats) -> None:
     """Rates within the limits: what is reserved, then the rest max-min up to the ceilings.
 
-    Reservations that do not fit are cut max-min. `small` and `capacity` are what `compact` made;
-    `work`: float64[3, at least N and M + 1].
+    Reservations that do not fit are cut max-min. `work`: float64[3, at least N and M + 1].
     """
     most, got, left = work[0, : len(live)], work[1, : len(live)], work[2, : len(capacity)]
     reserved = False
@@ -174,13 +139,7 @@ def allot(
 
 
 def share(  # noqa: PLR0917
-    rows: Any,
-    live: NDArray[np.intp],
-    small: NDArray[np.int32],
-    capacity: NDArray[np.float64],
-    first: NDArray[np.intp],
-    preds: NDArray[np.intp],
-    work: NDArray[np.float64],
+    rows: Any, live: Rows, small: Paths, capacity: Floats, first: Rows, preds: Rows, work: Floats
 ) -> None:
     """Find all rates, so that flows without anything of their own follow their predecessors."""
     bound = find_bound(rows, live, first, preds)
@@ -202,9 +161,7 @@ def share(  # noqa: PLR0917
                     rows[i].rate, changed = least, True
 
 
-def until_next(
-    rows: Any, live: NDArray[np.intp], first: NDArray[np.intp], preds: NDArray[np.intp]
-) -> float:
+def until_next(rows: Any, live: Rows, first: Rows, preds: Rows) -> float:
     """Seconds until a flow ends, or catches up with a predecessor, or gets its first bytes from
     one; inf: never, at these rates."""
     soonest: float = _inf
@@ -232,12 +189,7 @@ def until_next(
 
 
 def advance(  # noqa: PLR0917
-    rows: Any,
-    live: NDArray[np.intp],
-    seconds: float,
-    paths: NDArray[np.int32],
-    carried: NDArray[np.float64],
-    at: NDArray[np.intp],
+    rows: Any, live: Rows, seconds: float, paths: Paths, carried: Floats, at: Rows
 ) -> int:
     """So much time passes. How many flows end; which, in `at`, intp[F]. `carried`, float64[L + 1]:
     bytes by link, added to."""

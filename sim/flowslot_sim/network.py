@@ -69,11 +69,8 @@ class Network:
         self._work = np.zeros((3, max(len(flows), len(capacity) + 1)))
         self._at = np.zeros(len(flows), np.intp)
         self._live = np.zeros(0, np.intp)
-        self._links = 0  # that they cross
-        self._compacted = False
-        self._numbers = np.full(len(capacity) + 1, -1, np.int32)
-        self._small = np.zeros_like(self.paths)
-        self._capacities = np.zeros(len(capacity) + 1)
+        self._small: NDArray[np.int32] | None = None  # live flows' paths, links numbered anew
+        self._capacities = self.capacity  # of these links
 
     def begin(self, at: Iterable[int]) -> None:
         """These flows begin an iteration."""
@@ -82,7 +79,7 @@ class Network:
         self.rows["ended"][at] = False
         self.rows["active"][at] = True
         self._live = np.union1d(self._live, at)
-        self._compacted, self.stale = False, True
+        self._small, self.stale = None, True
 
     def left(self, at: NDArray[np.intp] | slice = slice(None)) -> Floats:
         """Bytes that these flows have left in this iteration; 0: idle."""
@@ -110,22 +107,22 @@ class Network:
         """From now on other traffic takes so many bytes/s of each link, flows have what is left."""
         self._background[:-1] = np.minimum(rates, self.capacity[:-1])
         self._free = self.capacity - self._background
-        self._compacted, self.stale = False, True
+        self._small, self.stale = None, True
 
     def share(self) -> None:
         """Find all rates anew if anything has changed."""
         if self.stale:
-            live = self._live
-            if not self._compacted:
-                self._links = fluid.compact(
-                    self.paths, live, self._free, self._numbers, self._small, self._capacities
-                )
-                self._compacted = True
+            if self._small is None:
+                # In a large network few flows are active, on few links.
+                paths, crossed = self.paths[self._live], np.zeros(len(self.capacity), np.bool_)
+                crossed[paths] = crossed[-1] = True
+                self._small = (np.cumsum(crossed, dtype=np.int32) - 1)[paths]
+                self._capacities = self._free[crossed]
             fluid.share(
                 self._table,
-                live,
-                self._small[: len(live)],
-                self._capacities[: self._links + 1],
+                self._live,
+                self._small,
+                self._capacities,
                 self._first,
                 self._preds,
                 self._work,
@@ -149,5 +146,5 @@ class Network:
         ended: list[int] = self._at[:n].tolist()
         if ended:
             self._live = self._live[self.rows["active"][self._live]]
-            self._compacted = False
+            self._small = None
         return ended

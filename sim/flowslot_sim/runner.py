@@ -10,7 +10,7 @@ import numpy as np
 
 from flowslot.policy.registry import PolicyOptions, get
 from flowslot.policy.static import StaticPolicy
-from flowslot_scenario.results import Evidence, JobRun, Results, Run
+from flowslot_scenario.results import JobRun, Results, Run
 from flowslot_scenario.scenario import Scenario
 from flowslot_sim.plane.messages import Messages, Plant
 from flowslot_sim.plane.mlcc import VARIANTS, Mlcc
@@ -52,7 +52,7 @@ def control(
     make = get(name).allocator
     assert make is not None
     if policy.endswith(EXACT):
-        return lambda sim: Exact(sim, make(options), plant.target)
+        return lambda sim: Exact(sim, make(options))
     return lambda sim: Messages(sim, make, options, plant, seed)
 
 
@@ -83,29 +83,4 @@ def _run(scenario: Scenario, world: World, policy: str, repeat: int, options: Op
         jobs.append(JobRun(job, scenario.ideal_s(job), lasted / 1e9, {}))
     carried = sim.network.carried[:-1] / np.array(world.capacity) / (sim.now / 1e9)
     used = dict(zip(world.links, carried.tolist(), strict=True))
-    return Run(policy, repeat, evidence(sim), jobs, 0, used, livelock)
-
-
-def evidence(sim: Simulation) -> Evidence:
-    """What the control plane did."""
-    plane = sim.control
-    if isinstance(plane, Mlcc):
-        accepted, refused = plane.counts()
-        return Evidence(
-            granted=accepted,
-            refused=refused,
-            rate_writes=plane.writes(),
-            control_packets=plane.messages,
-            errors=plane.watch.report(),
-        )
-    if not isinstance(plane, Messages):
-        return Evidence()
-    granted, refused, preempted, expired = plane.counts()
-    return Evidence(
-        granted=granted,
-        refused=refused,
-        preempted=preempted,
-        expired=expired,
-        rate_writes=plane.kernel.writes,
-        control_packets=plane.messages(),
-    )
+    return Run(policy, repeat, sim.control.evidence(), jobs, 0, used, livelock)

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
@@ -12,9 +14,10 @@ from numpy.typing import NDArray
 
 from flowslot.model.units import SECOND, Nanos
 from flowslot.policy.base import View
+from flowslot_scenario.results import Evidence
 from flowslot_sim.events import Events
 from flowslot_sim.network import Network
-from flowslot_sim.world import SimJob, World, offsets
+from flowslot_sim.world import World
 
 
 class Control(Protocol):
@@ -30,6 +33,10 @@ class Control(Protocol):
 
     def ended(self, now: Nanos, flows: Sequence[int]) -> None:
         """These flows have sent everything."""
+        ...
+
+    def evidence(self) -> Evidence:
+        """What the control plane has done."""
         ...
 
 
@@ -58,7 +65,7 @@ class Simulation:
     def __init__(self, world: World, make: Callable[[Simulation], Control]) -> None:
         self.world = world
         self.events = Events()
-        first = offsets(world.jobs)
+        first = [0, *accumulate(len(job.flows) for job in world.jobs)]
         self.flows = [
             replace(flow, preds=tuple(p + first[j] for p in flow.preds))
             for j, job in enumerate(world.jobs)
@@ -84,7 +91,7 @@ class Simulation:
         if not self.now and not self.progress[0].began:
             self.control.start()
             for j, job in enumerate(self.world.jobs):
-                self.events.at(job.start_ns, self._starter(j, job))
+                self.events.at(job.start_ns, partial(self._compute, j))
             for one in self.world.background:
                 self.events.at(one.begins_ns, self._background)
                 self.events.at(one.ends_ns, self._background)
@@ -129,17 +136,14 @@ class Simulation:
     def _background(self, now: Nanos) -> None:
         self.network.set_background(self.world.background_at(now))
 
-    def _starter(self, j: int, job: SimJob) -> Callable[[Nanos], None]:
-        return lambda now: self._compute(now, j, job)
-
-    def _compute(self, now: Nanos, j: int, job: SimJob) -> None:
+    def _compute(self, j: int, now: Nanos) -> None:
         """An iteration of job j begins."""
         progress = self.progress[j]
         progress.began.append(now)
-        length = job.compute_ns(len(progress.ends))
-        self.events.at(now + length, lambda then: self._communicate(then, j))
+        length = self.world.jobs[j].compute_ns(len(progress.ends))
+        self.events.at(now + length, partial(self._communicate, j))
 
-    def _communicate(self, now: Nanos, j: int) -> None:
+    def _communicate(self, j: int, now: Nanos) -> None:
         rows = self.rows_of[j]
         progress = self.progress[j]
         progress.left, progress.sends_since = len(rows), now
@@ -151,16 +155,12 @@ class Simulation:
         self.control.ended(now, ended)
         for row in ended:
             j = self.job_of[row]
-            progress, job = self.progress[j], self.world.jobs[j]
-            progress.left -= 1
-            if not progress.left:
-                self.events.after(job.latency_ns, self._finisher(j, job))
+            self.progress[j].left -= 1
+            if not self.progress[j].left:
+                self.events.after(self.world.jobs[j].latency_ns, partial(self._finish, j))
 
-    def _finisher(self, j: int, job: SimJob) -> Callable[[Nanos], None]:
-        def finish(now: Nanos) -> None:
-            ends = self.progress[j].ends
-            ends.append(now)
-            self._short -= len(ends) == self._wanted
-            self._compute(now, j, job)
-
-        return finish
+    def _finish(self, j: int, now: Nanos) -> None:
+        ends = self.progress[j].ends
+        ends.append(now)
+        self._short -= len(ends) == self._wanted
+        self._compute(j, now)

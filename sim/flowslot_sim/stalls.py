@@ -25,24 +25,16 @@ class StallWatch:
     `stalls`: what the detector reported.
     """
 
-    def __init__(
-        self,
-        sim: Simulation,
-        slot_ns: Nanos = DEFAULT_SLOT,
-        livelock_patience: int = LIVELOCK_PATIENCE,
-        phase_patience: int = PHASE_PATIENCE,
-    ) -> None:
-        """Patience: in slots."""
+    def __init__(self, sim: Simulation, phase_patience: int = PHASE_PATIENCE) -> None:
         self.stalls: list[Stall] = []
         self._sim = sim
-        self._slot_ns = slot_ns
-        self._patience = livelock_patience, phase_patience
+        self._phase_patience = phase_patience
         self._detector = LivelockDetector()
         self._slot = 0
 
     def start(self) -> None:
         """The run begins."""
-        self._sim.events.after(self._slot_ns, self._tick)
+        self._sim.events.after(DEFAULT_SLOT, self._tick)
 
     def report(self) -> list[str]:
         """What was found, a line each, for people."""
@@ -55,25 +47,27 @@ class StallWatch:
         self.stalls += self._detector.feed(self._slot, flows, network.left(), active)
         self._give_up(now)
         self._slot += 1
-        self._sim.events.after(self._slot_ns, self._tick)
+        self._sim.events.after(DEFAULT_SLOT, self._tick)
 
     def _give_up(self, now: Nanos) -> None:
         """Raises Livelock when patience is at its end."""
-        still, phase = self._patience
-        if self._slot - self._detector.moved_at > still:  # bytes may have come in the first one
+        # Bytes may have come in the first one.
+        if self._slot - self._detector.moved_at > LIVELOCK_PATIENCE:
             last = next(s for s in reversed(self.stalls) if s.kind == "livelock")
-            raise Livelock(f"{self._line(last)}; given up after {still} slots without a byte")
+            why = f"given up after {LIVELOCK_PATIENCE} slots without a byte"
+            raise Livelock(f"{self._line(last)}; {why}")
         long = [
             job.name
             for job, progress in zip(self._sim.world.jobs, self._sim.progress, strict=True)
-            if progress.left and now - progress.sends_since >= phase * self._slot_ns
+            if progress.left and now - progress.sends_since >= self._phase_patience * DEFAULT_SLOT
         ]
         if long:
             jobs = ", ".join(sorted(long))
-            raise Livelock(f"{jobs} did not end an iteration in {phase} slots; given up")
+            phase = f"{self._phase_patience} slots"
+            raise Livelock(f"{jobs} did not end an iteration in {phase}; given up")
 
     def _line(self, stall: Stall) -> str:
-        at_s = stall.since * self._slot_ns / SECOND
+        at_s = stall.since * DEFAULT_SLOT / SECOND
         jobs = sorted({self._sim.job_of[flow] for flow in stall.flows})
         names = ", ".join(self._sim.world.jobs[j].name for j in jobs)
         return (

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from flowslot.model.units import SECOND, Nanos, goodput
@@ -158,11 +158,3 @@ def servers(job: Job, path: Path) -> list[FlowSpec]:
             for rank, host, channel in workers
         ]
     return flows
-
-
-def offsets(jobs: Sequence[SimJob]) -> list[int]:
-    """Number of each job's first flow, when all jobs' flows are numbered one after the other."""
-    first = [0]
-    for job in jobs:
-        first.append(first[-1] + len(job.flows))
-    return first

@@ -17,7 +17,8 @@ Flows = Mapping[int, tuple[tuple[int, ...], float]]
 """By identifier: links, bytes left."""
 
 
-def view_of(slot: int, flows: Flows, load: Floats | None, n_links: int = 1) -> View:
+def view_of(slot: int, flows: Flows, load: Floats | None = None, n_links: int = 1) -> View:
+    """`load`: of links that carry something else."""
     paths = np.full((len(flows), 3), n_links, dtype=np.int32)
     for row, (links, _) in enumerate(flows.values()):
         paths[row, : len(links)] = links
@@ -31,7 +32,7 @@ def view_of(slot: int, flows: Flows, load: Floats | None, n_links: int = 1) -> V
         job_names=["job"],
         remaining=np.array([left for _, left in flows.values()]),
         guaranteed=np.zeros(len(flows), np.bool_),
-        load=load,
+        load=np.zeros((n_links, K)) if load is None else load,
     )
 
 

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What daemons tell each other of their flows, and what follows for those that wait for them."""
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from flowslot.model.units import MILLISECOND, Nanos
-from flowslot.policy.mlcc.depend import decrease, increase, may_send
+from flowslot.policy.mlcc.depend import adjusted, may_send
 from flowslot.policy.mlcc.peers import (
     ASKS_PER_SLOT,
     PATIENCE_SLOTS,
@@ -65,11 +66,11 @@ def test_a_group_whose_sockets_begin_one_after_the_other_is_in_the_earlier_itera
 
 def test_a_rank_follows_the_one_before_it() -> None:
     (dependency,) = heard(BEFORE).dependencies(NOW, [RING]).values()
-    assert (dependency.kind, dependency.sent, dependency.others) == ("ring", 20.0, (90.0,))
+    assert (dependency.sent, dependency.other) == (20.0, 90.0)
     # 100 are ready, and 50 more are to come until the end of the slot.
-    assert dependency.others[0] + dependency.lead == 150.0
-    assert increase(dependency, 0.0, 0.1) == pytest.approx(700.0)
-    assert decrease(dependency, 2000.0, 0.1) == pytest.approx(700.0)
+    assert dependency.other + dependency.lead == 150.0
+    assert adjusted(dependency, 0.0, math.inf, 0.1) == pytest.approx(700.0)
+    assert adjusted(dependency, 2000.0, math.inf, 0.1) == pytest.approx(1300.0)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +91,7 @@ def test_others_and_those_that_are_done_hold_nobody_up(other: Progress) -> None:
 def test_one_that_has_not_begun_lets_pass_what_is_ready() -> None:
     behind = replace(BEFORE, iteration=4, sent=600.0, by_end=600.0)
     (dependency,) = heard(behind).dependencies(NOW, [RING]).values()
-    assert dependency.others == (0.0,) and may_send(dependency)
+    assert dependency.other == 0.0 and may_send(dependency)
     (dependency,) = heard(behind).dependencies(NOW, [replace(RING, sent=100.0)]).values()
     assert not may_send(dependency)
     assert not heard(behind).dependencies(NOW, [replace(RING, sent=600.0)]), "nothing left to send"
@@ -102,14 +103,16 @@ def test_a_broadcast_waits_for_the_slowest_push_counted_as_parts() -> None:
         Progress(Group("j", "push", 1, 9), 5, total=100.0, sent=12.0, by_end=30.0),
     ]
     (dependency,) = heard(*pushes).dependencies(NOW, [PULL]).values()
-    assert (dependency.kind, dependency.others) == ("broadcast", (15.0,))
+    assert dependency.other == 15.0
     assert dependency.lead == 6.0 - 6.0  # of 50 bytes 6 have come by all, and 6 are ready
-    (dependency,) = (
-        heard(Progress(Group("j", "pull", 9, 4), 5, 200.0, 20.0, 100.0))
-        .dependencies(NOW, [PUSH])
-        .values()
-    )
-    assert (dependency.kind, dependency.others) == ("aggregation", (25.0,))
+
+
+def test_a_push_waits_for_nobody_and_goes_by_the_furthest_broadcast() -> None:
+    pulls = [
+        Progress(Group("j", "pull", 9, r), 5, 200.0, 20.0, by) for r, by in ((4, 100.0), (5, 60.0))
+    ]
+    (dependency,) = heard(*pulls).dependencies(NOW, [PUSH]).values()
+    assert (dependency.other, dependency.lead) == (25.0, math.inf)
 
 
 def test_overtaken_messages_and_silent_hosts_count_for_nothing() -> None:

@@ -260,7 +260,7 @@ def test_what_other_hosts_say_is_planned_with() -> None:
     assert not host.policy.wanted and host.policy.in_force(at(100.0)) == ({}, 0.0), (
         "nothing is known yet"
     )
-    ahead = Dependency("ring", 10.0, (20.0,), 5.0)
+    ahead = Dependency(10.0, 20.0, 5.0)
     host.decide(100.0)
     (update,) = host.plan(100.1, says(100), known={7: ahead}) or ()
     # Of what is left of the slot, no more than the others bring: 20 + 5 - 10 bytes.

@@ -9,12 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
-from flowslot_lab.state import NETNS, ROOT, RunState
-
-sys.path.append(str(Path(__file__).parents[1] / "helpers"))
 from leftovers import TOOL, Host
 from scenariofiles import SCENARIOS, TWO_HOSTS, TWO_RACKS
+
+from flowslot_lab.state import NETNS, ROOT, RunState
 
 __all__ = ["SCENARIOS", "TOOL", "TWO_HOSTS", "TWO_RACKS"]
 

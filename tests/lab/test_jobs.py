@@ -58,17 +58,9 @@ def start(tmp_path: Path, unused_port: int) -> Iterator[Start]:
             spec = make_spec(kind, rank, len(specs), port=unused_port, **changes)
             spec.write(path)
             command = [sys.executable, "-m", "flowslot_lab.job", str(path)]
-            pipe = subprocess.PIPE
-            processes.append(
-                subprocess.Popen(
-                    command,
-                    stdin=pipe,
-                    stdout=pipe,
-                    stderr=pipe,
-                    text=True,
-                    env=os.environ | (environment(spec) if kind == "pslite" else {}),
-                )
-            )
+            pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+            env = os.environ | (environment(spec) if kind == "pslite" else {})
+            processes.append(subprocess.Popen(command, text=True, env=env, **pipes))
         for process in processes:
             assert json.loads(process.stdout.readline()) == {"event": "ready"}
         for process in processes:
@@ -103,33 +95,31 @@ def reports(processes: list[subprocess.Popen[str]]) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_ring_verifies_every_byte(start: Start, ranks: int) -> None:
-    done = reports(start([{}] * ranks, "ring"))
-    each = ITERATIONS * 2 * (ranks - 1) * 2 * 3 * 5000
-    assert [report["verified_bytes"] for report in done] == [each] * ranks
-    assert all(len(report["ends"]) == ITERATIONS for report in done)
-    assert all(report["trace"][-1][1] == each for report in done)
+EACH = ITERATIONS * 2 * 3 * 5000
+"""Of the slices of all sockets; of six keys of ps-lite."""
+PSLITE = [EACH] * 3 + [3 * EACH // 2] * 2 + [0]
+"""Three workers, two servers of three keys each, of what all workers push; a scheduler."""
 
 
-@pytest.mark.parametrize("barrier", [False, True])
-def test_parameter_server_verifies_every_byte(start: Start, barrier: bool) -> None:
-    done = reports(start([{"barrier": barrier}] * 4, "ps"))
-    each = ITERATIONS * 2 * 3 * 5000
-    assert [report["verified_bytes"] for report in done] == [each, each, each, 3 * each]
-    assert done[3]["ends"] == []
-
-
-@pytest.mark.parametrize("library", ["flowslot-calm", "flowslot", "calm", "upstream"])
-def test_ps_lite_verifies_every_byte(start: Start, library: str) -> None:
-    """Three workers, two servers of three keys each, a scheduler."""
-    changes = {"library": library, "slices": 6, "slice_bytes": 5000}
-    done = reports(start([changes] * 6, "pslite"))
-    each = ITERATIONS * 6 * 5000
-    half = 3 * each // 2  # of what all workers push
-    assert [report["verified_bytes"] for report in done] == [each] * 3 + [half] * 2 + [0]
-    assert [len(report["ends"]) for report in done] == [ITERATIONS] * 3 + [0] * 3
-    assert [report["trace"][-1][1] for report in done[:3]] == [each] * 3
+@pytest.mark.parametrize(
+    ("kind", "workers", "changes", "verified"),
+    [
+        *(("ring", n, {}, [2 * (n - 1) * EACH] * n) for n in (2, 3, 4)),
+        *(("ps", 3, {"barrier": it}, [EACH] * 3 + [3 * EACH]) for it in (False, True)),
+        *(
+            ("pslite", 3, {"library": it, "slices": 6}, PSLITE)
+            for it in ("flowslot-calm", "flowslot", "calm", "upstream")
+        ),
+    ],
+)
+def test_every_byte_is_verified(
+    start: Start, kind: str, workers: int, changes: dict[str, Any], verified: list[int]
+) -> None:
+    done = reports(start([changes] * len(verified), kind))
+    assert [report["verified_bytes"] for report in done] == verified
+    others = len(verified) - workers
+    assert [len(report["ends"]) for report in done] == [ITERATIONS] * workers + [0] * others
+    assert [report["trace"][-1][1] for report in done[:workers]] == verified[:workers]
 
 
 @pytest.mark.parametrize(("kind", "ranks"), [("ring", 3), ("ps", 3), ("pslite", 5)])

@@ -45,25 +45,27 @@ def test_what_part_was_busy_and_what_was_stolen() -> None:
     assert after.since(after) == (1.0, 0.0)
 
 
-@pytest.mark.parametrize(("share", "warned"), [(0.5, False), (0.93, True)])
-def test_a_network_that_was_too_slow_is_mentioned(share: float, warned: bool) -> None:
-    evidence = Evidence(network_busy=share)
-    assert evidence.to_json()["network_busy"] == share
+@pytest.mark.parametrize(
+    ("field", "share", "warning"),
+    [
+        ("network_busy", 0.5, None),
+        ("network_busy", 0.93, "stagger 93%"),
+        ("stolen", 0.004, None),
+        ("stolen", 0.06, "stagger 6% in the worst run"),
+    ],
+)
+def test_processors_that_were_too_slow_are_mentioned(
+    field: str, share: float, warning: str | None
+) -> None:
+    evidence = Evidence(**{field: share})  # type: ignore[arg-type]
+    assert evidence.to_json()[field] == share
     runs = [
         Run("stagger", 1, evidence, [], 0, {}),
+        Run("stagger", 2, Evidence(), [], 0, {}),
         Run("cubic", 1, Evidence(network_busy=0.4), [], 0, {}),
     ]
     text = io.StringIO()
-    _warn_of_busy_processors(Results(load(SCENARIO), runs, {}), Console(file=text, width=200))
-    assert ("stagger 93%" in text.getvalue()) is warned
+    for warn in (_warn_of_busy_processors, _warn_of_stolen_time):
+        warn(Results(load(SCENARIO), runs, {}), Console(file=text, width=200))
+    assert warning in text.getvalue() if warning else not text.getvalue()
     assert "cubic" not in text.getvalue()
-
-
-@pytest.mark.parametrize(("share", "warned"), [(0.004, False), (0.06, True)])
-def test_stolen_time_is_mentioned(share: float, warned: bool) -> None:
-    evidence = Evidence(stolen=share)
-    assert evidence.to_json()["stolen"] == share
-    runs = [Run("stagger", 1, evidence, [], 0, {}), Run("stagger", 2, Evidence(), [], 0, {})]
-    text = io.StringIO()
-    _warn_of_stolen_time(Results(load(SCENARIO), runs, {}), Console(file=text, width=200))
-    assert ("stagger 6% in the worst run" in text.getvalue()) is warned

@@ -10,13 +10,10 @@ from collections.abc import Iterator
 import pytest
 
 from flowslot_lab.net import Network, control_ip, data_ip, run
-from flowslot_lab.plane import ControlPlane
-from flowslot_lab.runner import LiveRun
 from flowslot_lab.state import RunState
-from flowslot_scenario.results import Evidence
 from flowslot_scenario.scenario import Scenario, parse
 
-from .conftest import LEAVES_NOTHING, TWO_RACKS, Quiet, traces
+from .conftest import LEAVES_NOTHING, TWO_RACKS, traces
 
 pytestmark = pytest.mark.root
 
@@ -157,39 +154,3 @@ def test_tcp_within_a_rack_stays_there(net: Network, send) -> None:
     share = filled(net, "h1->r1")
     assert share["h1->r1"] > 0.9
     assert max(share["r1->core"], share["core->r1"], share["r2->h3"]) < 0.001
-
-
-@LEAVES_NOTHING
-def test_a_run_over_racks_is_real(state: RunState) -> None:
-    scenario = parse(TWO_RACKS, "f", ["links.uplink_mbps=100", "links.uplink_buffer_kb=64"])
-    ring = scenario.model_copy(update={"jobs": scenario.jobs[:1]})
-    with LiveRun(ring, state, "stagger", 20, use_switch=True) as live:
-        result = live.run(1, Quiet())
-    assert {"switch", "daemon-h1", "daemon-h2", "daemon-h3"} < set(result.evidence.pids)
-    assert result.evidence.granted > 0
-    assert result.jobs[0].slowdowns.min() > 0.95
-    share = result.utilisation
-    # As many bytes on all links: h1 -> h2 -> h3 -> h1. They are read one after the other.
-    for uplink in ("r1->core", "core->r1", "r2->core", "core->r2"):
-        assert share[uplink] == pytest.approx(share["r1->h1"], rel=0.15)
-
-
-@LEAVES_NOTHING
-def test_a_switch_process_per_rack_answers_and_testifies(
-    net: Network, scenario: Scenario, state: RunState
-) -> None:
-    state.begin("x")
-    plane = ControlPlane(scenario, net, state, "fair", True, per_rack=True)
-    try:
-        plane.start()
-        assert [process.name for process in plane.processes()][:2] == ["switch-r1", "switch-r2"]
-        for name, links, address in (("r1", 6, "10.77.1.1:7400"), ("r2", 4, "10.77.1.2:7400")):
-            process = plane.switches[name]
-            assert plane.describe_switch(name)["pid"] == process.pid
-            assert f"{name}: {links} links, listening on {address}" in process.tail()
-        evidence = Evidence()
-        plane.testify(evidence)
-        assert evidence.granted == 0 and evidence.errors == []
-    finally:
-        plane.stop()
-    net.down()

@@ -49,14 +49,19 @@ def test_the_switch_process_of_every_rack_takes_part(
 ) -> None:
     scenario = load(SCENARIOS / "ring4-two-jobs.toml")
     with LiveRun(scenario, state, policy, iterations, use_switch=True, per_rack=True) as live:
-        evidence = live.run(1, Quiet()).evidence
+        result = live.run(1, Quiet())
         assert live.plane is not None
         counted = {
             name: live.plane.describe_switch(name)["counters"][COUNTED[policy]]
             for name in ("r1", "r2")
         }
     assert min(counted.values()) > 0, counted
+    evidence, used = result.evidence, result.utilisation
     assert {"switch-r1", "switch-r2", "daemon-h1", "daemon-h4"} < set(evidence.pids)
     # Each of the four sends 6/4 of a tensor in each iteration, and as much is received.
     assert evidence.bytes_verified == (scenario.warmup + iterations) * 2 * 4 * 1_500_000
     assert evidence.errors == []
+    assert min(job.slowdowns.min() for job in result.jobs) > 0.95
+    # As many bytes on all links, as h1 -> h2 -> h3 -> h4 -> h1. They are read one after the other.
+    for uplink in ("r1->core", "core->r1", "r2->core", "core->r2"):
+        assert used[uplink] == pytest.approx(used["r1->h1"], rel=0.15)

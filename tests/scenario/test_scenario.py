@@ -58,25 +58,6 @@ def test_keys_of_ps_lite_are_spread_over_its_servers() -> None:
     assert scenario.flows_on_link()["h3->s1"] == 4  # two servers, two jobs
 
 
-def test_ideal_of_a_ring_counts_steps_and_round_trips() -> None:
-    text = TWO_HOSTS.replace('["h1", "h2"]', '["h1", "h2", "h3"]').replace(
-        '[[hosts]]\nname = "h2"', '[[hosts]]\nname = "h2"\n[[hosts]]\nname = "h3"\nrate_mbps = 100'
-    )
-    scenario = parse("rtt_us = 1000\n" + text.replace("500_000", "600_000"), "f")
-    goodput = 100e6 / 8 * 1448 / 1514  # the slow host's link
-    assert scenario.ideal_s(scenario.jobs[0]) == pytest.approx(
-        0.01 + 4 / 3 * 600_000 / goodput + 4 * 0.001, rel=1e-3
-    )
-
-
-def test_ideal_of_a_barrier_is_the_sum_of_both_ways() -> None:
-    text = (SCENARIOS / "ps-incast.toml").read_text()
-    pipelined, barrier = parse(text, "f"), parse(text + "\nbarrier = true\n", "f")
-    way = 6_400_000 / (400e6 / 8 * 1448 / 1514)
-    assert pipelined.ideal_s(pipelined.jobs[0]) == pytest.approx(0.02 + way)
-    assert barrier.ideal_s(barrier.jobs[0]) == pytest.approx(0.02 + 2 * way)
-
-
 def test_ideal_of_a_barrier_knows_a_slow_worker() -> None:
     text = (SCENARIOS / "ps-incast.toml").read_text() + "\nbarrier = true\n"
     scenario = parse(text, "f", ["hosts.h3.rate_mbps=10"])
@@ -182,6 +163,20 @@ ERRORS = {
     TWO_HOSTS + TWO_HOSTS[TWO_HOSTS.index("[[jobs]]") :]: (
         'field `jobs[1].name`: job "a" is already at `jobs[0].name`; name each once'
     ),
+    **{
+        racks(f'name = "h{n + 1}"\nrack = "r{r}"', f'name = "h{n + 1}"'): (
+            f"field `hosts[{n}].rack`: is required, as there is `hosts[{other}].rack`: all hosts "
+            "have one, or none has"
+        )
+        for n, r, other in ((0, 1, 1), (2, 2, 0))
+    },
+    **{
+        edit("[links]", f"[links]\n{key} = 10"): (
+            f"field `links.{key}`: is for uplinks of racks; give every host a `rack`, or leave it "
+            "out"
+        )
+        for key in ("uplink_mbps", "uplink_buffer_kb")
+    },
     racks('"r2"', '"core"'): (
         'field `hosts[2].rack`: "core" is the name of a switch; give the rack another one'
     ),
@@ -259,21 +254,18 @@ def test_a_bad_variant_is_explained(change: str, problem: str) -> None:
     assert len(str(caught.value)) < 400
 
 
-def test_a_variant_names_no_job_that_would_tear_the_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("changes", [[], ["jobs.bytes=1"], ["jobs.a.bytes=1"]])
+@pytest.mark.parametrize(
+    "name", ['= "a\\nb"', ".x = 0x" + "f" * 5000, "." + ".".join("a" * 2000) + " = 1"]
+)
+def test_a_variant_of_what_has_a_strange_name_is_explained(
+    tmp_path: Path, name: str, changes: list[str]
+) -> None:
     path = tmp_path / "odd.toml"
-    path.write_text(edit('name = "a"', 'name = "a\\nb"'))
+    path.write_text(edit('name = "a"', f"name {name}"))
     with pytest.raises(ConfigError) as caught:
-        load(path, ["jobs.x.bytes=1"])
+        load(path, changes)
     assert str(caught.value).isprintable()
-
-
-@pytest.mark.parametrize("name", ["x = 0x" + "f" * 5000, ".".join("a" * 2000) + " = 1"])
-def test_a_variant_of_what_has_a_strange_name_is_explained(tmp_path: Path, name: str) -> None:
-    path = tmp_path / "odd.toml"
-    path.write_text(edit('name = "a"', f"name.{name}"))
-    for changes in ([], ["jobs.bytes=1"], ["jobs.a.bytes=1"]):
-        with pytest.raises(ConfigError):
-            load(path, changes)
 
 
 @pytest.mark.parametrize("change", ["jobs.x=1", "jobs.name=a"])

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from flowslot.model.slot import DEFAULT_SLOT
 from flowslot.model.units import Nanos
 from flowslot.policy.base import Floats
 from flowslot.policy.mlcc.bandwidth import WINDOW
@@ -18,7 +19,6 @@ from flowslot_sim.world import Background, SimJob, World
 MB, S = 1e6, 10**9
 C = 100 * MB
 """Of every link."""
-SLOT_NS = Plant().slot_ns
 ALWAYS = 1e12
 """Bytes: more than are sent in a test."""
 MLCC = VARIANTS["mlcc"]
@@ -40,7 +40,7 @@ class Run:
 
     def reserved(self, slot: int) -> list[float]:
         """Of each link in `slot`, in parts of its capacity."""
-        self.sim.run(until_ns=(slot + 1) * SLOT_NS - SLOT_NS // 10)
+        self.sim.run(until_ns=(slot + 1) * DEFAULT_SLOT - DEFAULT_SLOT // 10)
         assert isinstance(self.sim.control, Mlcc)
         load: Floats = self.sim.control.switch.fetch(self.sim.now, (0, 1)).load
         parts: list[float] = (load[:, 0] / C).tolist()
@@ -72,7 +72,8 @@ def test_reservations_leave_steady_other_traffic_its_room() -> None:
 def test_room_is_there_again_when_other_traffic_has_gone() -> None:
     """Every time, also if it has taken all for longer than anybody looks back."""
     waves = tuple(
-        Background(0, C, begins * SLOT_NS, (begins + 3 * WINDOW) * SLOT_NS) for begins in (20, 60)
+        Background(0, C, begins * DEFAULT_SLOT, (begins + 3 * WINDOW) * DEFAULT_SLOT)
+        for begins in (20, 60)
     )
     made = world(FlowSpec("h0", (0,), ALWAYS), background=waves)
     run = Run(made, Variant(NO_TOP_UP, count_links=True))

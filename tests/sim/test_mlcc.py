@@ -2,6 +2,7 @@
 """MLCC in the simulator: as published it stops and says so, repaired it gets on."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from bench.worlds import WORLDS, IdleSlots
 from typer.testing import CliRunner
 
+from flowslot.model.slot import DEFAULT_SLOT
 from flowslot.policy.mlcc import MlccOptions
 from flowslot_scenario import scenario as scenarios
 from flowslot_sim.cli import app
@@ -23,7 +25,6 @@ from flowslot_sim.stalls import Livelock, StallWatch
 from flowslot_sim.world import SimJob, World, from_scenario
 
 SCENARIOS = Path(__file__).parents[2] / "lab" / "scenarios"
-SLOT_NS = Plant().slot_ns
 
 
 def world_of(name: str) -> World:
@@ -39,8 +40,8 @@ def made(world: World, variant: Variant) -> tuple[Simulation, Mlcc, IdleSlots]:
 
 
 def each_slot(sim: Simulation, seconds: float, look: Callable[[], None]) -> None:
-    for slot in range(int(seconds * 1e9) // SLOT_NS):
-        sim.run(until_ns=(slot + 1) * SLOT_NS - SLOT_NS // 3)
+    for slot in range(int(seconds * 1e9) // DEFAULT_SLOT):
+        sim.run(until_ns=(slot + 1) * DEFAULT_SLOT - DEFAULT_SLOT // 3)
         look()
 
 
@@ -69,15 +70,11 @@ def test_as_published_hosts_evade_each_other() -> None:
     sim, plane, seen = made(world_of("mix-d"), VARIANTS["mlcc-literal"])
     sim.run(until_ns=45 * 10**9)
     assert any("livelock" in line for line in plane.watch.report())
-    evaded = seen.idle
-    assert evaded > 0.05 * seen.slots
+    assert seen.idle > 0.05 * seen.slots
     # What is left with atomic reservations is the literal cost's own preference for later slots.
-    sim, plane, seen = made(world_of("mix-d"), Variant(MlccOptions(atomic=True), count_links=False))
+    sim, plane, atomic = made(world_of("mix-d"), Variant(MlccOptions(atomic=True), False))
     sim.run(until_ns=45 * 10**9)
-    assert 0 < seen.idle < evaded and plane.counts()[1] > 0
-    sim, plane, seen = made(world_of("mix-d"), Variant(MlccOptions("rhs", True), count_links=False))
-    sim.run(until_ns=45 * 10**9)
-    assert seen.idle == 0 and plane.counts()[1] > 0
+    assert 0 < atomic.idle < seen.idle and plane.evidence().refused > 0
 
 
 @pytest.mark.parametrize("name", ["mix-a", "mix-c", "two-equal", "ps-plus-ring"])
@@ -114,19 +111,10 @@ def test_a_job_alone_is_at_its_ideal_but_for_messages() -> None:
     assert 1.1 < slowdowns(sim)[0] < 1.6
 
 
-def test_is_reproducible() -> None:
-    ends = []
-    for _ in range(2):
-        sim, plane, _ = made(world_of("ps-plus-ring"), VARIANTS["mlcc"])
-        sim.run(until_ns=3 * 10**9)
-        ends.append(([p.ends for p in sim.progress], plane.messages, plane.writes()))
-    assert ends[0] == ends[1]
-
-
 def test_hosts_tell_each_other_what_the_daemons_do() -> None:
     """By core's book, of flows named as in their jobs' records, a message's delay later."""
     sim, plane, _ = made(world_of("ps-plus-ring"), VARIANTS["mlcc"])
-    kinds: dict[str, set[str]] = {}
+    waits: dict[str, set[bool]] = {}
     groups = {row: flow.group for row, flow in enumerate(sim.flows)}
     decided = {row: 0 for row in groups}
 
@@ -135,11 +123,11 @@ def test_hosts_tell_each_other_what_the_daemons_do() -> None:
             for row, of in host.planner._policy.dependencies.items():
                 group = groups[row]
                 assert group is not None and sim.flows[row].host == host.name
-                kinds.setdefault(group.role, set()).add(of.kind)
+                waits.setdefault(group.role, set()).add(of.lead < math.inf)
                 decided[row] += 1
 
     each_slot(sim, 3, look)
-    assert kinds == {"ring": {"ring"}, "push": {"aggregation"}, "pull": {"broadcast"}}
+    assert waits == {"ring": {True}, "push": {False}, "pull": {True}}
     assert min(decided.values()) > 0
 
 

@@ -12,6 +12,7 @@ from flowslot_sim.simulation import Simulation, Stalled
 from flowslot_sim.world import SimJob, World
 
 MB = 1e6
+EXACT = 1e-6
 
 
 def world(*jobs: SimJob, capacity: tuple[float, ...] = (100 * MB,)) -> World:
@@ -33,20 +34,63 @@ def times(sim: Simulation, j: int = 0) -> list[float]:
     return [(e - b) / 1e9 for b, e in zip(progress.began, progress.ends, strict=False)]
 
 
-def run(made: World, seconds: float = 30.0) -> Simulation:
+def run(made: World, seconds: float) -> Simulation:
     sim = Simulation(made, lambda _: Free())
     sim.run(until_ns=round(seconds * 1e9))
     return sim
 
 
-def test_a_flow_alone_takes_its_bytes_over_the_capacity() -> None:
-    assert times(run(world(job(flow(50 * MB))))) == pytest.approx([1.5] * 20)
+def ring(n: int, chunk: float = 5 * MB) -> list[FlowSpec]:
+    return [
+        flow(2 * (n - 1) * chunk, r, preds=((r - 1) % n,), own=chunk, head=chunk) for r in range(n)
+    ]
 
 
-def test_two_flows_share_until_the_shorter_one_has_ended() -> None:
-    # 50 MB/s each: the shorter one ends after 0.4 s; then 80 MB are left at full rate.
-    sim = run(world(job(flow(20 * MB), flow(100 * MB))), 3)
-    assert times(sim)[0] == pytest.approx(1 + 0.4 + 0.8)
+@pytest.mark.parametrize(
+    ("flows", "capacity", "seconds", "within"),
+    [
+        ([flow(50 * MB)], (100,), 0.5, EXACT),
+        # 50 MB/s each: the shorter one ends after 0.4 s; then 80 MB are left at full rate.
+        ([flow(20 * MB), flow(100 * MB)], (100,), 0.4 + 0.8, EXACT),
+        # 6 MB of its own at once; then at the other one's rate; the last 6 when that has ended.
+        (
+            [flow(30 * MB, 0), flow(30 * MB, 1, preds=(0,), own=6 * MB, head=6 * MB)],
+            (10, 100),
+            3.0,
+            1e-3,
+        ),
+        (
+            [flow(30 * MB, 0), flow(30 * MB, 1, preds=(0,), head=-10 * MB)],
+            (10, 10),
+            3.0 + 1.0,
+            EXACT,
+        ),
+        # The slowest of several predecessors decides; with a barrier, when all have ended.
+        (
+            [flow(10 * MB, 0), flow(10 * MB, 1), flow(10 * MB, 2, preds=(0, 1), head=-1 * MB)],
+            (5, 50, 50),
+            2.0 + 0.02,
+            EXACT,
+        ),
+        (
+            [flow(10 * MB, 0), flow(30 * MB, 0), flow(40 * MB, 1, preds=(0, 1), head=-math.inf)],
+            (10, 10),
+            4.0 + 4.0,
+            EXACT,
+        ),
+        (ring(4), (10,) * 4, 3.0, EXACT),
+        (ring(3), (10, 2, 10), 10.0, 0.01),  # at the rate of its slowest link
+    ],
+)
+def test_how_long_an_iterations_bytes_take(
+    flows: list[FlowSpec], capacity: tuple[float, ...], seconds: float, within: float
+) -> None:
+    """Links of so many MB/s; `seconds` after a computation of 1 s."""
+    sim = run(world(job(*flows), capacity=tuple(c * MB for c in capacity)), 2 * (1 + seconds) + 0.5)
+    assert times(sim) == pytest.approx([1 + seconds] * 2, rel=within)
+    for link in range(len(capacity)):
+        sent = sum(each.total for each in flows if each.links == (link,))
+        assert sim.network.carried[link] == pytest.approx(2 * sent, rel=1e-6)
 
 
 def test_the_slowest_link_of_a_path_decides_and_leaves_the_rest_to_others() -> None:
@@ -54,35 +98,6 @@ def test_the_slowest_link_of_a_path_decides_and_leaves_the_rest_to_others() -> N
     short = job(flow(70 * MB, 0), compute_s=0, name="short")
     sim = run(world(long, short, capacity=(100 * MB, 30 * MB)), 1.0)
     assert times(sim, 0) == pytest.approx([1.0]) and times(sim, 1) == pytest.approx([1.0])
-
-
-def test_a_follower_forwards_what_comes_and_no_more() -> None:
-    """It has links for its own, but its predecessor's is slow."""
-    slow, fast = flow(30 * MB, 0), flow(30 * MB, 1, preds=(0,), own=6 * MB, head=6 * MB)
-    sim = run(world(job(slow, fast), capacity=(10 * MB, 100 * MB)), 4.0)
-    # 6 MB of its own at once; then at the other one's rate; the last 6 when that has ended.
-    assert times(sim)[0] == pytest.approx(1 + 3.0, abs=1e-3)
-    assert sim.network.carried[:2] == pytest.approx([30 * MB, 30 * MB], rel=1e-6)
-
-
-def test_a_follower_that_comes_last_ends_last() -> None:
-    push, pull = flow(30 * MB, 0), flow(30 * MB, 1, preds=(0,), head=-10 * MB)
-    sim = run(world(job(push, pull), capacity=(10 * MB, 10 * MB)), 6.0)
-    assert times(sim)[0] == pytest.approx(1 + 3.0 + 1.0)
-
-
-def test_a_barrier_lets_nothing_through_before_all_have_ended() -> None:
-    pushes = flow(10 * MB, 0), flow(30 * MB, 0)
-    pull = flow(40 * MB, 1, preds=(0, 1), head=-math.inf)
-    sim = run(world(job(*pushes, pull), capacity=(10 * MB, 10 * MB)), 10.0)
-    assert times(sim)[0] == pytest.approx(1 + 4.0 + 4.0)
-
-
-def test_the_slowest_of_several_predecessors_decides() -> None:
-    slow, quick = flow(10 * MB, 0), flow(10 * MB, 1)
-    last = flow(10 * MB, 2, preds=(0, 1), head=-1 * MB)
-    sim = run(world(job(slow, quick, last), capacity=(5 * MB, 50 * MB, 50 * MB)), 4.0)
-    assert times(sim)[0] == pytest.approx(1 + 2.0 + 0.02)
 
 
 @pytest.mark.parametrize(
@@ -105,32 +120,11 @@ def test_what_is_ready_is_ones_own_and_what_has_come(
         assert sim.network.ready(1) == pytest.approx(expected)
 
 
-def test_a_ring_of_equal_links_goes_round_at_full_rate() -> None:
-    n, chunk = 4, 5 * MB
-    flows = [
-        flow(2 * (n - 1) * chunk, r, preds=((r - 1) % n,), own=chunk, head=chunk) for r in range(n)
-    ]
-    sim = run(world(job(*flows), capacity=(10 * MB,) * n), 5.0)
-    assert times(sim)[0] == pytest.approx(1 + 3.0)
-
-
-def test_a_ring_goes_round_at_the_rate_of_its_slowest_link() -> None:
-    n, chunk = 3, 5 * MB
-    flows = [
-        flow(2 * (n - 1) * chunk, r, preds=((r - 1) % n,), own=chunk, head=chunk) for r in range(n)
-    ]
-    sim = run(world(job(*flows), capacity=(10 * MB, 2 * MB, 10 * MB)), 15.0)
-    assert times(sim)[0] == pytest.approx(1 + 10.0, rel=0.01)
-
-
 @pytest.mark.parametrize("slow", range(0, 20, 3))
 def test_nobody_sends_what_it_has_not_got_in_long_rings_either(slow: int) -> None:
     n, chunk = 20, 5 * MB
-    flows = [
-        flow(2 * (n - 1) * chunk, r, preds=((r - 1) % n,), own=chunk, head=chunk) for r in range(n)
-    ]
     capacity = tuple(2 * MB if r == slow else 10 * MB for r in range(n))
-    sim = Simulation(world(job(*flows), capacity=capacity), lambda _: Free())
+    sim = Simulation(world(job(*ring(n, chunk)), capacity=capacity), lambda _: Free())
     sim.run(until_ns=1)
     while sim.now < 60 * 10**9:
         sim._step(60 * 10**9)

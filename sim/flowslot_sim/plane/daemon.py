@@ -6,23 +6,20 @@ Its flows are the simulation's, and its kernel is the fluid network.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from flowslot.model.units import Nanos
 from flowslot.protocol.aggregate import Aggregate, report, take
 from flowslot.protocol.grants import Granted, nothing_said
 from flowslot.protocol.host import Changes, Host
 from flowslot.protocol.messages import FromArbiter, Opening
-from flowslot_sim.events import Action, Event, Events
-from flowslot_sim.observed import Observer
+from flowslot_sim.events import Action, Event
 from flowslot_sim.plane.switch import SwitchNode
 from flowslot_sim.plane.wire import Clock, Stream
 
 if TYPE_CHECKING:
-    from flowslot_sim.plane.messages import FluidKernel
+    from flowslot_sim.plane.messages import Messages
 
 
 class DaemonNode:
@@ -30,28 +27,23 @@ class DaemonNode:
 
     def __init__(
         self,
-        *,
-        events: Events,
+        plane: Messages,
         clock: Clock,
-        observer: Observer,
         mine: Sequence[int],
-        kernel: FluidKernel,
         host: Host,
         switches: Sequence[SwitchNode],
-        open_stream: Callable[[], Stream],
-        random: np.random.Generator,
     ) -> None:
-        """`mine`: its bunches, by number in `observer`. `switches`: of the host's sessions."""
+        """`mine`: its bunches, by number in the plane's observer. `switches`: of the host's
+        sessions."""
         self.alive = True
         self.messages = 0
         self.host = host
-        self._events, self._clock, self._observer = events, clock, observer
-        self._kernel, self._random = kernel, random
-        self._switches, self._open_stream = switches, open_stream
+        self._plane, self._clock, self._switches = plane, clock, switches
+        self._events, self._observer, self._kernel = plane.events, plane.observer, plane.kernel
         self._streams: list[Stream | None] = [None] * len(switches)
         self._alarm: Event | None = None
         self._frozen_until = Nanos(0)
-        bunches = observer.bunches
+        bunches = plane.observer.bunches
         self._all = {
             b + 1: Aggregate(b + 1, bunches[b].job, bunches[b].links, 0, flows=len(bunches[b].rows))
             for b in mine
@@ -189,7 +181,7 @@ class DaemonNode:
             self._put(now, take(self._all, changes.grants))
             return
         opening, changes = self.host.connect(at, k)
-        stream = self._streams[k] = self._open_stream()
+        stream = self._streams[k] = self._plane.stream()
         stream.on_close(Stream.DAEMON, lambda then: self._closed(then, k, stream))
         self._put(now, take(self._all, changes.grants))
         self._send(now, k, stream, opening)
@@ -201,7 +193,7 @@ class DaemonNode:
             self._take(now, k, self.host.closed(at, k, self._jitter()))
 
     def _jitter(self) -> float:
-        return float(self._random.uniform(0.75, 1.25))
+        return float(self._plane.random.uniform(0.75, 1.25))
 
     def _rearm(self, now: Nanos) -> None:
         due = self.host.next_wakeup(self._clock.read(now))

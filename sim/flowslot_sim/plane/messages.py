@@ -7,11 +7,12 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flowslot.arbiter import COALESCE_NS, LEASE_SLOTS, ArbiterConfig
+from flowslot.arbiter import COALESCE_NS, ArbiterConfig
 from flowslot.model.slot import DEFAULT_SLOT
 from flowslot.model.units import Nanos
 from flowslot.policy.base import Allocator
@@ -20,6 +21,7 @@ from flowslot.protocol.grants import Granted
 from flowslot.protocol.host import Host
 from flowslot.protocol.loopback import Loopback
 from flowslot.protocol.session import Session
+from flowslot_scenario.results import Evidence
 from flowslot_sim.events import Event
 from flowslot_sim.observed import Observer
 from flowslot_sim.plane.daemon import DaemonNode
@@ -35,19 +37,16 @@ ONE_MS = Delays()
 
 @dataclass(frozen=True, slots=True)
 class Plant:
-    """What the control plane is like. Times in ns.
+    """What the control plane is like.
 
-    `target`: part of the links that is given out. `skew_ppm`: clocks run fast or slow by up to so
-    much, and show times that are up to an hour apart. `coalesce_ns`: as in ArbiterConfig.
-    `kernel_top_up`: flows use what others leave without being told to.
+    `skew_ppm`: clocks run fast or slow by up to so much, and show times that are up to an hour
+    apart. `coalesce_ns`: as in ArbiterConfig. `kernel_top_up`: flows use what others leave without
+    being told to.
     """
 
     delays: Delays = ONE_MS
-    slot_ns: Nanos = DEFAULT_SLOT
-    target: float = 0.96
     skew_ppm: float = 0.0
     coalesce_ns: Nanos = COALESCE_NS
-    lease_slots: int = LEASE_SLOTS
     kernel_top_up: bool = True
 
 
@@ -62,54 +61,37 @@ class Messages:
         plant: Plant,
         seed: int,
     ) -> None:
-        self._sim = sim
-        self._plant = plant
-        self._make_own = partial(make_allocator, replace(options, partial=True))
-        self._random = np.random.default_rng([seed, 7])
-        self._session = 0
-        self._names = 0
+        self.events = sim.events
+        self.random = np.random.default_rng([seed, 7])
         self.observer = Observer(sim)
         self.kernel = FluidKernel(sim, self.observer, plant.kernel_top_up)
-        world = sim.world
-        held = world.switch_of or ("s1",) * len(world.links)
+        self._world = world = sim.world
+        self._plant = plant
+        self._make_own = partial(make_allocator, replace(options, partial=True))
+        self._numbers = count(1)  # of names and sessions
+        self._config = ArbiterConfig(coalesce_ns=plant.coalesce_ns)
         links_of: dict[str, list[int]] = {}
-        for link, switch in enumerate(held):
+        for link, switch in enumerate(world.switch_of or ("s1",) * len(world.links)):
             if switch is not None:
                 links_of.setdefault(switch, []).append(link)
-        at_switches = beside_others(options) if len(links_of) > 1 else options
-        config = ArbiterConfig(
-            target=plant.target,
-            slot_ns=plant.slot_ns,
-            lease_ns=Nanos(plant.lease_slots * plant.slot_ns),
-            ack_timeout_ns=Nanos(2 * plant.lease_slots * plant.slot_ns),
-            coalesce_ns=plant.coalesce_ns,
-        )
-        self._config = config
+        make = partial(make_allocator, beside_others(options) if len(links_of) > 1 else options)
         self.switches = {
-            name: SwitchNode(
-                events=sim.events,
-                clock=self._clock(),
-                links=links,
-                capacity=world.capacity,
-                make_allocator=partial(make_allocator, at_switches),
-                config=config,
-            )
+            name: SwitchNode(sim, self._clock(), links, self._config, make)
             for name, links in links_of.items()
         }
-        mine: dict[str, list[int]] = {host: [] for host in world.hosts}
+        self._mine: dict[str, list[int]] = {host: [] for host in world.hosts}
         for b, bunch in enumerate(self.observer.bunches):
-            mine[bunch.host].append(b)
-        self._mine = mine
-        self._messages = 0
-        self.daemons = {host: self._daemon(host) for host in mine if mine[host]}
+            self._mine[bunch.host].append(b)
+        self.daemons = {host: self._daemon(host) for host, mine in self._mine.items() if mine}
 
     # --- Control
 
     def start(self) -> None:
         """See Control. Everything is up before the jobs begin."""
         for host, daemon in self.daemons.items():
-            daemon.start(self._sim.now)
-            self._slot(host, self._sim.now + int(self._random.integers(self._plant.slot_ns)))
+            daemon.start(self.events.now)
+            first = int(self.random.integers(DEFAULT_SLOT))
+            self.events.after(first, partial(self._slot, host))
 
     def began(self, now: Nanos, job: int, flows: Sequence[int]) -> None:
         """See Control."""
@@ -128,17 +110,14 @@ class Messages:
             by_host.setdefault(self.observer.bunches[b].host, []).append(b)
         # Once all that happens at this moment has happened.
         for host, its in by_host.items():
-            self._sim.events.at(now, partial(self._touch, host, its))
+            self.events.at(now, partial(self._touch, host, its))
 
     def _touch(self, host: str, bunches: list[int], now: Nanos) -> None:
         self.daemons[host].touched(now, bunches)
 
-    def _slot(self, host: str, at: int) -> None:
-        def tick(now: Nanos) -> None:
-            self.daemons[host].on_slot(now)
-            self._slot(host, now + self._plant.slot_ns)
-
-        self._sim.events.at(at, tick)
+    def _slot(self, host: str, now: Nanos) -> None:
+        self.daemons[host].on_slot(now)
+        self.events.after(DEFAULT_SLOT, partial(self._slot, host))
 
     # --- faults
 
@@ -153,72 +132,65 @@ class Messages:
         old = self.daemons[host]
         if old.alive:
             old.kill(now)
-        self._messages += old.messages
-        self.daemons[host] = self._daemon(host)
-        self.daemons[host].start(now)
-        self.daemons[host].touched(now, [b for b in self._mine[host] if self.observer.inc[b]])
+        new = self.daemons[host] = self._daemon(host)
+        new.messages = old.messages
+        new.start(now)
+        new.touched(now, [b for b in self._mine[host] if self.observer.inc[b]])
 
     # --- evidence
 
-    def counts(self) -> list[int]:
-        """Granted, refused, pre-empted and expired, of all arbiters (of daemons: in this life)."""
+    def evidence(self) -> Evidence:
+        """See Control: of all arbiters (of daemons: in this life), and of all messages."""
         switches = [switch.counts() for switch in self.switches.values()]
         counts = [daemon.host.own_counts for daemon in self.daemons.values()]
         own = [[c.granted, c.refused, c.preempted, 0] for c in counts]
-        return [sum(each) for each in zip(*switches, *own, strict=True)]
-
-    def messages(self) -> int:
-        """Messages sent, in both directions."""
-        up = self._messages + sum(daemon.messages for daemon in self.daemons.values())
-        return up + sum(switch.messages for switch in self.switches.values())
+        granted, refused, preempted, expired = map(sum, zip(*switches, *own, strict=True))
+        nodes: list[SwitchNode | DaemonNode] = [*self.switches.values(), *self.daemons.values()]
+        return Evidence(
+            granted=granted,
+            refused=refused,
+            preempted=preempted,
+            expired=expired,
+            rate_writes=self.kernel.writes,
+            control_packets=sum(node.messages for node in nodes),
+        )
 
     # --- how
 
     def _clock(self) -> Clock:
         hour, ppm = 3600 * 10**9, self._plant.skew_ppm
-        return Clock(int(self._random.integers(hour)), float(self._random.uniform(-ppm, ppm)))
+        return Clock(int(self.random.integers(hour)), float(self.random.uniform(-ppm, ppm)))
 
     def _daemon(self, host: str) -> DaemonNode:
-        self._names += 1
+        name = f"{host}-{next(self._numbers)}"
         crossed = {link for b in self._mine[host] for link in self.observer.bunches[b].links}
         switches = [s for s in self.switches.values() if not crossed.isdisjoint(s.links)]
-        sessions = []
-        for switch in switches:
-            self._session += 1 << 20
-            sessions.append(
-                Session(
-                    f"{host}-{self._names}",
-                    switch.links,
-                    switch.names,
-                    slot_ns=self._plant.slot_ns,
-                    lease_ns=self._config.lease_ns,
-                    first_session=self._session,
-                )
+        sessions = [
+            Session(
+                name,
+                switch.links,
+                switch.names,
+                slot_ns=DEFAULT_SLOT,
+                lease_ns=self._config.lease_ns,
+                first_session=next(self._numbers) << 20,
             )
-        return DaemonNode(
-            events=self._sim.events,
-            clock=self._clock(),
-            observer=self.observer,
-            mine=self._mine[host],
-            kernel=self.kernel,
-            host=Host(sessions, lambda now: self._own(host, now), self._plant.slot_ns),
-            switches=switches,
-            open_stream=self._stream,
-            random=self._random,
-        )
+            for switch in switches
+        ]
+        made = Host(sessions, partial(self._own, host), DEFAULT_SLOT)
+        return DaemonNode(self, self._clock(), self._mine[host], made, switches)
 
     def _own(self, host: str, now: Nanos) -> Loopback:
-        world = self._sim.world
         return Loopback(
             now,
-            world.egress(host),
-            world.capacity,
+            self._world.egress(host),
+            self._world.capacity,
             allocator=self._make_own(),
-            config=replace(self._config, coalesce_ns=Nanos(0)),
+            config=ArbiterConfig(),
         )
 
-    def _stream(self) -> Stream:
-        return Stream(self._sim.events, self._random, self._plant.delays)
+    def stream(self) -> Stream:
+        """A new one, between a daemon and a switch process."""
+        return Stream(self.events, self.random, self._plant.delays)
 
 
 @dataclass(slots=True)

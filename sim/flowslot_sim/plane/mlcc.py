@@ -16,11 +16,13 @@ import numpy as np
 
 from flowslot.model.errors import ScheduleRefused
 from flowslot.model.loadtable import LoadTable
+from flowslot.model.slot import DEFAULT_SLOT
 from flowslot.model.units import SECOND, Nanos
 from flowslot.policy.base import Floats
-from flowslot.policy.mlcc import MlccOptions, MlccPolicy, Update
+from flowslot.policy.mlcc import MlccOptions, Update
 from flowslot.policy.mlcc.peers import Progress
-from flowslot.policy.mlcc.planner import Feedback, Reserving
+from flowslot.policy.mlcc.planner import Feedback
+from flowslot_scenario.results import Evidence
 from flowslot_sim.plane.messages import Plant
 from flowslot_sim.plane.mlcc_host import HORIZON, MlccHost
 from flowslot_sim.simulation import Simulation
@@ -63,23 +65,20 @@ class TableSwitch:
     for its whole path or not at all, also where switches of their own would have to agree.
     """
 
-    def __init__(
-        self, sim: Simulation, slot_ns: Nanos, options: MlccOptions, random: np.random.Generator
-    ) -> None:
+    def __init__(self, sim: Simulation, options: MlccOptions, random: np.random.Generator) -> None:
         """With order `shortest`, of updates that arrive at the same moment those with the smallest
         key come first, and not those of an arbitrary host."""
         self._capacity = np.array(sim.world.capacity)
         most = self._capacity if options.atomic else np.full(len(self._capacity), math.inf)
         self.table = LoadTable(len(most), HORIZON, most)
         self._events = sim.events
-        self._slot_ns = slot_ns
         self._by_key = options.order == "shortest"
         self._random = random
         self._waiting: list[tuple[Sequence[Update], Answer]] = []
 
     def fetch(self, now: Nanos, links: tuple[int, ...]) -> Feedback:
         """FetchFeedback."""
-        self.table.advance(now // self._slot_ns)
+        self.table.advance(now // DEFAULT_SLOT)
         at = list(links)
         return Feedback(self.table.slot, links, self.table.load(links), self._capacity[at])
 
@@ -91,7 +90,7 @@ class TableSwitch:
             self._events.at(now, self._decide)
 
     def _decide(self, now: Nanos) -> None:
-        self.table.advance(now // self._slot_ns)
+        self.table.advance(now // DEFAULT_SLOT)
         waiting, self._waiting = self._waiting, []
         drawn: list[int] = self._random.permutation(len(waiting)).tolist()
         queue = [update for i in drawn for update in waiting[i][0]]
@@ -116,26 +115,15 @@ class Mlcc:
     """See Control. `watch` reports stalls, and ends the run when nothing moves any more."""
 
     def __init__(self, sim: Simulation, variant: Variant, plant: Plant, seed: int) -> None:
-        options = variant.options
-        self.watch = StallWatch(sim, plant.slot_ns)
-        self.messages = 0
-        """Sent, in all directions."""
-        self._sim = sim
-        self._plant = plant
+        self.sim, self.options = sim, variant.options
+        self.watch = StallWatch(sim)
+        self._sent = 0  # messages, in all directions
+        self._delays = plant.delays
         self._count_links = variant.count_links
         self._random = np.random.default_rng([seed, 11])
-        self.switch = TableSwitch(sim, plant.slot_ns, options, self._random)
-        links = range(len(sim.world.links))
-
-        def planner() -> Reserving:
-            policy, held = MlccPolicy(options, plant.slot_ns), [True] * len(links)
-            return Reserving(policy, held, [links], plant.slot_ns, at_once=not options.atomic)
-
-        top_up, slot_ns = options.top_up, plant.slot_ns
-        self.hosts = {
-            name: MlccHost(sim, self, name, rows, planner(), top_up=top_up, slot_ns=slot_ns)
-            for name, rows in self._by_host(range(len(sim.flows))).items()
-        }
+        self.switch = TableSwitch(sim, variant.options, self._random)
+        rows_of = self._by_host(range(len(sim.flows)))
+        self.hosts = {name: MlccHost(self, name, rows) for name, rows in rows_of.items()}
         self._counted = self._counters()
 
     # --- Control
@@ -143,7 +131,7 @@ class Mlcc:
     def start(self) -> None:
         """See Control."""
         self.watch.start()
-        self._slot(self._sim.now)
+        self._slot(self.sim.now)
 
     def began(self, now: Nanos, job: int, flows: Sequence[int]) -> None:
         """See Control."""
@@ -155,45 +143,44 @@ class Mlcc:
         for host in self._by_host(flows):
             self.hosts[host].ended(now)
 
-    # --- evidence
-
-    def counts(self) -> tuple[int, int]:
-        """Updates that were accepted, and refused."""
+    def evidence(self) -> Evidence:
+        """See Control. Granted and refused: updates."""
         each = [host.planner.counts for host in self.hosts.values()]
-        return sum(c.accepted for c in each), sum(c.refused for c in each)
-
-    def writes(self) -> int:
-        """Rates put into force."""
-        return sum(host.writes for host in self.hosts.values())
+        return Evidence(
+            granted=sum(counts.accepted for counts in each),
+            refused=sum(counts.refused for counts in each),
+            rate_writes=sum(host.writes for host in self.hosts.values()),
+            control_packets=self._sent,
+            errors=self.watch.report(),
+        )
 
     # --- how
 
     def _slot(self, now: Nanos) -> None:
         """A slot begins, for all hosts."""
-        slot_ns = self._plant.slot_ns
         counted = self._counters()
-        controlled, carried = (counted - self._counted) / (slot_ns / SECOND)
+        controlled, carried = (counted - self._counted) / (DEFAULT_SLOT / SECOND)
         self._counted = counted
         loads = (controlled, carried) if self._count_links else None
         for host in self.hosts.values():
-            host.begin_slot(now, now // slot_ns, loads)
-        self._sim.events.after(slot_ns, self._slot)
+            host.begin_slot(now, now // DEFAULT_SLOT, loads)
+        self.sim.events.after(DEFAULT_SLOT, self._slot)
 
     def _counters(self) -> Floats:
         """Bytes that each link has carried: of flows under control, and in all. float64[2, L]."""
-        network = self._sim.network
+        network = self.sim.network
         return np.stack((network.carried, network.carried + network.other))[:, :-1]
 
     def _by_host(self, flows: Sequence[int]) -> dict[str, list[int]]:
         by_host: dict[str, list[int]] = {}
         for row in flows:
-            by_host.setdefault(self._sim.flows[row].host, []).append(row)
+            by_host.setdefault(self.sim.flows[row].host, []).append(row)
         return by_host
 
     def send(self, deliver: Callable[[Nanos], None]) -> None:
         """Do something a message's delay later."""
-        self.messages += 1
-        self._sim.events.after(self._plant.delays.draw(self._random), deliver)
+        self._sent += 1
+        self.sim.events.after(self._delays.draw(self._random), deliver)
 
     def tell(self, host: str, teller: str, n: int, said: Sequence[Progress]) -> None:
         """Let another host know what `teller` says in its message `n`."""

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from flowslot.model.slot import DEFAULT_SLOT
 from flowslot.model.units import Nanos
 from flowslot.policy.base import Floats
+from flowslot.policy.mlcc import MlccPolicy
 from flowslot.policy.mlcc.peers import LocalFlow, Peers, Progress, letters
 from flowslot.policy.mlcc.planner import Feedback, Fetch, Reserve, Reserving
-from flowslot_sim.simulation import Simulation
 
 if TYPE_CHECKING:
     from flowslot_sim.plane.mlcc import Mlcc
@@ -23,29 +24,24 @@ HORIZON = 10
 
 
 class MlccHost:
-    """Runs `planner` on flows `rows` of the simulation. `top_up`: beyond their rates, flows share
-    what others leave."""
+    """Flows `rows` of the plane's simulation."""
 
-    def __init__(
-        self,
-        sim: Simulation,
-        plane: Mlcc,
-        name: str,
-        rows: Sequence[int],
-        planner: Reserving,
-        *,
-        top_up: bool,
-        slot_ns: Nanos,
-    ) -> None:
+    def __init__(self, plane: Mlcc, name: str, rows: Sequence[int]) -> None:
+        links, options = range(len(plane.sim.world.links)), plane.options
         self.rows = np.array(rows, np.intp)
         self.name = name
-        self.planner = planner
+        self.planner = Reserving(
+            MlccPolicy(options, DEFAULT_SLOT),
+            [True] * len(links),
+            [links],
+            DEFAULT_SLOT,
+            at_once=not options.atomic,
+        )
         self.writes = 0
         """Rates put into force."""
-        self._sim = sim
+        self._sim = plane.sim
         self._plane = plane
-        self._top_up = top_up
-        self._peers = Peers(slot_ns)
+        self._peers = Peers(DEFAULT_SLOT)
         self._letters = 0  # so often other hosts were told
         self._slot = -1
         self._busy = self._looks = False
@@ -88,7 +84,7 @@ class MlccHost:
         if pace is not None:
             at = np.searchsorted(self.rows, pace.flows)
             rates[at] = pace.schedule.at(self._slot)
-            if not self._top_up:
+            if not self._plane.options.top_up:
                 ceilings[at] = rates[at]
         self.writes += len(rates)
         self._sim.network.pace(self.rows, rates, ceilings)

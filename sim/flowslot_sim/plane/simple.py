@@ -8,15 +8,21 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from flowslot.arbiter import ArbiterConfig
 from flowslot.model.slot import DEFAULT_SLOT
 from flowslot.model.units import Nanos
 from flowslot.policy.base import AllocationState, Allocator, HostPolicy
+from flowslot_scenario.results import Evidence
 from flowslot_sim.observed import NEVER, Observer
 from flowslot_sim.simulation import Simulation
 
 
 class Free:
     """Nobody decides: all active flows share the links max-min."""
+
+    def evidence(self) -> Evidence:
+        """See Control."""
+        return Evidence()
 
     def start(self) -> None:
         """See Control."""
@@ -42,20 +48,17 @@ class Fixed(Free):
             self._sim.network.pace(pace.flows.astype(np.intp), pace.schedule.at(0), pace.ceilings)
 
 
-class Exact:
-    """An allocator that sees everything at once, and whose rates are in force at once.
+class Exact(Free):
+    """An allocator that sees everything at once, and whose rates are in force at once."""
 
-    `target`: part of the links that it gives out; the rest is for the top-up.
-    """
-
-    def __init__(self, sim: Simulation, allocator: Allocator, target: float) -> None:
+    def __init__(self, sim: Simulation, allocator: Allocator) -> None:
         self._sim = sim
         self._allocator = allocator
         self._observer = Observer(sim)
         self._due = False
         bunches = self._observer.bunches
         n = len(bunches)
-        self._capacity = np.append(np.array(sim.world.capacity) * target, np.inf)
+        self._capacity = np.append(np.array(sim.world.capacity) * ArbiterConfig().target, np.inf)
         self._paths = sim.network.paths[[bunch.rows[0] for bunch in bunches]]
         self._names = [job.name for job in sim.world.jobs]
         self._job = np.array([self._names.index(bunch.job) for bunch in bunches], np.int64)

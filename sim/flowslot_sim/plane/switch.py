@@ -11,8 +11,9 @@ from flowslot.model.units import Nanos
 from flowslot.policy.base import Allocator
 from flowslot.protocol.messages import FromArbiter, FromDaemon, Opening
 from flowslot.protocol.switch import Switch
-from flowslot_sim.events import Event, Events
+from flowslot_sim.events import Event
 from flowslot_sim.plane.wire import Clock, Stream
+from flowslot_sim.simulation import Simulation
 
 Deliver = Callable[[Nanos, FromArbiter], None]
 
@@ -22,23 +23,19 @@ class SwitchNode:
 
     def __init__(
         self,
-        *,
-        events: Events,
+        sim: Simulation,
         clock: Clock,
         links: Sequence[int],
-        capacity: Sequence[float],
-        make_allocator: Callable[[], Allocator],
         config: ArbiterConfig,
+        make_allocator: Callable[[], Allocator],
     ) -> None:
-        """`capacity`: goodput of all links, payload bytes/s."""
         self.links = tuple(links)
         self.names = tuple(str(link) for link in links)
-        self.alive = False
         self.messages = 0
         """Sent, over all lives."""
-        self._events = events
+        self._events = sim.events
         self._clock = clock
-        self._goodput = [capacity[link] for link in links]
+        self._goodput = [sim.world.capacity[link] for link in links]
         self._make_allocator = make_allocator
         self._config = config
         self._deliver: dict[Stream, Deliver] = {}

@@ -7,7 +7,7 @@ are the highest value seen. A flow that sent nothing for four slots, because it 
 or because a plan said so, has seen nothing, may send nothing, and so will never see anything else.
 The remedy is the same for both: what was sent is no evidence of what could have been.
 
-Shapes: L links, K slots, W slots of the window. Rates are payload bytes/s.
+Rates are payload bytes/s; L links.
 """
 
 from collections import deque
@@ -27,52 +27,13 @@ class Observed:
     """What a host saw of slot `slot`, which is over.
 
     `sent`: bytes of each of its flows in that slot; of a flow that is not named nothing is known.
-    `controlled`: float64[L], what all controlled flows together sent over each link, payload
-    bytes/s; NaN: not seen. `carried`: float64[L], what the link carried in all, other traffic
-    included. Without them, or where they are NaN, a link counts as free of other traffic.
+    `loads`: what all controlled flows together sent over each link, and what the link carried in
+    all, other traffic included, float64[L] each; None: links are not counted.
     """
 
     slot: int
     sent: Mapping[int, float]
-    controlled: Floats | None = None
-    carried: Floats | None = None
-
-
-def history_limit(controlled: Floats, capacity: Floats) -> Floats:
-    """u_l as the paper has it, float64[L]: the highest load recorded in the window float64[W, L].
-
-    "Recorded load" is read as that of the controlled flows: with all traffic in it, the estimate
-    would leave none to the other traffic, which it is there to protect. A link without any record
-    has its `capacity`. Section IV-B takes the load of a future slot off u_l; see `Links.free`.
-    """
-    recorded = np.where(np.isnan(controlled), -np.inf, controlled).max(axis=0, initial=-np.inf)
-    limit: Floats = np.where(np.isneginf(recorded), capacity, np.minimum(recorded, capacity))
-    return limit
-
-
-def observed_limit(controlled: Floats, carried: Floats, capacity: Floats) -> Floats:
-    """u_l that recovers, float64[L]: capacity less the most that the other traffic took.
-
-    `controlled`, `carried`: float64[W, L], see Observed. The same as `history_limit` on a link that
-    was full all the time. What controlled flows left unused stays available, and other traffic
-    that has ended is forgotten when it leaves the window.
-    """
-    other = np.nan_to_num(carried - controlled, nan=0.0)
-    limit: Floats = np.maximum(capacity - other.max(axis=0, initial=0.0), 0.0)
-    return limit
-
-
-def history_bound(rates: Floats, path_capacity: float) -> float:
-    """B_i as in the paper: the highest rate that the flow sent at in the window float64[W].
-
-    A flow that was never seen has what its path can carry, as it may begin at line rate.
-    """
-    return float(rates.max()) if len(rates) else path_capacity
-
-
-def residual_bound(rate: float, residual: float) -> float:
-    """B_i that recovers: what the flow has already, and what is free on its path."""
-    return rate + max(residual, 0.0)
+    loads: tuple[Floats, Floats] | None = None
 
 
 class History:
@@ -87,21 +48,34 @@ class History:
             raise ValueError(f"slot {observed.slot} was observed after {self._seen[-1].slot}")
         self._seen.append(observed)
 
-    def flow_rates(self, flow: int, slot_s: float) -> Floats:
-        """Rates of the flow in the slots in which it was seen, at most WINDOW; payload bytes/s."""
-        sent = [seen.sent[flow] for seen in self._seen if flow in seen.sent]
-        return np.array(sent, dtype=np.float64) / slot_s
+    def bound(self, flow: int, slot_s: float, path_capacity: float) -> float:
+        """B_i as in the paper: the highest rate that the flow sent at in the window.
 
-    def limits(self, capacity: Floats, *, history: bool) -> Floats:
-        """u_l, float64[L], for links of `capacity` float64[L]; as in the paper with `history`."""
-        unseen = np.full(len(capacity), np.nan)
-        controlled = self._stack([seen.controlled for seen in self._seen], unseen)
-        if history:
-            return history_limit(controlled, capacity)
-        carried = self._stack([seen.carried for seen in self._seen], unseen)
-        return observed_limit(controlled, carried, capacity)
+        A flow that was never seen has what its path can carry, as it may begin at line rate.
+        """
+        sent = [seen.sent[flow] / slot_s for seen in self._seen if flow in seen.sent]
+        return max(sent, default=path_capacity)
 
-    def _stack(self, rows: list[Floats | None], unseen: Floats) -> Floats:
-        """Float64[W, L]; nothing is known of a slot in which there were other links."""
-        full = [unseen if r is None or r.shape != unseen.shape else r for r in rows]
-        return np.array(full, dtype=np.float64).reshape(len(full), len(unseen))
+    def limits(self, capacity: Floats) -> Floats:
+        """u_l as in the paper, float64[L]: the highest load recorded in the window.
+
+        "Recorded load" is read as that of the controlled flows: with all traffic in it, the
+        estimate would leave none to the other traffic, which it is there to protect. Without any
+        record, a link has its `capacity`. Section IV-B takes the load of a future slot off u_l; see
+        `Links.free`.
+        """
+        loads = [controlled for controlled, _ in self._loads()]
+        return np.minimum(np.max(loads, axis=0), capacity) if loads else capacity
+
+    def recovering_limits(self, capacity: Floats) -> Floats:
+        """u_l that recovers, float64[L]: capacity less the most that the other traffic took.
+
+        The same as `limits` on a link that was full all the time. What controlled flows left unused
+        stays available, and other traffic that has ended is forgotten when it leaves the window.
+        """
+        other = [carried - controlled for controlled, carried in self._loads()]
+        limit: Floats = capacity - np.max([np.zeros(len(capacity)), *other], axis=0)
+        return np.maximum(limit, 0.0)
+
+    def _loads(self) -> list[tuple[Floats, Floats]]:
+        return [seen.loads for seen in self._seen if seen.loads is not None]

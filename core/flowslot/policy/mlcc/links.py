@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Links as one flow after the other sees them while a host plans: what is free, what it costs."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from flowslot.policy.base import Floats, Rows
@@ -25,11 +23,6 @@ class Links:
         self._limit = limit[:, np.newaxis]
         self._load = load
 
-    @property
-    def horizon(self) -> int:
-        """K."""
-        return int(self._load.shape[1])
-
     def free(self, path: Rows) -> Floats:
         """min over the path of u_l - b_l(t), at least 0, float64[K] (line 6 of Algorithm 1)."""
         free: Floats = (self._limit[path] - self._load[path]).min(axis=0)
@@ -44,7 +37,7 @@ class Links:
         """
         capacity = self.capacity(path)
         if capacity <= 0.0:
-            return np.zeros(self.horizon)
+            return np.zeros(self._load.shape[1])
         load = self._load[path].sum(axis=0) / capacity
         cost: Floats = np.round(load, COST_DIGITS) / capacity
         return cost
@@ -56,11 +49,3 @@ class Links:
     def add(self, path: Rows, rates: Floats) -> None:
         """A flow has been planned: `rates`, float64[K]; those that follow see it."""
         self._load[path] += rates
-
-
-def others(load: Floats, own: Sequence[tuple[Rows, Floats]]) -> Floats:
-    """b_l(t), float64[L, K]: a load table without a host's own schedules, (path, float64[K])."""
-    rest = load.astype(np.float64, copy=True)
-    for path, rates in own:
-        rest[path] -= rates
-    return np.maximum(rest, 0.0)

@@ -46,14 +46,7 @@ class _Wait:
 class LivelockDetector:
     """Fed once per slot with all flows; reports each episode once."""
 
-    def __init__(
-        self, livelock_slots: int = LIVELOCK_SLOTS, starved_slots: int = STARVED_SLOTS
-    ) -> None:
-        """Raises ValueError when a number of slots is not positive."""
-        if livelock_slots <= 0 or starved_slots <= 0:
-            raise ValueError("livelock_slots and starved_slots must be greater than 0")
-        self._livelock_slots = livelock_slots
-        self._starved_slots = starved_slots
+    def __init__(self) -> None:
         self._waits: dict[int, _Wait] = {}
         self._slot: int | None = None
         self.moved_at = 0
@@ -103,7 +96,7 @@ class LivelockDetector:
         return moved
 
     def _livelock(self, slot: int) -> Stall | None:
-        if self._reported or slot - self.moved_at < self._livelock_slots:
+        if self._reported or slot - self.moved_at < LIVELOCK_SLOTS:
             return None
         self._reported = True
         return Stall("livelock", tuple(sorted(self._waits)), self.moved_at + 1, slot)
@@ -113,7 +106,7 @@ class LivelockDetector:
         starved = {
             flow: wait
             for flow, wait in self._waits.items()
-            if slot - wait.since + 1 >= self._starved_slots and not wait.reported
+            if slot - wait.since + 1 >= STARVED_SLOTS and not wait.reported
         }
         if not starved:
             return None

@@ -8,13 +8,13 @@ the one that is furthest. Each message replaces what its host has said before, s
 overtaken ones do no harm. Pure: who sends and receives is somebody else's business.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from flowslot.model.units import Nanos
 from flowslot.policy.mlcc import Dependency
-from flowslot.policy.mlcc.depend import Kind
 
 Role = Literal["ring", "push", "pull"]
 """What a flow does: goes from rank to rank, to a parameter server, or from there."""
@@ -25,7 +25,6 @@ ASKS_PER_SLOT = 4
 """Decisions that what others say can call for."""
 MAX_GROUPS = 512
 """In one message. More than a few for each GPU of the other host is no honest daemon's."""
-_KINDS: dict[Role, Kind] = {"ring": "ring", "push": "aggregation", "pull": "broadcast"}
 
 
 class Group(NamedTuple):
@@ -201,6 +200,5 @@ def _part_of(others: Iterable[Progress], iteration: int, role: Role) -> tuple[fl
 
 def _dependency(flow: LocalFlow, now: float, then: float) -> Dependency:
     # What is ready has come already, or is the rank's own.
-    role = flow.group.role
-    lead = 0.0 if role == "push" else flow.ready - now * flow.total
-    return Dependency(_KINDS[role], flow.sent, (then * flow.total,), lead)
+    lead = math.inf if flow.group.role == "push" else flow.ready - now * flow.total
+    return Dependency(flow.sent, then * flow.total, lead)

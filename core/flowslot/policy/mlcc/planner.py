@@ -323,7 +323,7 @@ class Reserving:
         if slot == view.slot - 1:
             sent = {f: max(acked[f] - before[f], 0.0) for f in acked if f in before}
             # Planned against only when load tables come again; who waits long needs the last few.
-            self._observed = [*self._observed[-3:], Observed(slot, sent, *(loads or ()))]
+            self._observed = [*self._observed[-3:], Observed(slot, sent, loads)]
 
     def _in_force(self, now: Nanos, view: View) -> Pace | None:
         pace = self._pace

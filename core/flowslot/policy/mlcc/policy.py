@@ -13,13 +13,12 @@ from typing import NamedTuple
 import numpy as np
 
 from flowslot.model.schedule import Schedule
-from flowslot.model.slot import DEFAULT_SLOT
 from flowslot.model.units import SECOND, Nanos
 from flowslot.policy.base import Floats, Pace, Rows, View
 from flowslot.policy.mlcc import depend
-from flowslot.policy.mlcc.bandwidth import History, Observed, history_bound, residual_bound
+from flowslot.policy.mlcc.bandwidth import History, Observed
 from flowslot.policy.mlcc.depend import Dependency
-from flowslot.policy.mlcc.links import Links, others
+from flowslot.policy.mlcc.links import Links
 from flowslot.policy.mlcc.options import MlccOptions
 from flowslot.policy.mlcc.plan import plan
 from flowslot.policy.mlcc.release import Pauses
@@ -80,10 +79,8 @@ class MlccPolicy:
     the flows that have any, by identifier; set it before `decide`.
     """
 
-    def __init__(self, options: MlccOptions | None = None, slot_ns: Nanos = DEFAULT_SLOT) -> None:
-        if slot_ns <= 0:
-            raise ValueError("slot_ns must be greater than 0")
-        self.options = MlccOptions() if options is None else options
+    def __init__(self, options: MlccOptions, slot_ns: Nanos) -> None:
+        self.options = options
         self.updates: tuple[Update, ...] = ()
         self.dependencies: Mapping[int, Dependency] = {}
         self._slot_s = slot_ns / SECOND
@@ -112,8 +109,7 @@ class MlccPolicy:
 
     def decide(self, now: Nanos, view: View) -> Pace:
         """See HostPolicy. `view.load`: as fetched just now, own schedules included, its first
-        column for `view.slot`; None: nobody but this host uses its links. Links keep their indices
-        as long as the policy lives.
+        column for `view.slot`. Links keep their indices as long as the policy lives.
         """
         begins = view.slot != self._slot
         if begins:
@@ -179,14 +175,15 @@ class MlccPolicy:
 
     def _plan(self, active: list[_Active], view: View, part: float) -> None:
         """Plan every active flow; `part` of the current slot is left."""
-        horizon = view.horizon if view.load is None else view.load.shape[1]
-        own = {flow: held.at(view.slot, horizon) for flow, held in self._held.items()}
-        capacity = view.capacity
-        load = np.zeros((len(capacity), horizon)) if view.load is None else view.load
-        mine = [] if view.load is None else [(self._held[f].path, own[f]) for f in own]
-        limits = self._history.limits(capacity, history=self.options.bound == "paper")
-        links = Links(capacity, limits, others(load, mine))
-        self._links = links
+        assert view.load is not None, "plans are made against load tables"
+        own = {flow: held.at(view.slot, view.horizon) for flow, held in self._held.items()}
+        capacity, history = view.capacity, self._history
+        paper = self.options.bound == "paper"
+        limits = history.limits(capacity) if paper else history.recovering_limits(capacity)
+        others = view.load.copy()
+        for flow, held in self._held.items():
+            others[held.path] -= own[flow]
+        links = self._links = Links(capacity, limits, np.maximum(others, 0.0))
         keys = {a.flow: self._key(a, capacity, view.slot) for a in active}
         if self.options.order == "shortest":
             active = sorted(active, key=lambda a: keys[a.flow])
@@ -194,7 +191,7 @@ class MlccPolicy:
         planned: dict[int, _Held] = {}
         for a in sorted(active, key=lambda a: a.flow in paused):  # what they get is left over
             if a.flow in paused:
-                rates = np.zeros(horizon)
+                rates = np.zeros(view.horizon)
                 rates[0] = min(float(links.free(a.path)[0]), a.remaining / (part * self._slot_s))
             else:
                 rates = self._rates(a, links, part)
@@ -217,10 +214,9 @@ class MlccPolicy:
             return rates
         seconds = part * self._slot_s
         first = float(rates[0])
-        delta = depend.increase(dependency, first, seconds)
-        bound = self._bound(active, links, first, float(free[0]))
-        rate = depend.adjusted(first, delta, bound)
-        rate -= depend.decrease(dependency, rate, seconds)
+        rate = depend.adjusted(
+            dependency, first, self._bound(active, links, first, float(free[0])), seconds
+        )
         if rate != first:
             # Lines 9 and 12: the later slots carry the rest, planned as before.
             free[0] = 0.0
@@ -237,11 +233,10 @@ class MlccPolicy:
         return rates
 
     def _bound(self, active: _Active, links: Links, rate: float, free: float) -> float:
-        """B_i, payload bytes/s."""
+        """B_i, payload bytes/s; one that recovers: what the flow has already, and what is free."""
         if self.options.bound == "residual":
-            return residual_bound(rate, free - rate)
-        sent = self._history.flow_rates(active.flow, self._slot_s)
-        return history_bound(sent, links.capacity(active.path))
+            return rate + max(free - rate, 0.0)
+        return self._history.bound(active.flow, self._slot_s, links.capacity(active.path))
 
     # --- what comes of it
 
@@ -284,11 +279,11 @@ class MlccPolicy:
         assert view is not None and links is not None
         n_links = len(view.capacity)
         rows = np.flatnonzero((view.paths < n_links).any(axis=1))
-        rates = np.zeros((len(rows), links.horizon))
+        rates = np.zeros((len(rows), view.horizon))
         for i, row in enumerate(rows):
             held = self._held.get(int(view.flow[row]))
             if held is not None:
-                rates[i] = held.at(view.slot, links.horizon)
+                rates[i] = held.at(view.slot, view.horizon)
         current = rates[:, 0]
         tops = current.copy()
         for i, row in enumerate(rows):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from flowslot.arbiter import ArbiterConfig
 from flowslot.model.units import MILLISECOND, SECOND, Nanos
 from flowslot.policy.registry import PolicyOptions, get
 from flowslot_sim.network import FlowSpec
@@ -102,8 +103,8 @@ class Chaos:
         self.sim = Simulation(world, control)
         assert isinstance(self.sim.control, Messages)
         self.plane = self.sim.control
-        self.limit = plant.target * LINK
-        self.lease = plant.lease_slots * plant.slot_ns
+        self.limit = ArbiterConfig().target * LINK
+        self.lease = ArbiterConfig().lease_ns
         for fault in faults:
             self.sim.events.at(round(fault.at_s * SECOND), self._befall(fault))
 

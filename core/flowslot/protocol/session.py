@@ -168,11 +168,6 @@ class Session:
         """There is something to say, apart from a heartbeat that may be overdue."""
         return bool(self._dirty or self._dones or self._acks or self._beats)
 
-    @property
-    def busy(self) -> bool:
-        """The arbiter is asked for some flows."""
-        return bool(self._known)
-
     def grant(self, flow: int) -> Granted:
         """What a flow may send. NaN: the arbiter has no say (yet)."""
         return self._grants.of(flow) if flow in self._grants else nothing_said(flow)
@@ -290,7 +285,6 @@ class Session:
         if self._beats or self._heart.overdue(now) or (self._dirty and self._heart.rested(now)):
             self._beats = False
             heartbeat = self._heart.beat(now, wall_ns)
-            self._grants.sent_heartbeat(now, heartbeat.n)
         if heartbeat is None and not self.has_news:
             return None
         message = FromDaemon(
@@ -314,11 +308,12 @@ class Session:
         if not self._open or message.session != self._grants.session:
             return news
         if message.echo is not None:
-            self._grants.echoed(now, message.echo.n)
+            news.round_trip_ns = self._heart.echoed(now, message.echo)
+            if news.round_trip_ns is not None:
+                self._grants.renew(now, now - news.round_trip_ns)
             if self._synced_at is None:
                 self._synced_at, news.synced = now, True
             self._check_live(now, news)
-            news.round_trip_ns = self._heart.echoed(now, message.echo)
         for refusal in message.refusals:
             self._asked.pop(refusal.flow, None)
             known = self._known.get(refusal.flow)

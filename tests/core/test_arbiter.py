@@ -5,74 +5,13 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
+from arbiters import LEASE, MS, Bench, Wanted, at
 
 from flowslot.arbiter import Arbiter, ArbiterConfig
 from flowslot.model.errors import ProtocolError, ScheduleRefused
-from flowslot.model.units import MILLISECOND, Nanos
-from flowslot.policy.base import AllocationState, Floats
-from flowslot.protocol.messages import Ack, Demand, Done, Grant, Held, Hello
-
-MS = int(MILLISECOND)
-LEASE = 120
-
-
-class Wanted:
-    """An allocator that gives each flow what the test wants."""
-
-    def __init__(self) -> None:
-        self.rates: dict[int, float] = {}
-
-    def allocate(self, state: AllocationState, now: Nanos) -> Floats:
-        return np.array([self.rates.get(int(f), 0.0) for f in state.flow])
-
-    def next_change(self, state: AllocationState, now: Nanos) -> Nanos | None:
-        return None
-
-    def standing(self) -> None:
-        return None
-
-
-class Bench:
-    """An arbiter of two links of 100 bytes/s, past its recovery, with sessions 1 and 2."""
-
-    def __init__(self, **config: Any) -> None:
-        self.want = Wanted()
-        self.config = ArbiterConfig(target=1.0, lease_ns=at(LEASE), **config)
-        self.arbiter = Arbiter([100.0, 100.0], self.config, self.want)
-        self.arbiter.step(at(0))
-        self.time = 200
-        for session in (1, 2):
-            self.arbiter.hello(at(200), Hello(f"h{session}", session))
-
-    def demand(self, flow: int, /, *links: int, session: int = 1, **more: Any) -> list[str]:
-        demand = Demand(flow, 1, "job", links or (0,), 1000)
-        refusals = self.arbiter.demand(at(self.time), session, [replace(demand, **more)])
-        return [r.reason for r in refusals]
-
-    def step(self, **rates: float) -> dict[tuple[int, int], Grant]:
-        """Let the allocator want `f7=50.0`, and return the grants by session and flow."""
-        self.want.rates.update({int(name[1:]): rate for name, rate in rates.items()})
-        self.time += 1
-        sent = self.arbiter.step(at(self.time))
-        return {(session, g.flow): g for session, grants in sent.items() for g in grants}
-
-    def ack(self, grant: Grant, session: int = 1) -> None:
-        self.arbiter.ack(at(self.time), session, [Ack(grant.flow, grant.inc, grant.seq)])
-
-    def keep_alive(self, until: int, *sessions: int) -> None:
-        while self.time < until:
-            self.time += 50
-            for session in sessions:
-                assert self.arbiter.heartbeat(at(self.time), session)
-
-    def committed(self) -> list[float]:
-        return [float(c) for c in self.arbiter.commitments()]
-
-
-def at(milliseconds: int) -> Nanos:
-    return Nanos(milliseconds * MS)
+from flowslot.model.units import Nanos
+from flowslot.protocol.messages import Demand, Grant, Held, Hello
 
 
 def test_raises_wait_for_the_acknowledgement_of_lowers() -> None:
@@ -239,9 +178,9 @@ def test_a_closed_stream_keeps_its_commitments_until_the_lease_ends() -> None:
     b.demand(7)
     b.demand(8, session=2)
     b.step(f7=100.0)
-    b.arbiter.goodbye(at(b.time), 1)
+    b.arbiter.goodbye(b.now(), 1)
     assert not b.arbiter.honours(1)
-    assert not b.arbiter.heartbeat(at(b.time), 1)
+    assert not b.arbiter.heartbeat(b.now(), 1)
     b.keep_alive(300, 2)
     assert b.step(f7=0.0, f8=100.0) == {}
     b.keep_alive(350, 2)
@@ -255,10 +194,10 @@ def test_a_session_that_never_acknowledges_loses_its_lease() -> None:
     b.step(f7=100.0)
     b.step(f7=0.0, f8=100.0)
     b.keep_alive(350, 1, 2)
-    assert b.step() == {} and b.arbiter.heartbeat(at(b.time), 1)
+    assert b.step() == {} and b.arbiter.heartbeat(b.now(), 1)
     b.keep_alive(450, 2)
     b.step()
-    assert not b.arbiter.heartbeat(at(b.time), 1)
+    assert not b.arbiter.heartbeat(b.now(), 1)
     b.keep_alive(b.time + LEASE, 2)
     assert b.step()[2, 8].rate == 100.0
 
@@ -269,14 +208,14 @@ def test_hello_replaces_everything() -> None:
     b.demand(8)
     b.step(f7=50.0, f8=30.0)
     b.step(f7=40.0)  # not acknowledged
-    b.arbiter.hello(at(b.time), Hello("h1", 11, (Held(7, 1, 45.0),)))
+    b.hello(11, Held(7, 1, 45.0), daemon=1)
     assert b.committed()[0] == 45.0
     assert not b.arbiter.honours(1)
     # Whatever still arrives from the old stream, or arrives again, has no effect.
     b.demand(8)
-    b.arbiter.done(at(b.time), 1, [Done(7, 1)])
-    b.arbiter.hello(at(b.time), Hello("h1", 1))
-    b.arbiter.hello(at(b.time), Hello("h1", 11))
+    b.done(7)
+    b.hello(1)
+    b.hello(11, daemon=1)
     assert b.committed()[0] == 45.0
     assert b.step()[11, 7].rate == 40.0
 
@@ -305,7 +244,7 @@ def test_recovery_raises_nothing_for_a_lease() -> None:
 
 def test_held_flows_without_a_demand_are_taken_back() -> None:
     b = Bench()
-    b.arbiter.hello(at(b.time), Hello("h1", 11, (Held(7, 1, 60.0),)))
+    b.hello(11, Held(7, 1, 60.0), daemon=1)
     b.keep_alive(b.time + LEASE // 2, 11, 2)
     assert b.step() == {}
     b.keep_alive(b.time + LEASE // 2, 11, 2)
@@ -321,10 +260,10 @@ def test_explicit_schedules_and_commitments_share_the_link() -> None:
     b.demand(7)
     b.step(f7=50.0)
     with pytest.raises(ScheduleRefused) as caught:
-        b.arbiter.update_schedule(at(b.time), "x", [1, 0], [10.0, 60.0])
+        b.arbiter.update_schedule(b.now(), "x", [1, 0], [10.0, 60.0])
     assert caught.value.link == 0
-    b.arbiter.update_schedule(at(b.time), "x", [1, 0], [10.0, 40.0])
-    assert b.arbiter.load_table(at(b.time))[0, :3].tolist() == [60.0, 90.0, 50.0]
+    b.arbiter.update_schedule(b.now(), "x", [1, 0], [10.0, 40.0])
+    assert b.arbiter.load_table(b.now())[0, :3].tolist() == [60.0, 90.0, 50.0]
     assert b.step(f7=80.0)[1, 7].rate == 60.0, "a grant has no end: no slot may be too full"
     for _ in range(3):
         b.keep_alive(b.time + 50, 1)
@@ -335,9 +274,9 @@ def test_ended_flows_do_not_come_back_by_late_demands() -> None:
     b = Bench()
     b.demand(7, inc=3)
     b.step(f7=50.0)
-    b.arbiter.done(at(b.time), 1, [Done(7, 2)])  # of an earlier life
+    b.done(7, 2)  # of an earlier life
     assert b.committed()[0] == 50.0
-    b.arbiter.done(at(b.time), 1, [Done(7, 3)])
+    b.done(7, 3)
     assert b.committed()[0] == 0.0
     assert b.demand(7, inc=3) == []
     assert b.step() == {}
@@ -349,7 +288,7 @@ def test_flows_belong_to_their_session() -> None:
     b = Bench()
     b.demand(7)
     b.step(f7=50.0)
-    b.arbiter.done(at(b.time), 2, [Done(7, 1)])
+    b.done(7, session=2)
     assert b.committed()[0] == 50.0
     b.demand(7, 1, session=2)  # the same number is another flow there
     assert b.step()[2, 7].rate == 50.0
@@ -393,7 +332,7 @@ def test_limits_and_changed_paths() -> None:
     assert b.demand(1) == [] and b.demand(2) == []
     assert b.demand(3) == ["the session already has 2 flows"]
     assert "path cannot change" in b.demand(2, 1)[0]
-    b.arbiter.done(at(b.time), 1, [Done(1, 1)])
+    b.done(1)
     assert b.demand(3) == []
 
 
@@ -415,7 +354,7 @@ def test_limits_and_changed_paths() -> None:
 def test_a_hello_that_makes_no_sense_changes_nothing(hello: Hello) -> None:
     b = Bench()
     with pytest.raises(ProtocolError):
-        b.arbiter.hello(at(b.time), hello)
+        b.arbiter.hello(b.now(), hello)
     assert not b.arbiter.honours(5)
     assert b.committed() == [0.0, 0.0]
 
@@ -423,19 +362,19 @@ def test_a_hello_that_makes_no_sense_changes_nothing(hello: Hello) -> None:
 def test_too_many_sessions() -> None:
     b = Bench(max_sessions=2)
     with pytest.raises(ProtocolError, match="already 2 sessions"):
-        b.arbiter.hello(at(b.time), Hello("h3", 3))
-    b.arbiter.hello(at(b.time), Hello("h2", 4))  # replaces its own
+        b.hello(3)
+    b.hello(4, daemon=2)  # replaces its own
 
 
 def test_one_owner_has_a_part_of_all_sessions_and_only_its_own_names() -> None:
     b = Bench(max_sessions_per_owner=2)
     for session, owner in ((3, "a"), (4, "a"), (5, "b")):
-        b.arbiter.hello(at(b.time), Hello(f"d{session}", session, owner=owner))
+        b.arbiter.hello(b.now(), Hello(f"d{session}", session, owner=owner))
     with pytest.raises(ProtocolError, match="already 2 sessions of a"):
-        b.arbiter.hello(at(b.time), Hello("d6", 6, owner="a"))
-    b.arbiter.hello(at(b.time), Hello("d3", 2**60, owner="b"))  # says it is a's, with a huge number
+        b.arbiter.hello(b.now(), Hello("d6", 6, owner="a"))
+    b.arbiter.hello(b.now(), Hello("d3", 2**60, owner="b"))  # says it is a's, with a huge number
     assert b.arbiter.honours(3)
-    b.arbiter.hello(at(b.time), Hello("d3", 7, owner="a"))
+    b.arbiter.hello(b.now(), Hello("d3", 7, owner="a"))
     assert b.arbiter.honours(7)
     assert not b.arbiter.honours(3)
 

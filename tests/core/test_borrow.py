@@ -2,9 +2,7 @@
 """Rates that become free without waiting: given back, or lent within one host and path."""
 
 import pytest
-from test_arbiter import Bench, at
-
-from flowslot.protocol.messages import Done
+from arbiters import Bench
 
 
 def test_a_flow_of_the_same_host_and_path_borrows_at_once() -> None:
@@ -64,7 +62,7 @@ def test_a_borrower_that_goes_leaves_the_commitment_where_it_was() -> None:
     b.demand(8)
     b.step(f7=100.0)
     both = b.step(f7=0.0, f8=100.0)
-    b.arbiter.done(at(b.time), 1, [Done(8, 1)])
+    b.done(8)
     assert b.committed()[0] == 100.0
     b.demand(9, session=2)
     assert b.step(f9=100.0) == {}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which changes an arbiter makes at once, which it coalesces, and how gangs are granted."""
 
-from test_arbiter import MS, Bench
-from test_standing import Bench as Standing
+from arbiters import MS, Bench
+from test_standing import Standing
 
 from flowslot.arbiter.rules import TOGETHER_NS
 from flowslot.model.units import MILLISECOND, Nanos
@@ -54,14 +54,13 @@ def test_who_has_nothing_does_not_take_all_the_room_from_others_that_wait() -> N
 
 
 def test_what_ceases_to_stand_is_said_in_a_while() -> None:
-    b = Standing(1e9, WHILE)
+    b = Standing(1e9, coalesce_ns=WHILE)
 
     def said(next_bytes: int) -> list[bool]:
-        b.demand(7, "job", remaining=10**6, next_bytes=next_bytes)
+        b.say(7, "job", remaining=10**6, next_bytes=next_bytes)
         grants = []
         for _ in range(6):
-            grants += b.step()
-            b.time += 1
+            grants += b.answered()
         return [grant.standing for grant in grants]
 
     assert said(10**6) == [True]
@@ -80,7 +79,7 @@ class Gang(Standing):
         self.time += after_ms
         link = (flow - 1) % 2
         of = {"remaining": int(size), "next_bytes": 0, "period_ns": 0}
-        self.demand(flow, job, link, session=link + 1, **of)
+        self.say(flow, job, link, session=link + 1, **of)
         self.look()
 
     def look(self) -> None:

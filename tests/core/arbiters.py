@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An arbiter to talk to, for tests of single rules."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -34,8 +35,13 @@ class Bench:
     """An arbiter of two links of 100 bytes/s or more, past its recovery, with sessions 1 and 2."""
 
     def __init__(
-        self, allocator: Allocator | None = None, goodput: float = 100.0, **config: Any
+        self,
+        flows: Mapping[int, tuple[int, ...]] | None = None,
+        allocator: Allocator | None = None,
+        goodput: float = 100.0,
+        **config: Any,
     ) -> None:
+        """`flows`: the session and the links of those that want to send from the beginning."""
         self.want = Wanted()
         settings = ArbiterConfig(target=1.0, lease_ns=at(LEASE), **config)
         self.arbiter = Arbiter([goodput, goodput], settings, allocator or self.want)
@@ -43,6 +49,8 @@ class Bench:
         self.time = 200
         for session in (1, 2):
             self.hello(session)
+        for flow, (session, *links) in (flows or {}).items():
+            assert self.demand(flow, *links, session=session) == []
 
     def now(self) -> Nanos:
         return at(self.time)

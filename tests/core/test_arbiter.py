@@ -6,18 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from arbiters import LEASE, MS, Bench, Wanted, at
+from arbiters import LEASE, Bench, Wanted, at
 
 from flowslot.arbiter import Arbiter, ArbiterConfig
 from flowslot.model.errors import ProtocolError, ScheduleRefused
-from flowslot.model.units import Nanos
 from flowslot.protocol.messages import Demand, Grant, Held, Hello
 
 
 def test_raises_wait_for_the_acknowledgement_of_lowers() -> None:
-    b = Bench()
-    b.demand(7, 0)
-    b.demand(8, 0, 1, session=2)
+    b = Bench({7: (1, 0), 8: (2, 0, 1)})
     first = b.step(f7=100.0)
     assert first[1, 7].rate == 100.0 and not first[1, 7].must_ack and first[1, 7].ceiling == 100.0
     lower = b.step(f7=20.0, f8=80.0)
@@ -32,8 +29,7 @@ def test_raises_wait_for_the_acknowledgement_of_lowers() -> None:
 
 
 def test_every_lower_stays_committed_until_it_is_acknowledged() -> None:
-    b = Bench()
-    b.demand(7)
+    b = Bench({7: (1, 0)})
     b.step(f7=90.0)
     lowers = [b.step(f7=rate)[1, 7] for rate in (70.0, 50.0)]
     again = b.step(f7=60.0)[1, 7]
@@ -49,8 +45,7 @@ def test_every_lower_stays_committed_until_it_is_acknowledged() -> None:
 
 
 def test_no_more_lowers_than_can_be_remembered() -> None:
-    b = Bench()
-    b.demand(7)
+    b = Bench({7: (1, 0)})
     b.step(f7=90.0)
     rates = (80.0, 70.0, 60.0, 50.0, 40.0, 30.0)
     sent = [b.step(f7=rate).get((1, 7)) for rate in rates]
@@ -63,10 +58,7 @@ def test_no_more_lowers_than_can_be_remembered() -> None:
 
 
 def test_raised_on_all_links_at_once_to_the_least_available() -> None:
-    b = Bench()
-    b.demand(7, 0)
-    b.demand(8, 1)
-    b.demand(9, 0, 1, session=2)
+    b = Bench({7: (1, 0), 8: (1, 1), 9: (2, 0, 1)})
     b.step(f7=60.0, f8=90.0)
     sent = b.step(f7=50.0, f8=50.0, f9=50.0)
     assert sent.keys() == {(1, 7), (1, 8), (2, 9)}
@@ -79,10 +71,7 @@ def test_raised_on_all_links_at_once_to_the_least_available() -> None:
 
 
 def test_what_one_with_nothing_waits_for_is_kept_for_it_on_every_link() -> None:
-    b = Bench()
-    b.demand(6, 0, session=2)
-    b.demand(7, 0)
-    b.demand(8, 1)
+    b = Bench({6: (2, 0), 7: (1, 0), 8: (1, 1)})
     b.step(f6=10.0, f7=90.0, f8=100.0)
     b.demand(9, 0, 1, session=2)
     sent = b.step(f7=30.0, f8=60.0, f9=40.0)
@@ -97,9 +86,7 @@ def test_what_one_with_nothing_waits_for_is_kept_for_it_on_every_link() -> None:
 
 
 def test_lowers_for_one_with_nothing_are_not_taken_back_before_it_has_it() -> None:
-    b = Bench()
-    b.demand(7, 0)
-    b.demand(8, 0, 1, session=2)
+    b = Bench({7: (1, 0), 8: (2, 0, 1)})
     b.step(f7=60.0, f8=40.0)
     b.demand(9, 0, session=2)
     first = b.step(f7=10.0, f8=40.0, f9=50.0)[1, 7]
@@ -112,9 +99,7 @@ def test_lowers_for_one_with_nothing_are_not_taken_back_before_it_has_it() -> No
 
 
 def test_two_that_send_in_turns_do_not_keep_a_third_from_its_first_rate() -> None:
-    b = Bench()
-    b.demand(7, 0)
-    b.demand(8, 0, 1, session=2)
+    b = Bench({7: (1, 0), 8: (2, 0, 1)})
     b.step(f7=50.0, f8=50.0)
     b.demand(9, 0, session=2)
     sent: dict[tuple[int, int], Grant] = {}
@@ -131,8 +116,7 @@ def test_two_that_send_in_turns_do_not_keep_a_third_from_its_first_rate() -> Non
 
 
 def test_small_changes_are_ignored_except_to_zero() -> None:
-    b = Bench()
-    b.demand(7)
+    b = Bench({7: (1, 0)})
     b.step(f7=50.0)
     assert b.step(f7=50.4) == {} and b.step(f7=49.6) == {}
     assert b.step(f7=50.6)[1, 7].rate == 50.6
@@ -156,8 +140,7 @@ def test_ignored_changes_never_add_up_to_more_than_the_link() -> None:
 
 
 def test_lease_and_echo() -> None:
-    b = Bench()
-    b.demand(7)
+    b = Bench({7: (1, 0)})
     b.step(f7=50.0)
     assert b.arbiter.heartbeat(at(300), 1)
     assert b.arbiter.next_wakeup(at(301)) == at(200 + LEASE + 1)  # the other session's
@@ -174,9 +157,7 @@ def test_lease_and_echo() -> None:
 
 
 def test_a_closed_stream_keeps_its_commitments_until_the_lease_ends() -> None:
-    b = Bench()
-    b.demand(7)
-    b.demand(8, session=2)
+    b = Bench({7: (1, 0), 8: (2, 0)})
     b.step(f7=100.0)
     b.arbiter.goodbye(b.now(), 1)
     assert not b.arbiter.honours(1)
@@ -187,25 +168,8 @@ def test_a_closed_stream_keeps_its_commitments_until_the_lease_ends() -> None:
     assert b.step()[2, 8].rate == 100.0
 
 
-def test_a_session_that_never_acknowledges_loses_its_lease() -> None:
-    b = Bench(ack_timeout_ns=Nanos(200 * MS))
-    b.demand(7)
-    b.demand(8, session=2)
-    b.step(f7=100.0)
-    b.step(f7=0.0, f8=100.0)
-    b.keep_alive(350, 1, 2)
-    assert b.step() == {} and b.arbiter.heartbeat(b.now(), 1)
-    b.keep_alive(450, 2)
-    b.step()
-    assert not b.arbiter.heartbeat(b.now(), 1)
-    b.keep_alive(b.time + LEASE, 2)
-    assert b.step()[2, 8].rate == 100.0
-
-
 def test_hello_replaces_everything() -> None:
-    b = Bench()
-    b.demand(7)
-    b.demand(8)
+    b = Bench({7: (1, 0), 8: (1, 0)})
     b.step(f7=50.0, f8=30.0)
     b.step(f7=40.0)  # not acknowledged
     b.hello(11, Held(7, 1, 45.0), daemon=1)
@@ -256,8 +220,7 @@ def test_held_flows_without_a_demand_are_taken_back() -> None:
 
 
 def test_explicit_schedules_and_commitments_share_the_link() -> None:
-    b = Bench()
-    b.demand(7)
+    b = Bench({7: (1, 0)})
     b.step(f7=50.0)
     with pytest.raises(ScheduleRefused) as caught:
         b.arbiter.update_schedule(b.now(), "x", [1, 0], [10.0, 60.0])
@@ -285,8 +248,7 @@ def test_ended_flows_do_not_come_back_by_late_demands() -> None:
 
 
 def test_flows_belong_to_their_session() -> None:
-    b = Bench()
-    b.demand(7)
+    b = Bench({7: (1, 0)})
     b.step(f7=50.0)
     b.done(7, session=2)
     assert b.committed()[0] == 50.0

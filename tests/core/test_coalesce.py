@@ -11,9 +11,7 @@ WHILE = Nanos(4 * MILLISECOND)
 
 
 def test_what_a_flow_waits_for_comes_at_once_and_the_rest_in_a_while() -> None:
-    b = Bench(coalesce_ns=WHILE)
-    b.demand(7, 0)
-    b.demand(8, 1)
+    b = Bench({7: (1, 0), 8: (1, 1)}, coalesce_ns=WHILE)
     first = b.step(f7=80.0, f8=80.0)
     assert {key: g.rate for key, g in first.items()} == {(1, 7): 80.0, (1, 8): 80.0}
     b.demand(9, 0, session=2)
@@ -30,9 +28,7 @@ def test_what_a_flow_waits_for_comes_at_once_and_the_rest_in_a_while() -> None:
 
 
 def test_others_give_way_at_once_to_a_flow_that_has_too_little() -> None:
-    b = Bench(coalesce_ns=WHILE)
-    b.demand(7, 0)
-    b.demand(8, 1)
+    b = Bench({7: (1, 0), 8: (1, 1)}, coalesce_ns=WHILE)
     b.step(f7=100.0, f8=100.0)
     b.demand(9, 0, session=2)
     lowered = b.step(f7=50.0, f8=99.0, f9=50.0)

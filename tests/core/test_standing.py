@@ -37,7 +37,7 @@ class Standing(Bench):
     def __init__(self, goodput: float = 100.0, **config: Any) -> None:
         self.allocator = Counting()
         self.sessions = {1, 2}
-        super().__init__(self.allocator, goodput, ack_timeout_ns=at(ACK_TIMEOUT), **config)
+        super().__init__(None, self.allocator, goodput, ack_timeout_ns=at(ACK_TIMEOUT), **config)
 
     def say(self, flow: int, job: str, *links: int, **more: Any) -> None:
         given = {"remaining": 50, "next_bytes": 50, "period_ns": 200 * MS, **more}

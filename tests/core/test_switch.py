@@ -25,8 +25,7 @@ from flowslot.protocol.messages import (
     Opening,
     Refusal,
 )
-from flowslot.protocol.outbox import Outbox
-from flowslot.protocol.switch import REST_NS, SPACING_NS, Switch
+from flowslot.protocol.switch import REST_NS, SPACING_NS, Peer, Switch
 
 CONFIG = ArbiterConfig()
 LEASE = CONFIG.lease_ns
@@ -211,7 +210,7 @@ def test_a_daemon_that_provokes_too_many_refusals_is_ended() -> None:
         switch.received(START, "s", says(1, 2, 3, links=(0, 0)))
 
 
-# --- outboxes
+# --- what waits for a stream
 
 
 def grant(flow: int, seq: int, *, must_ack: bool = False) -> Grant:
@@ -219,25 +218,30 @@ def grant(flow: int, seq: int, *, must_ack: bool = False) -> Grant:
 
 
 def test_what_waits_is_taken_once_and_in_order_and_is_bounded() -> None:
-    box = Outbox(2)
-    assert not box and box.take(1) == FromArbiter(1, [], [], None)
-    assert box.post([grant(7, 1), grant(8, 2)], [Refusal(9, 1, "no")], HeartbeatEcho(3))
-    assert box.post((), [Refusal(8, 1, "no"), Refusal(9, 1, "never")], HeartbeatEcho(4)) and box
-    assert not box.post(refusals=[Refusal(3, 1, "no")])
+    peer = Peer(5, (), most_refusals=2)
+    assert not peer.waits
+    peer.grant([grant(7, 1), grant(8, 2)])
+    peer.refuse([Refusal(9, 1, "no")])
+    peer.refuse([Refusal(8, 1, "no"), Refusal(9, 1, "never")])
+    peer.echo = HeartbeatEcho(4)
     refusals = [Refusal(9, 1, "never"), Refusal(8, 1, "no")]
-    assert box.take(5) == FromArbiter(5, [grant(7, 1), grant(8, 2)], refusals, HeartbeatEcho(4))
-    assert not box and box.post(refusals=[Refusal(3, 1, "no")])
+    assert peer.waits
+    assert peer.take() == FromArbiter(5, [grant(7, 1), grant(8, 2)], refusals, HeartbeatEcho(4))
+    assert not peer.waits
+    peer.refuse([Refusal(8, 1, "no"), Refusal(9, 1, "no")])
+    with pytest.raises(LimitExceeded):
+        peer.refuse([Refusal(3, 1, "no")])
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=30))
 def test_of_each_flow_the_newest_grant_waits_and_a_lower_stays_to_be_acknowledged(
     lowers: list[tuple[int, bool]],
 ) -> None:
-    box = Outbox(4)
+    peer = Peer(1, (), most_refusals=0)
     for seq, (flow, must_ack) in enumerate(lowers, 1):
-        box.post([grant(flow, seq, must_ack=must_ack)])
+        peer.grant([grant(flow, seq, must_ack=must_ack)])
     expected: dict[int, Grant] = {}
     for seq, (flow, must_ack) in enumerate(lowers, 1):
         before = flow in expected and expected[flow].must_ack
         expected[flow] = grant(flow, seq, must_ack=must_ack or before)
-    assert {g.flow: g for g in box.take(1).grants} == expected
+    assert {g.flow: g for g in peer.take().grants} == expected

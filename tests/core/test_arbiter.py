@@ -247,16 +247,6 @@ def test_ended_flows_do_not_come_back_by_late_demands() -> None:
     assert b.step()[1, 7].inc == 4
 
 
-def test_flows_belong_to_their_session() -> None:
-    b = Bench({7: (1, 0)})
-    b.step(f7=50.0)
-    b.done(7, session=2)
-    assert b.committed()[0] == 50.0
-    b.demand(7, 1, session=2)  # the same number is another flow there
-    assert b.step()[2, 7].rate == 50.0
-    assert b.committed() == [50.0, 50.0]
-
-
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowslot.arbiter import ArbiterConfig
+from flowslot.arbiter.config import GUARD_NS
 from flowslot.model.errors import FlowslotError, LimitExceeded, ProtocolError, SessionEnded
 from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.policy.base import AllocationState, Floats
@@ -29,7 +30,7 @@ from flowslot.protocol.switch import REST_NS, SPACING_NS, Peer, Switch
 
 CONFIG = ArbiterConfig()
 LEASE = CONFIG.lease_ns
-START = Nanos(LEASE + CONFIG.guard_ns)
+START = Nanos(LEASE + GUARD_NS)
 """Past the recovery of a process that begins at 0."""
 
 
@@ -119,7 +120,7 @@ def test_streams_that_are_not_honoured_any_more_are_to_be_ended() -> None:
     switch.received(now, "t", says(7, session=5))
     switch.decide(now)
     assert switch.take_ended() == [] and switch.arbiter.commitments()[0] > 0
-    now = Nanos(now + LEASE + CONFIG.guard_ns)
+    now = Nanos(now + LEASE + GUARD_NS)
     with pytest.raises(SessionEnded, match="lease has ended"):
         switch.received(now, "t", FromDaemon(5, heartbeat=Heartbeat(1)))
     switch.decide(now)
@@ -136,7 +137,7 @@ def test_what_a_daemon_holds_stays_committed_after_its_stream_until_its_lease_en
     assert switch.take("s") is None and switch.take_ready() == []
     switch.decide(Nanos(START + LEASE))
     assert switch.arbiter.commitments()[0] > 0
-    switch.decide(Nanos(START + LEASE + CONFIG.guard_ns))
+    switch.decide(Nanos(START + LEASE + GUARD_NS))
     assert not switch.arbiter.commitments().any()
 
 

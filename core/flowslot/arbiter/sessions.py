@@ -4,7 +4,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from flowslot.arbiter.config import ArbiterConfig
+from flowslot.arbiter.config import GUARD_NS, ArbiterConfig
 from flowslot.model.errors import ProtocolError
 from flowslot.model.units import Nanos
 from flowslot.protocol.messages import Hello
@@ -39,7 +39,7 @@ class Sessions:
 
     def __init__(self, config: ArbiterConfig) -> None:
         self._config = config
-        self._lease = config.lease_ns + config.guard_ns
+        self._lease = config.lease_ns + GUARD_NS
         self._synced: dict[int, Session] = {}
         self._latest: dict[tuple[str, str], int] = {}
         """By owner and name: nobody takes another one's name away."""

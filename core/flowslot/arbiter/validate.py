@@ -15,6 +15,7 @@ MAX_COUNT = 2**62
 MAX_BYTES = 2**50
 MAX_TIME_NS = 3600 * SECOND
 MAX_NAME = 64
+MAX_HOPS = 16
 _RANGES = (
     ("remaining", 0, MAX_BYTES),
     ("wait_ns", 0, MAX_TIME_NS),
@@ -44,7 +45,7 @@ def check_hello(hello: Hello, config: ArbiterConfig) -> None:
         seen.add(held.flow)
 
 
-def refuse_demand(demand: Demand, n_links: int, config: ArbiterConfig) -> str | None:
+def refuse_demand(demand: Demand, n_links: int) -> str | None:
     """Why a demand cannot be accepted; None: it can."""
     if not (0 <= demand.flow <= MAX_ID and 0 <= demand.inc <= MAX_COUNT):
         return "flow or incarnation is out of range"
@@ -52,12 +53,12 @@ def refuse_demand(demand: Demand, n_links: int, config: ArbiterConfig) -> str | 
         return f"job name must have 1 to {MAX_NAME} characters"
     if math.isnan(demand.cap):
         return "cap is not a number"
-    return _refuse_path(demand.links, n_links, config)
+    return _refuse_path(demand.links, n_links)
 
 
-def _refuse_path(links: tuple[int, ...], n_links: int, config: ArbiterConfig) -> str | None:
-    if not 0 < len(links) <= config.max_hops:
-        return f"path must have 1 to {config.max_hops} links"
+def _refuse_path(links: tuple[int, ...], n_links: int) -> str | None:
+    if not 0 < len(links) <= MAX_HOPS:
+        return f"path must have 1 to {MAX_HOPS} links"
     if min(links) < 0 or max(links) >= n_links:
         return f"link index must be from 0 to {n_links - 1}"
     if len(set(links)) != len(links):

@@ -112,5 +112,6 @@ def test_allocations_are_the_same(
 def test_arbiters_decide_in_the_same_way(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     held, gathers = (ONE, TWO)[seed % 2], seed % 4 < 2
     compiled = play(some_events(seed), held, gathers=gathers)
+    assert "must_ack=True" in str(compiled) and "must_ack=False" in str(compiled)
     interpret(monkeypatch)
     assert play(some_events(seed), held, gathers=gathers) == compiled

@@ -47,9 +47,6 @@ class Sessions:
     def __iter__(self) -> Iterator[Session]:
         return iter(self._synced.values())
 
-    def __len__(self) -> int:
-        return len(self._synced)
-
     def open(self, now: Nanos, hello: Hello) -> tuple[Session, int | None] | None:
         """Sync a new session; also returns the id of the daemon's older one that it replaces.
 
@@ -66,8 +63,8 @@ class Sessions:
             theirs = sum(session.owner == hello.owner for session in self)
             if hello.owner and theirs >= self._config.max_sessions_per_owner:
                 raise ProtocolError(f"there are already {theirs} sessions of {hello.owner}")
-            if len(self) >= self._config.max_sessions:
-                raise ProtocolError(f"there are already {len(self)} sessions")
+            if len(self._synced) >= self._config.max_sessions:
+                raise ProtocolError(f"there are already {len(self._synced)} sessions")
         replaced = self._synced.pop(latest, None)
         session = Session(hello.session, hello.daemon, now, hello.owner)
         self._synced[hello.session] = session

@@ -17,8 +17,8 @@ LEASE = 120
 """ms"""
 
 
-def at(milliseconds: int) -> Nanos:
-    return Nanos(milliseconds * MS)
+def at(milliseconds: float) -> Nanos:
+    return Nanos(int(milliseconds * MS))
 
 
 class Wanted(Allocator):

@@ -5,9 +5,10 @@ in test_protocol_properties."""
 import math
 
 import pytest
+from arbiters import at
 
 from flowslot.arbiter import ArbiterConfig
-from flowslot.model.units import MILLISECOND, Nanos
+from flowslot.model.units import Nanos
 from flowslot.policy.stagger import StaggerAllocator
 from flowslot.protocol.grants import Counts, Granted
 from flowslot.protocol.host import Changes, Host, combined
@@ -15,14 +16,10 @@ from flowslot.protocol.loopback import Loopback
 from flowslot.protocol.messages import Ack, Demand, Done, FromArbiter, Grant, HeartbeatEcho, Refusal
 from flowslot.protocol.session import Session
 
-SLOT, LEASE = Nanos(60 * MILLISECOND), Nanos(240 * MILLISECOND)
+SLOT, LEASE = at(60), at(240)
 GOODPUT = [50e6, 100e6, 80e6]
 OWN = (2, 1)
 """Of a host whose links these are; 0 is another host's."""
-
-
-def at(ms: float) -> Nanos:
-    return Nanos(int(ms * MILLISECOND))
 
 
 def make_own(now: Nanos, config: ArbiterConfig | None = None) -> Loopback:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
+from arbiters import at
 
 from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.protocol import session as module
@@ -34,13 +35,9 @@ from flowslot.protocol.session import (
     aged,
 )
 
-SLOT, LEASE = Nanos(60 * MILLISECOND), Nanos(240 * MILLISECOND)
+SLOT, LEASE = at(60), at(240)
 ORPHAN, PATIENCE = ORPHAN_SLOTS * 60, PATIENCE_LEASES * 240
 """ms"""
-
-
-def at(ms: float) -> Nanos:
-    return Nanos(int(ms * MILLISECOND))
 
 
 def demand(flow: int, remaining: int = 1000, links: tuple[int, ...] = (3,)) -> Demand:

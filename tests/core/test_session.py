@@ -40,14 +40,12 @@ ORPHAN, PATIENCE = ORPHAN_SLOTS * 60, PATIENCE_LEASES * 240
 """ms"""
 
 
-def demand(flow: int, remaining: int = 1000, links: tuple[int, ...] = (3,)) -> Demand:
-    return Demand(flow, 1, "job", links, remaining, period_ns=50 * MILLISECOND)
+def demand(flow: int, remaining: int = 1000) -> Demand:
+    return Demand(flow, 1, "job", (3,), remaining, period_ns=50 * MILLISECOND)
 
 
-def grant(
-    seq: int, rate: float, flow: int = 1, *, inc: int = 1, ack: bool = False, standing: bool = False
-) -> Grant:
-    return Grant(flow, inc, seq, rate, 100.0, ack, standing)
+def grant(seq: int, rate: float, flow: int = 1, ack: bool = False, standing: bool = False) -> Grant:
+    return Grant(flow, 1, seq, rate, 100.0, ack, standing)
 
 
 class Talker:
@@ -222,14 +220,6 @@ def test_only_the_newest_waits_to_be_said() -> None:
     assert message.heartbeat is None, "one was sent only just"
 
 
-def test_an_arbiter_hears_of_the_part_of_a_path_that_it_holds() -> None:
-    talker = begun()
-    talker.one.demand(at(2), [demand(2, links=(1, 2)), demand(3, links=(2, 4, 3))])
-    assert [(d.flow, d.links) for d in talker.say(2).demands] == [(3, (0, 1))]
-    assert talker.one.flows() == [1, 3] and talker.one.is_asked_for((2, 4))
-    assert not talker.one.is_asked_for(()) and not talker.one.is_asked_for((2,))
-
-
 def test_heartbeats_travel_with_messages_and_go_alone_when_overdue() -> None:
     talker = begun()
     one = talker.one
@@ -270,7 +260,6 @@ def test_streams_are_dialled_once_and_then_less_and_less_often_until_one_is_answ
 
 def test_demands_age() -> None:
     active, idle = demand(1), Demand(1, 1, "job", (3,), 0, next_in_ns=at(9))
-    assert aged(active, 0) is active
     assert aged(active, at(20)).wait_ns == at(20)
     assert aged(active, at(90)).wait_ns == at(50), "at most a period"
     assert aged(idle, at(5)).next_in_ns == at(4) and aged(idle, at(5)).wait_ns == 0

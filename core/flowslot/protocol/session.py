@@ -66,8 +66,6 @@ FIRST_RETRY_NS, LAST_RETRY_NS = 20 * MILLISECOND, SECOND
 
 def aged(demand: Demand, by_ns: int) -> Demand:
     """The demand as it would be put `by_ns` later."""
-    if not by_ns:
-        return demand
     wait_ns = demand.wait_ns
     if demand.remaining > 0:
         # At most a period: a flow with a standing grant has not been reported for long.

@@ -27,10 +27,9 @@ def test_what_is_free_is_given_on_top() -> None:
     assert b.committed()[0] == 100.0
 
 
-@pytest.mark.parametrize("other", [{"session": 2}, {"links": (0, 1)}], ids=["host", "path"])
-def test_others_wait_for_the_acknowledgement(other: dict) -> None:
-    b = Bench({7: (1, 0)})
-    b.demand(8, *other.get("links", (0,)), session=other.get("session", 1))
+@pytest.mark.parametrize("other", [(2, 0), (1, 0, 1)], ids=["host", "path"])
+def test_others_wait_for_the_acknowledgement(other: tuple[int, ...]) -> None:
+    b = Bench({7: (1, 0), 8: other})
     b.step(f7=100.0)
     lower = b.step(f7=0.0, f8=100.0)
     assert list(lower) == [(1, 7)]

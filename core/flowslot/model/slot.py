@@ -40,15 +40,15 @@ class SlotClock:
     """
 
     def __init__(self, grid: SlotGrid) -> None:
-        self._slot_ns = grid.slot_ns
+        self.grid = grid
         self._shift = 0
         self._slot: int | None = None
 
     def observe(self, monotonic_ns: int, wall_ns: int) -> Tick:
         """Take one reading of both clocks (ns, read together)."""
-        wall_slot, passed = divmod(wall_ns, self._slot_ns)
+        wall_slot, passed = divmod(wall_ns, self.grid.slot_ns)
         self._slot = self._follow(wall_slot)
-        return Tick(self._slot, Nanos(monotonic_ns + self._slot_ns - passed))
+        return Tick(self._slot, Nanos(monotonic_ns + self.grid.slot_ns - passed))
 
     def _follow(self, wall_slot: int) -> int:
         if self._slot is None or wall_slot > self._slot:

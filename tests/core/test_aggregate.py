@@ -4,6 +4,8 @@ test_aggregates."""
 
 import math
 
+import pytest
+
 from flowslot.arbiter import ArbiterConfig
 from flowslot.model.units import MILLISECOND, SECOND, Nanos
 from flowslot.policy.stagger import StaggerAllocator
@@ -140,20 +142,17 @@ def test_what_the_own_arbiter_grants_at_once_is_taken() -> None:
     assert math.isnan(host.grant(1).rate)
 
 
-def test_what_is_over_is_given_back_and_then_reported_unless_it_is_lent() -> None:
-    aggregate, lent, borrowed = active(), list[int](), list[int]([1])
+@pytest.mark.parametrize(("lent", "left", "gave_back"), [([], 0.0, 1), ([1], 9e6, 0)])
+def test_what_is_over_is_given_back_and_then_reported_unless_it_is_lent(
+    lent: list[int], left: float, gave_back: int
+) -> None:
+    aggregate = active()
     host = negotiating(aggregate)
     aggregate.active = False
-    assert report(at(5), host, {1: aggregate}, lent=lambda: lent) == [Granted(1, 0.0, 9e7)]
-    assert aggregate.rate == 0.0
+    back = [Granted(1, left, 9e7)] * gave_back
+    assert report(at(5), host, {1: aggregate}, lent=lambda: lent) == back
     [demand] = said(host, 5).demands
-    assert (demand.remaining, demand.gave_back) == (0, 1)
-    other = active()
-    host = negotiating(other)
-    other.active = False
-    assert report(at(5), host, {1: other}, lent=lambda: borrowed) == [] and other.rate == 9e6
-    [demand] = said(host, 5).demands
-    assert (demand.remaining, demand.gave_back) == (0, 0)
+    assert (aggregate.rate, demand.remaining, demand.gave_back) == (left, 0, gave_back)
 
 
 def test_a_standing_grant_and_one_of_a_job_at_work_are_not_given_back() -> None:

@@ -5,80 +5,16 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
+from arbiters import LEASE, Bench, Wanted, at
 
 from flowslot.arbiter import Arbiter, ArbiterConfig
 from flowslot.model.errors import ProtocolError, ScheduleRefused
-from flowslot.model.units import MILLISECOND, Nanos
-from flowslot.policy.base import AllocationState, Floats
-from flowslot.protocol.messages import Ack, Demand, Done, Grant, Held, Hello
-
-MS = int(MILLISECOND)
-LEASE = 120
-
-
-class Wanted:
-    """An allocator that gives each flow what the test wants."""
-
-    def __init__(self) -> None:
-        self.rates: dict[int, float] = {}
-
-    def allocate(self, state: AllocationState, now: Nanos) -> Floats:
-        return np.array([self.rates.get(int(f), 0.0) for f in state.flow])
-
-    def next_change(self, state: AllocationState, now: Nanos) -> Nanos | None:
-        return None
-
-    def standing(self) -> None:
-        return None
-
-
-class Bench:
-    """An arbiter of two links of 100 bytes/s, past its recovery, with sessions 1 and 2."""
-
-    def __init__(self, **config: Any) -> None:
-        self.want = Wanted()
-        self.config = ArbiterConfig(target=1.0, lease_ns=at(LEASE), **config)
-        self.arbiter = Arbiter([100.0, 100.0], self.config, self.want)
-        self.arbiter.step(at(0))
-        self.time = 200
-        for session in (1, 2):
-            self.arbiter.hello(at(200), Hello(f"h{session}", session))
-
-    def demand(self, flow: int, /, *links: int, session: int = 1, **more: Any) -> list[str]:
-        demand = Demand(flow, 1, "job", links or (0,), 1000)
-        refusals = self.arbiter.demand(at(self.time), session, [replace(demand, **more)])
-        return [r.reason for r in refusals]
-
-    def step(self, **rates: float) -> dict[tuple[int, int], Grant]:
-        """Let the allocator want `f7=50.0`, and return the grants by session and flow."""
-        self.want.rates.update({int(name[1:]): rate for name, rate in rates.items()})
-        self.time += 1
-        sent = self.arbiter.step(at(self.time))
-        return {(session, g.flow): g for session, grants in sent.items() for g in grants}
-
-    def ack(self, grant: Grant, session: int = 1) -> None:
-        self.arbiter.ack(at(self.time), session, [Ack(grant.flow, grant.inc, grant.seq)])
-
-    def keep_alive(self, until: int, *sessions: int) -> None:
-        while self.time < until:
-            self.time += 50
-            for session in sessions:
-                assert self.arbiter.heartbeat(at(self.time), session)
-
-    def committed(self) -> list[float]:
-        return [float(c) for c in self.arbiter.commitments()]
-
-
-def at(milliseconds: int) -> Nanos:
-    return Nanos(milliseconds * MS)
+from flowslot.protocol.messages import Demand, Grant, Held, Hello
 
 
 def test_raises_wait_for_the_acknowledgement_of_lowers() -> None:
-    b = Bench()
-    b.demand(7, 0)
-    b.demand(8, 0, 1, session=2)
+    b = Bench({7: (1, 0), 8: (2, 0, 1)})
     first = b.step(f7=100.0)
     assert first[1, 7].rate == 100.0 and not first[1, 7].must_ack and first[1, 7].ceiling == 100.0
     lower = b.step(f7=20.0, f8=80.0)
@@ -93,8 +29,7 @@ def test_raises_wait_for_the_acknowledgement_of_lowers() -> None:
 
 
 def test_every_lower_stays_committed_until_it_is_acknowledged() -> None:
-    b = Bench()
-    b.demand(7)
+    b = Bench({7: (1, 0)})
     b.step(f7=90.0)
     lowers = [b.step(f7=rate)[1, 7] for rate in (70.0, 50.0)]
     again = b.step(f7=60.0)[1, 7]
@@ -110,8 +45,7 @@ def test_every_lower_stays_committed_until_it_is_acknowledged() -> None:
 
 
 def test_no_more_lowers_than_can_be_remembered() -> None:
-    b = Bench()
-    b.demand(7)
+    b = Bench({7: (1, 0)})
     b.step(f7=90.0)
     rates = (80.0, 70.0, 60.0, 50.0, 40.0, 30.0)
     sent = [b.step(f7=rate).get((1, 7)) for rate in rates]
@@ -124,10 +58,7 @@ def test_no_more_lowers_than_can_be_remembered() -> None:
 
 
 def test_raised_on_all_links_at_once_to_the_least_available() -> None:
-    b = Bench()
-    b.demand(7, 0)
-    b.demand(8, 1)
-    b.demand(9, 0, 1, session=2)
+    b = Bench({7: (1, 0), 8: (1, 1), 9: (2, 0, 1)})
     b.step(f7=60.0, f8=90.0)
     sent = b.step(f7=50.0, f8=50.0, f9=50.0)
     assert sent.keys() == {(1, 7), (1, 8), (2, 9)}
@@ -140,10 +71,7 @@ def test_raised_on_all_links_at_once_to_the_least_available() -> None:
 
 
 def test_what_one_with_nothing_waits_for_is_kept_for_it_on_every_link() -> None:
-    b = Bench()
-    b.demand(6, 0, session=2)
-    b.demand(7, 0)
-    b.demand(8, 1)
+    b = Bench({6: (2, 0), 7: (1, 0), 8: (1, 1)})
     b.step(f6=10.0, f7=90.0, f8=100.0)
     b.demand(9, 0, 1, session=2)
     sent = b.step(f7=30.0, f8=60.0, f9=40.0)
@@ -158,9 +86,7 @@ def test_what_one_with_nothing_waits_for_is_kept_for_it_on_every_link() -> None:
 
 
 def test_lowers_for_one_with_nothing_are_not_taken_back_before_it_has_it() -> None:
-    b = Bench()
-    b.demand(7, 0)
-    b.demand(8, 0, 1, session=2)
+    b = Bench({7: (1, 0), 8: (2, 0, 1)})
     b.step(f7=60.0, f8=40.0)
     b.demand(9, 0, session=2)
     first = b.step(f7=10.0, f8=40.0, f9=50.0)[1, 7]
@@ -173,9 +99,7 @@ def test_lowers_for_one_with_nothing_are_not_taken_back_before_it_has_it() -> No
 
 
 def test_two_that_send_in_turns_do_not_keep_a_third_from_its_first_rate() -> None:
-    b = Bench()
-    b.demand(7, 0)
-    b.demand(8, 0, 1, session=2)
+    b = Bench({7: (1, 0), 8: (2, 0, 1)})
     b.step(f7=50.0, f8=50.0)
     b.demand(9, 0, session=2)
     sent: dict[tuple[int, int], Grant] = {}
@@ -192,8 +116,7 @@ def test_two_that_send_in_turns_do_not_keep_a_third_from_its_first_rate() -> Non
 
 
 def test_small_changes_are_ignored_except_to_zero() -> None:
-    b = Bench()
-    b.demand(7)
+    b = Bench({7: (1, 0)})
     b.step(f7=50.0)
     assert b.step(f7=50.4) == {} and b.step(f7=49.6) == {}
     assert b.step(f7=50.6)[1, 7].rate == 50.6
@@ -217,8 +140,7 @@ def test_ignored_changes_never_add_up_to_more_than_the_link() -> None:
 
 
 def test_lease_and_echo() -> None:
-    b = Bench()
-    b.demand(7)
+    b = Bench({7: (1, 0)})
     b.step(f7=50.0)
     assert b.arbiter.heartbeat(at(300), 1)
     assert b.arbiter.next_wakeup(at(301)) == at(200 + LEASE + 1)  # the other session's
@@ -235,48 +157,29 @@ def test_lease_and_echo() -> None:
 
 
 def test_a_closed_stream_keeps_its_commitments_until_the_lease_ends() -> None:
-    b = Bench()
-    b.demand(7)
-    b.demand(8, session=2)
+    b = Bench({7: (1, 0), 8: (2, 0)})
     b.step(f7=100.0)
-    b.arbiter.goodbye(at(b.time), 1)
+    b.arbiter.goodbye(b.now(), 1)
     assert not b.arbiter.honours(1)
-    assert not b.arbiter.heartbeat(at(b.time), 1)
+    assert not b.arbiter.heartbeat(b.now(), 1)
     b.keep_alive(300, 2)
     assert b.step(f7=0.0, f8=100.0) == {}
     b.keep_alive(350, 2)
     assert b.step()[2, 8].rate == 100.0
 
 
-def test_a_session_that_never_acknowledges_loses_its_lease() -> None:
-    b = Bench(ack_timeout_ns=Nanos(200 * MS))
-    b.demand(7)
-    b.demand(8, session=2)
-    b.step(f7=100.0)
-    b.step(f7=0.0, f8=100.0)
-    b.keep_alive(350, 1, 2)
-    assert b.step() == {} and b.arbiter.heartbeat(at(b.time), 1)
-    b.keep_alive(450, 2)
-    b.step()
-    assert not b.arbiter.heartbeat(at(b.time), 1)
-    b.keep_alive(b.time + LEASE, 2)
-    assert b.step()[2, 8].rate == 100.0
-
-
 def test_hello_replaces_everything() -> None:
-    b = Bench()
-    b.demand(7)
-    b.demand(8)
+    b = Bench({7: (1, 0), 8: (1, 0)})
     b.step(f7=50.0, f8=30.0)
     b.step(f7=40.0)  # not acknowledged
-    b.arbiter.hello(at(b.time), Hello("h1", 11, (Held(7, 1, 45.0),)))
+    b.hello(11, Held(7, 1, 45.0), daemon=1)
     assert b.committed()[0] == 45.0
     assert not b.arbiter.honours(1)
     # Whatever still arrives from the old stream, or arrives again, has no effect.
     b.demand(8)
-    b.arbiter.done(at(b.time), 1, [Done(7, 1)])
-    b.arbiter.hello(at(b.time), Hello("h1", 1))
-    b.arbiter.hello(at(b.time), Hello("h1", 11))
+    b.done(7)
+    b.hello(1)
+    b.hello(11, daemon=1)
     assert b.committed()[0] == 45.0
     assert b.step()[11, 7].rate == 40.0
 
@@ -305,7 +208,7 @@ def test_recovery_raises_nothing_for_a_lease() -> None:
 
 def test_held_flows_without_a_demand_are_taken_back() -> None:
     b = Bench()
-    b.arbiter.hello(at(b.time), Hello("h1", 11, (Held(7, 1, 60.0),)))
+    b.hello(11, Held(7, 1, 60.0), daemon=1)
     b.keep_alive(b.time + LEASE // 2, 11, 2)
     assert b.step() == {}
     b.keep_alive(b.time + LEASE // 2, 11, 2)
@@ -317,14 +220,13 @@ def test_held_flows_without_a_demand_are_taken_back() -> None:
 
 
 def test_explicit_schedules_and_commitments_share_the_link() -> None:
-    b = Bench()
-    b.demand(7)
+    b = Bench({7: (1, 0)})
     b.step(f7=50.0)
     with pytest.raises(ScheduleRefused) as caught:
-        b.arbiter.update_schedule(at(b.time), "x", [1, 0], [10.0, 60.0])
+        b.arbiter.update_schedule(b.now(), "x", [1, 0], [10.0, 60.0])
     assert caught.value.link == 0
-    b.arbiter.update_schedule(at(b.time), "x", [1, 0], [10.0, 40.0])
-    assert b.arbiter.load_table(at(b.time))[0, :3].tolist() == [60.0, 90.0, 50.0]
+    b.arbiter.update_schedule(b.now(), "x", [1, 0], [10.0, 40.0])
+    assert b.arbiter.load_table(b.now())[0, :3].tolist() == [60.0, 90.0, 50.0]
     assert b.step(f7=80.0)[1, 7].rate == 60.0, "a grant has no end: no slot may be too full"
     for _ in range(3):
         b.keep_alive(b.time + 50, 1)
@@ -335,25 +237,14 @@ def test_ended_flows_do_not_come_back_by_late_demands() -> None:
     b = Bench()
     b.demand(7, inc=3)
     b.step(f7=50.0)
-    b.arbiter.done(at(b.time), 1, [Done(7, 2)])  # of an earlier life
+    b.done(7, 2)  # of an earlier life
     assert b.committed()[0] == 50.0
-    b.arbiter.done(at(b.time), 1, [Done(7, 3)])
+    b.done(7, 3)
     assert b.committed()[0] == 0.0
     assert b.demand(7, inc=3) == []
     assert b.step() == {}
     b.demand(7, inc=4)
     assert b.step()[1, 7].inc == 4
-
-
-def test_flows_belong_to_their_session() -> None:
-    b = Bench()
-    b.demand(7)
-    b.step(f7=50.0)
-    b.arbiter.done(at(b.time), 2, [Done(7, 1)])
-    assert b.committed()[0] == 50.0
-    b.demand(7, 1, session=2)  # the same number is another flow there
-    assert b.step()[2, 7].rate == 50.0
-    assert b.committed() == [50.0, 50.0]
 
 
 @pytest.mark.parametrize(
@@ -393,7 +284,7 @@ def test_limits_and_changed_paths() -> None:
     assert b.demand(1) == [] and b.demand(2) == []
     assert b.demand(3) == ["the session already has 2 flows"]
     assert "path cannot change" in b.demand(2, 1)[0]
-    b.arbiter.done(at(b.time), 1, [Done(1, 1)])
+    b.done(1)
     assert b.demand(3) == []
 
 
@@ -415,7 +306,7 @@ def test_limits_and_changed_paths() -> None:
 def test_a_hello_that_makes_no_sense_changes_nothing(hello: Hello) -> None:
     b = Bench()
     with pytest.raises(ProtocolError):
-        b.arbiter.hello(at(b.time), hello)
+        b.arbiter.hello(b.now(), hello)
     assert not b.arbiter.honours(5)
     assert b.committed() == [0.0, 0.0]
 
@@ -423,19 +314,19 @@ def test_a_hello_that_makes_no_sense_changes_nothing(hello: Hello) -> None:
 def test_too_many_sessions() -> None:
     b = Bench(max_sessions=2)
     with pytest.raises(ProtocolError, match="already 2 sessions"):
-        b.arbiter.hello(at(b.time), Hello("h3", 3))
-    b.arbiter.hello(at(b.time), Hello("h2", 4))  # replaces its own
+        b.hello(3)
+    b.hello(4, daemon=2)  # replaces its own
 
 
 def test_one_owner_has_a_part_of_all_sessions_and_only_its_own_names() -> None:
     b = Bench(max_sessions_per_owner=2)
     for session, owner in ((3, "a"), (4, "a"), (5, "b")):
-        b.arbiter.hello(at(b.time), Hello(f"d{session}", session, owner=owner))
+        b.arbiter.hello(b.now(), Hello(f"d{session}", session, owner=owner))
     with pytest.raises(ProtocolError, match="already 2 sessions of a"):
-        b.arbiter.hello(at(b.time), Hello("d6", 6, owner="a"))
-    b.arbiter.hello(at(b.time), Hello("d3", 2**60, owner="b"))  # says it is a's, with a huge number
+        b.arbiter.hello(b.now(), Hello("d6", 6, owner="a"))
+    b.arbiter.hello(b.now(), Hello("d3", 2**60, owner="b"))  # says it is a's, with a huge number
     assert b.arbiter.honours(3)
-    b.arbiter.hello(at(b.time), Hello("d3", 7, owner="a"))
+    b.arbiter.hello(b.now(), Hello("d3", 7, owner="a"))
     assert b.arbiter.honours(7)
     assert not b.arbiter.honours(3)
 

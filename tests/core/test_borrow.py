@@ -2,15 +2,11 @@
 """Rates that become free without waiting: given back, or lent within one host and path."""
 
 import pytest
-from test_arbiter import Bench, at
-
-from flowslot.protocol.messages import Done
+from arbiters import Bench
 
 
 def test_a_flow_of_the_same_host_and_path_borrows_at_once() -> None:
-    b = Bench()
-    b.demand(7, 0, 1)
-    b.demand(8, 0, 1)
+    b = Bench({7: (1, 0, 1), 8: (1, 0, 1)})
     b.step(f7=100.0)
     both = b.step(f7=0.0, f8=100.0)
     assert list(both) == [(1, 7), (1, 8)], "the lower comes first"
@@ -24,20 +20,16 @@ def test_a_flow_of_the_same_host_and_path_borrows_at_once() -> None:
 
 
 def test_what_is_free_is_given_on_top() -> None:
-    b = Bench()
-    b.demand(7)
-    b.demand(8)
+    b = Bench({7: (1, 0), 8: (1, 0)})
     b.step(f7=60.0)
     both = b.step(f7=20.0, f8=80.0)
     assert both[1, 8].rate == 80.0, "40 borrowed, 40 free"
     assert b.committed()[0] == 100.0
 
 
-@pytest.mark.parametrize("other", [{"session": 2}, {"links": (0, 1)}], ids=["host", "path"])
-def test_others_wait_for_the_acknowledgement(other: dict) -> None:
-    b = Bench()
-    b.demand(7)
-    b.demand(8, *other.get("links", (0,)), session=other.get("session", 1))
+@pytest.mark.parametrize("other", [(2, 0), (1, 0, 1)], ids=["host", "path"])
+def test_others_wait_for_the_acknowledgement(other: tuple[int, ...]) -> None:
+    b = Bench({7: (1, 0), 8: other})
     b.step(f7=100.0)
     lower = b.step(f7=0.0, f8=100.0)
     assert list(lower) == [(1, 7)]
@@ -46,9 +38,7 @@ def test_others_wait_for_the_acknowledgement(other: dict) -> None:
 
 
 def test_an_older_lower_that_is_not_acknowledged_stands_in_the_way() -> None:
-    b = Bench()
-    b.demand(7)
-    b.demand(8)
+    b = Bench({7: (1, 0), 8: (1, 0)})
     b.step(f7=100.0)
     b.step(f7=60.0)
     lower = b.step(f7=0.0, f8=100.0)
@@ -59,12 +49,10 @@ def test_an_older_lower_that_is_not_acknowledged_stands_in_the_way() -> None:
 
 def test_a_borrower_that_goes_leaves_the_commitment_where_it_was() -> None:
     """Its Done may be older than the message in which it borrows: nothing was lowered then."""
-    b = Bench()
-    b.demand(7)
-    b.demand(8)
+    b = Bench({7: (1, 0), 8: (1, 0)})
     b.step(f7=100.0)
     both = b.step(f7=0.0, f8=100.0)
-    b.arbiter.done(at(b.time), 1, [Done(8, 1)])
+    b.done(8)
     assert b.committed()[0] == 100.0
     b.demand(9, session=2)
     assert b.step(f9=100.0) == {}
@@ -89,9 +77,7 @@ def test_several_lend_to_one_and_one_lends_to_one() -> None:
 
 
 def test_a_grant_given_back_is_free_at_once() -> None:
-    b = Bench()
-    b.demand(7, 0)
-    b.demand(8, 0, 1, session=2)
+    b = Bench({7: (1, 0), 8: (2, 0, 1)})
     first = b.step(f7=100.0)[1, 7]
     b.demand(7, 0, remaining=0, gave_back=first.seq)
     assert b.committed()[0] == 0.0
@@ -100,8 +86,7 @@ def test_a_grant_given_back_is_free_at_once() -> None:
 
 
 def test_what_was_given_back_too_late_is_taken_back_as_usual() -> None:
-    b = Bench()
-    b.demand(7)
+    b = Bench({7: (1, 0)})
     first = b.step(f7=50.0)[1, 7]
     second = b.step(f7=80.0)[1, 7]
     b.demand(7, remaining=0, gave_back=first.seq)  # `second` is on its way: it will be obeyed
@@ -115,10 +100,7 @@ def test_what_was_given_back_too_late_is_taken_back_as_usual() -> None:
 
 
 def test_borrowers_have_what_they_borrow_whoever_waits() -> None:
-    b = Bench()
-    b.demand(6, 0)
-    b.demand(7, 0)
-    b.demand(8, 0, 1, session=2)
+    b = Bench({6: (1, 0), 7: (1, 0), 8: (2, 0, 1)})
     b.step(f6=30.0, f7=40.0, f8=30.0)
     b.demand(9, 0, session=2)
     sent = b.step(f6=20.0, f7=60.0, f8=0.0, f9=20.0)

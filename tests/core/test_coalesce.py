@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which changes an arbiter makes at once, which it coalesces, and how gangs are granted."""
 
-from test_arbiter import MS, Bench
-from test_standing import Bench as Standing
+from arbiters import MS, Bench
+from test_standing import Standing
 
 from flowslot.arbiter.rules import TOGETHER_NS
 from flowslot.model.units import MILLISECOND, Nanos
@@ -11,9 +11,7 @@ WHILE = Nanos(4 * MILLISECOND)
 
 
 def test_what_a_flow_waits_for_comes_at_once_and_the_rest_in_a_while() -> None:
-    b = Bench(coalesce_ns=WHILE)
-    b.demand(7, 0)
-    b.demand(8, 1)
+    b = Bench({7: (1, 0), 8: (1, 1)}, coalesce_ns=WHILE)
     first = b.step(f7=80.0, f8=80.0)
     assert {key: g.rate for key, g in first.items()} == {(1, 7): 80.0, (1, 8): 80.0}
     b.demand(9, 0, session=2)
@@ -30,9 +28,7 @@ def test_what_a_flow_waits_for_comes_at_once_and_the_rest_in_a_while() -> None:
 
 
 def test_others_give_way_at_once_to_a_flow_that_has_too_little() -> None:
-    b = Bench(coalesce_ns=WHILE)
-    b.demand(7, 0)
-    b.demand(8, 1)
+    b = Bench({7: (1, 0), 8: (1, 1)}, coalesce_ns=WHILE)
     b.step(f7=100.0, f8=100.0)
     b.demand(9, 0, session=2)
     lowered = b.step(f7=50.0, f8=99.0, f9=50.0)
@@ -54,14 +50,13 @@ def test_who_has_nothing_does_not_take_all_the_room_from_others_that_wait() -> N
 
 
 def test_what_ceases_to_stand_is_said_in_a_while() -> None:
-    b = Standing(1e9, WHILE)
+    b = Standing(1e9, coalesce_ns=WHILE)
 
     def said(next_bytes: int) -> list[bool]:
-        b.demand(7, "job", remaining=10**6, next_bytes=next_bytes)
+        b.say(7, "job", remaining=10**6, next_bytes=next_bytes)
         grants = []
         for _ in range(6):
-            grants += b.step()
-            b.time += 1
+            grants += b.answered()
         return [grant.standing for grant in grants]
 
     assert said(10**6) == [True]
@@ -80,7 +75,7 @@ class Gang(Standing):
         self.time += after_ms
         link = (flow - 1) % 2
         of = {"remaining": int(size), "next_bytes": 0, "period_ns": 0}
-        self.demand(flow, job, link, session=link + 1, **of)
+        self.say(flow, job, link, session=link + 1, **of)
         self.look()
 
     def look(self) -> None:

@@ -3,15 +3,13 @@
 
 import importlib.util
 import random
-from contextlib import suppress
-from dataclasses import replace
-from math import inf
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
-from test_policies import NOW, state
+from scripts import ONE, TWO, play, some_events
+from states import NOW, state
 
 import flowslot.arbiter.ledger
 import flowslot.arbiter.rules
@@ -20,12 +18,9 @@ import flowslot.policy.fair_reference.fluid
 import flowslot.policy.fill
 import flowslot.policy.stagger
 import flowslot.policy.stagger.gang_rates
-from flowslot.arbiter import Arbiter, ArbiterConfig
-from flowslot.model.errors import ScheduleRefused
 from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.policy.base import AllocationState
 from flowslot.policy.stagger import StaggerAllocator
-from flowslot.protocol.messages import Ack, Demand, Done, Grant, Held, Hello
 
 USERS = {
     flowslot.policy.fill: (),
@@ -33,7 +28,6 @@ USERS = {
     flowslot.policy.fair_reference.fluid: (flowslot.policy.fair_reference,),
     flowslot.arbiter.rules: (flowslot.arbiter.ledger,),
 }
-PATHS = (0,), (1,), (0, 1), (1, 2), (0, 2)
 SEEDS = pytest.mark.parametrize("seed", range(30))
 
 
@@ -114,51 +108,10 @@ def test_allocations_are_the_same(
         assert one[2] == other[2]
 
 
-def history(seed: int) -> list[Any]:
-    """All that an arbiter sends and commits while three daemons say something at random."""
-    rng, now, said = random.Random(seed), NOW, []
-    config = ArbiterConfig(recovery=False, coalesce_ns=Nanos(seed % 2 * 4 * MILLISECOND))
-    arbiter = Arbiter([100e6, 100e6, 60e6], config, StaggerAllocator())
-    sessions, latest = [1, 2, 3], 3
-    held: dict[tuple[int, int], Grant] = {}
-    for session in sessions:
-        arbiter.hello(now, Hello(f"h{session}", session))
-    for inc in range(150):
-        now = Nanos(now + rng.choice([0, 1, 5, 30]) * MILLISECOND)
-        what, host, flow = rng.random(), rng.randrange(3), rng.randrange(5)
-        session = sessions[host]
-        last = held.get((session, flow))
-        if what < 0.5:
-            size, stalled = rng.choice([0, 1000, 10**6, 10**8]), rng.random() < 0.2
-            demand = Demand(flow, inc, "ab"[flow % 2], PATHS[flow], size, 0.0 if stalled else inf)
-            gave_back = last.seq if last and not size and rng.random() < 0.5 else 0
-            times = {"wait_ns": rng.choice([0, 10**8]), "next_bytes": rng.choice([0, 10**6])}
-            demand = replace(demand, gave_back=gave_back, next_in_ns=5 * 10**7, **times)
-            assert not arbiter.demand(now, session, [demand])
-        elif what < 0.55:
-            arbiter.done(now, session, [Done(flow, inc)])
-        elif what < 0.6:
-            latest += 1
-            sessions[host] = latest
-            tells = [Held(g.flow, g.inc, g.rate) for (s, _), g in held.items() if s == session]
-            arbiter.hello(now, Hello(f"h{host + 1}", latest, tuple(tells)))
-        elif what < 0.65:
-            with suppress(ScheduleRefused):
-                arbiter.update_schedule(now, flow % 4, [flow % 3], [rng.choice([0.0, 3e7])] * 2)
-        elif last:
-            arbiter.ack(now, session, [Ack(flow, last.inc, last.seq)])
-        for session in sessions:
-            arbiter.heartbeat(now, session)
-        sent = arbiter.step(now)
-        held |= {(session, g.flow): g for session, grants in sent.items() for g in grants}
-        counts = (arbiter.granted, arbiter.refused, arbiter.preempted, arbiter.expired)
-        said.append((sent, counts, arbiter.next_wakeup(now), arbiter.commitments().tolist()))
-    return said
-
-
 @SEEDS
 def test_arbiters_decide_in_the_same_way(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled = history(seed)
-    assert compiled[-1][1][0] and compiled[-1][1][2], "raises and lowers"
+    held, gathers = (ONE, TWO)[seed % 2], seed % 4 < 2
+    compiled = play(some_events(seed), held, gathers=gathers)
+    assert "must_ack=True" in str(compiled) and "must_ack=False" in str(compiled)
     interpret(monkeypatch)
-    assert history(seed) == compiled
+    assert play(some_events(seed), held, gathers=gathers) == compiled

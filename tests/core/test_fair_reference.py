@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fair reference against what can be worked out by hand. One link carries 1 GB/s."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from states import state
 
 from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.policy.base import AllocationState
@@ -19,7 +21,7 @@ class Run:
 
     def __init__(self, *flows: str | dict[str, Any], links: int = 1) -> None:
         self.flows = [{"job": f} if isinstance(f, str) else f for f in flows]
-        self.goodput = np.append(np.full(links, 1e9), np.inf)
+        self.goodput = [1e9] * links
         self.jobs = sorted({f["job"] for f in self.flows})
         self.fair = FairReference()
 
@@ -36,29 +38,17 @@ class Run:
         return self
 
     def state(self, sending: tuple[str, ...], left: float) -> AllocationState:
-        flows, n = self.flows, len(self.flows)
-        paths = np.full((n, 2), len(self.goodput) - 1, np.int32)
-        for row, flow in enumerate(flows):
-            links = flow.get("links", (0,))
-            paths[row, : len(links)] = links
+        flows: list[dict[str, Any]] = [
+            {"next": 100e6, "idle": 0, **f, "left": left if f["job"] in sending else 0}
+            for f in self.flows
+        ]
         names = [(f["job"], f.get("links", (0,))) for f in flows]
-        return AllocationState(
-            paths=paths,
-            capacity=self.goodput * 0.9,
-            goodput=self.goodput,
+        return replace(
+            state(*flows, capacity=self.goodput),
             job=np.array([self.jobs.index(f["job"]) for f in flows]),
             job_names=list(self.jobs),
-            flow=np.arange(n, dtype=np.uint64),
             aggregate=np.array([names.index(name) for name in names]),
             aggregates=names,
-            remaining=np.array([left if f["job"] in sending else 0.0 for f in flows]),
-            stalled=np.zeros(n, np.bool_),
-            wait_ns=np.zeros(n),
-            period_ns=np.zeros(n),
-            due_ns=np.zeros(n),
-            next_bytes=np.array([f.get("bytes", 100e6) for f in flows]),
-            idle_ns=np.zeros(n),
-            goal=np.zeros(n),
         )
 
 
@@ -87,7 +77,7 @@ def test_the_references_next_iteration_begins_when_it_has_computed() -> None:
 
 def test_what_more_flows_would_get_a_job_counts_for_a_little_less() -> None:
     """Two flows against one: two thirds of the link, in a run that is slower by SLACK."""
-    half = {"job": "a", "bytes": 50e6}
+    half = {"job": "a", "next": 50e6}
     run = Run(half, half, "b").learn()
     at = 200 + 150 * SLACK
     assert run.at(at - 1, "a", "b") == [False, False]
@@ -108,7 +98,7 @@ def test_what_a_job_cannot_use_on_one_link_others_may_on_theirs() -> None:
 def test_each_flow_of_a_job_goes_at_its_own_pace() -> None:
     """a's two flows are held up one after the other: by b in the first 100 ms, by c in the next.
     The second one has sent everything by then, and the first one needs 150 ms."""
-    short = {"bytes": 50e6}
+    short = {"next": 50e6}
     b, c = {"job": "b", **short}, {"job": "c", "links": (1,), **short}
     run = Run("a", {"job": "a", "links": (1,)}, b, c, links=2)
     run.at(0, "a", "b", "c")
@@ -122,7 +112,7 @@ def test_each_flow_of_a_job_goes_at_its_own_pace() -> None:
 def test_flows_come_and_go_and_the_others_go_on() -> None:
     """What was sent in the reference is not forgotten; who takes a slot begins from the start."""
     run = Run({"job": "b", "links": (1,)}, "a", links=3).learn()
-    new = {"job": "a", "links": (2,), "bytes": 1e6}
+    new = {"job": "a", "links": (2,), "next": 1e6}
     run.flows.append(new)
     run.at(250, "a", "b")
     assert run.at(299, "a", "b") == [False, False]
@@ -132,7 +122,7 @@ def test_flows_come_and_go_and_the_others_go_on() -> None:
 
 def test_a_job_that_does_not_say_what_comes_does_not_lag_for_that() -> None:
     """The reference begins while it is not known how much there is to send, and waits for it."""
-    run = Run({"job": "a", "bytes": 0.0})
+    run = Run({"job": "a", "next": 0.0})
     for ms in range(0, 2000, 10):
         sends = ms % 200 < 100
         lags = run.at(ms, *("a" * sends), left=100e6 - ms % 200 * 1e6)
@@ -185,7 +175,7 @@ def test_a_job_whose_flows_have_gone_holds_nobody_up() -> None:
     run = Run("a", "b")
     for ms, sending in ((0, "ab"), (100, ""), (100.001, "ab"), (300, ""), (400, "b")):
         run.at(ms, *sending)
-    run.flows[0]["bytes"] = 0.0
+    run.flows[0]["next"] = 0.0
     # b computed for 0.1 ms at first, and for 100 then: it is alone, and has a period of some 125.
     lags = [run.at(400 + 10 * k, "b")[1] for k in range(40)]
     assert not lags[0] and lags[-1], "the reference goes on, at its own pace"

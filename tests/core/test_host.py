@@ -5,11 +5,10 @@ in test_protocol_properties."""
 import math
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from arbiters import at
 
 from flowslot.arbiter import ArbiterConfig
-from flowslot.model.units import MILLISECOND, Nanos
+from flowslot.model.units import Nanos
 from flowslot.policy.stagger import StaggerAllocator
 from flowslot.protocol.grants import Counts, Granted
 from flowslot.protocol.host import Changes, Host, combined
@@ -17,14 +16,10 @@ from flowslot.protocol.loopback import Loopback
 from flowslot.protocol.messages import Ack, Demand, Done, FromArbiter, Grant, HeartbeatEcho, Refusal
 from flowslot.protocol.session import Session
 
-SLOT, LEASE = Nanos(60 * MILLISECOND), Nanos(240 * MILLISECOND)
+SLOT, LEASE = at(60), at(240)
 GOODPUT = [50e6, 100e6, 80e6]
 OWN = (2, 1)
 """Of a host whose links these are; 0 is another host's."""
-
-
-def at(ms: float) -> Nanos:
-    return Nanos(int(ms * MILLISECOND))
 
 
 def make_own(now: Nanos, config: ArbiterConfig | None = None) -> Loopback:
@@ -217,31 +212,3 @@ def test_the_own_arbiter_refuses_what_makes_no_sense_however_much_it_is() -> Non
     assert host.own_counts.refused == 5 and "field" not in host.own_counts.error
     got = host.demand(at(0), [demand(flow, 2) for flow in range(5, 10)])
     assert len(got) == 5, "it has no other daemon to protect"
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 5), st.integers(0, 10**7), st.booleans(), st.integers(0, 80)),
-        max_size=40,
-    )
-)
-def test_own_links_are_never_over_committed(events: list[tuple[int, int, bool, int]]) -> None:
-    host, now, paths = Host((), make_own, SLOT), 0, ((2,), (1, 0), (2, 1))
-    host.start(at(0))
-    known: dict[int, int] = {}
-    rates: dict[int, float] = {}
-    for inc, (flow, remaining, gone, wait_ms) in enumerate(events, 1):
-        now += wait_ms
-        got = host.wake(at(now)).grants
-        if gone and flow in known:
-            got += host.done(at(now), [Done(flow, known.pop(flow))])
-            rates.pop(flow, None)
-        else:
-            known.setdefault(flow, inc)
-            one = demand(flow, *paths[flow % 3], remaining=remaining, inc=known[flow])
-            got += host.demand(at(now), [one])
-        rates |= {g.flow: g.rate for g in got if g.flow in known}
-        for link in OWN:
-            load = sum(rate for f, rate in rates.items() if link in paths[f % 3])
-            assert load <= 0.96 * GOODPUT[link] * (1 + 1e-9)

@@ -2,55 +2,22 @@
 """Policies on states made by hand. One link carries 100 bytes/s unless said."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mlcc_hosts import view_of
+from states import NOW, state
 
 from flowslot.model.errors import FlowslotError
-from flowslot.model.units import MILLISECOND, Nanos
+from flowslot.model.units import MILLISECOND
 from flowslot.policy import registry
-from flowslot.policy.base import AllocationState, Floats, View
+from flowslot.policy.base import View
 from flowslot.policy.fill import link_sum
 from flowslot.policy.stagger import StaggerAllocator
-
-MS = float(MILLISECOND)
-NOW = Nanos(10**9)
-
-
-def state(*flows: dict[str, Any], capacity: tuple[float, ...] = (100.0,)) -> AllocationState:
-    """Each flow: job, links, and what differs from an active flow with 100 bytes left."""
-    n, n_links = len(flows), len(capacity)
-    names = sorted({f["job"] for f in flows})
-    paths = np.full((n, 3), n_links, dtype=np.int32)
-    for row, flow in enumerate(flows):
-        links = flow.get("links", (0,))
-        paths[row, : len(links)] = links
-
-    def column(name: str, default: float) -> Floats:
-        return np.array([float(f.get(name, default)) for f in flows])
-
-    left = column("left", 100.0)
-    return AllocationState(
-        paths=paths,
-        capacity=np.array([*capacity, np.inf]),
-        goodput=np.array([*capacity, np.inf]),
-        job=np.array([names.index(f["job"]) for f in flows]),
-        job_names=names,
-        flow=np.arange(n, dtype=np.uint64),
-        aggregate=np.arange(n),
-        aggregates=list(range(n)),
-        remaining=left,
-        stalled=column("stalled", 0.0) > 0,
-        wait_ns=column("wait", 0.0) * MS,
-        period_ns=column("period", 1000.0) * MS,
-        due_ns=column("due", 0.0) * MS,
-        next_bytes=column("next", 0.0),
-        idle_ns=np.where(left > 0, 0.0, column("idle", 1000.0) * MS),
-        goal=column("goal", 0.0),
-    )
 
 
 def stagger(*flows: dict[str, Any], capacity: tuple[float, ...] = (100.0,)) -> list[float]:
@@ -247,26 +214,19 @@ def test_any_state(name: str, flows: list[dict[str, Any]], capacity: list[float]
             assert spare <= 0
 
 
-def view(n: int, **changes: Any) -> View:
-    fields: dict[str, Any] = {
-        "slot": 7,
-        "horizon": 10,
-        "capacity": np.array([100.0, 60.0]),
-        "flow": np.arange(10, 10 + n, dtype=np.uint64),
-        "paths": np.array([[0, 2], [0, 1], [2, 2]], dtype=np.int32)[:n],
-        "job": np.zeros(n, dtype=np.int64),
-        "job_names": ["a"],
-        "remaining": np.ones(n),
-        "guaranteed": np.array([True, False, True])[:n],
-    }
-    return View(**{**fields, **changes})
+def view(**changes: Any) -> View:
+    """Flow 10 on one link, 11 on two, 12 not mapped."""
+    seen = view_of(7, {10: ((0,), 1.0), 11: ((0, 1), 1.0), 12: ((), 1.0)}, None, n_links=2)
+    return replace(seen, capacity=np.array([100.0, 60.0]), **changes)
 
 
 def test_stagger_paces_what_is_granted() -> None:
     policy = registry.get("stagger").host_policy(registry.PolicyOptions())
     grants = np.array([5.0, 0.0, math.nan])
     ceilings = np.array([90.0, 80.0, math.nan])
-    pace = policy.decide(NOW, view(3, grants=grants, ceilings=ceilings))
+    guaranteed = np.array([True, False, True])
+    seen = view(grants=grants, ceilings=ceilings, guaranteed=guaranteed)
+    pace = policy.decide(NOW, seen)
     assert pace is not None
     assert pace.flows.tolist() == [10, 11]
     assert pace.schedule.at(7).tolist() == [5.0, 0.0]
@@ -277,7 +237,7 @@ def test_stagger_paces_what_is_granted() -> None:
 def test_static_divides_by_the_number_of_flows() -> None:
     def rates(**options: Any) -> dict[int, float]:
         policy = registry.get("static").host_policy(registry.PolicyOptions(**options))
-        pace = policy.decide(NOW, view(3))
+        pace = policy.decide(NOW, view())
         assert pace is not None and not pace.guaranteed.any()
         assert pace.ceilings.tolist() == pace.schedule.at(7).tolist()
         return dict(zip(pace.flows.tolist(), pace.ceilings.tolist(), strict=True))
@@ -290,7 +250,7 @@ def test_registry() -> None:
     assert registry.names() == ("stagger", "static", "fair", "mlcc", "mlcc-literal")
     fair = registry.get("fair")
     assert not fair.paces and not fair.needs_arbiter
-    assert fair.host_policy(registry.PolicyOptions()).decide(NOW, view(3)) is None
+    assert fair.host_policy(registry.PolicyOptions()).decide(NOW, view()) is None
     with pytest.raises(
         FlowslotError, match=r'no policy is called "staggr"; did you mean `stagger`'
     ):

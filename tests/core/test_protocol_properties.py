@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from scripts import HAPPENS, ONE, TWO, Event, happen
+from scripts import HAPPENINGS, HAPPENS, ONE, TWO, Event, happen
 from world import CAPACITY, CONFIG, LIMIT, World
 
 from flowslot.arbiter import LEASE_SLOTS
@@ -116,17 +116,8 @@ def test_the_lease_ends_at_the_daemon_first(events: list[tuple[str, int, bool]])
     session, arbiter = world.daemons[0].lanes[0].session, world.processes[0].switch.arbiter
     link = world.daemons[0].demands[0].links[0]
     for event, milliseconds, asleep in events:
-        match event:
-            case "beat":
-                world.beat(0)
-                world.speak(0)
-            case "up":
-                world.deliver_up(0)
-                world.send(world.daemons[0].lanes[0].streams[-1])
-            case "down":
-                world.deliver_down(0)
-            case _:
-                world.reconnect(0)
+        for what in {"beat": ("beat", "speak"), "up": ("up", "send")}.get(event, (event,)):
+            HAPPENINGS[what](world, 0, 0, 0)
         world.advance(milliseconds, asleep=asleep)
         # Make the arbiter look at its leases at this very moment.
         arbiter.heartbeat(world.now, -1)

@@ -20,7 +20,7 @@ def test_grid_and_clock_follow_the_wall() -> None:
 
 
 def test_small_step_back_holds_large_one_goes_on_counting() -> None:
-    clock = SlotClock(GRID, max_hold=4)
+    clock = SlotClock(GRID)
     assert clock.observe(0, 6000 * MS).slot == 100
     held = clock.observe(1, 6000 * MS - 130 * MS)
     assert held.slot == 100 and 0 < held.boundary_ns <= 61 * MS

@@ -7,17 +7,15 @@ One link carries 100 bytes/s; every grant is acknowledged before the next step.
 from typing import Any
 
 import pytest
+from arbiters import LEASE, MS, Bench, at
 
-from flowslot.arbiter import Arbiter, ArbiterConfig
 from flowslot.model.errors import ScheduleRefused
-from flowslot.model.units import MILLISECOND, Nanos
+from flowslot.model.units import Nanos
 from flowslot.policy.base import AllocationState, Floats
 from flowslot.policy.stagger import StaggerAllocator
-from flowslot.protocol.messages import Ack, Demand, Done, Grant, Held, Hello
+from flowslot.protocol.messages import Grant, Held
 
-MS = int(MILLISECOND)
-SLOT, LEASE, ACK_TIMEOUT = 60, 120, 100
-NO_TIME = Nanos(0)
+SLOT, ACK_TIMEOUT = 60, 100
 near: Any = pytest.approx
 
 
@@ -33,46 +31,30 @@ class Counting(StaggerAllocator):
         return rates / 2 if self.halve else rates
 
 
-class Bench:
-    """Two links of 100 bytes/s or more, sessions 1 and 2, and time that passes in slots."""
+class Standing(Bench):
+    """Two links, sessions 1 and 2, and time that passes in slots."""
 
-    def __init__(self, goodput: float = 100.0, coalesce_ns: Nanos = NO_TIME) -> None:
+    def __init__(self, goodput: float = 100.0, **config: Any) -> None:
         self.allocator = Counting()
-        times = {"lease_ns": Nanos(LEASE * MS), "ack_timeout_ns": Nanos(ACK_TIMEOUT * MS)}
-        config = ArbiterConfig(target=1.0, recovery=False, coalesce_ns=coalesce_ns, **times)
-        self.arbiter = Arbiter([goodput, goodput], config, self.allocator)
-        self.time = 1000
         self.sessions = {1, 2}
-        for session in (1, 2):
-            self.hello(session)
+        super().__init__(None, self.allocator, goodput, ack_timeout_ns=at(ACK_TIMEOUT), **config)
 
-    def now(self) -> Nanos:
-        return Nanos(self.time * MS)
-
-    def hello(self, session: int, *held: Held, daemon: int | None = None) -> None:
-        self.arbiter.hello(self.now(), Hello(f"h{daemon or session}", session, held))
-
-    def demand(self, flow: int, job: str, *links: int, session: int = 1, **more: Any) -> None:
+    def say(self, flow: int, job: str, *links: int, **more: Any) -> None:
         given = {"remaining": 50, "next_bytes": 50, "period_ns": 200 * MS, **more}
-        demand = Demand(flow, 1, job, links or (0,), **given)
-        assert self.arbiter.demand(self.now(), session, [demand]) == []
+        assert self.demand(flow, *links, job=job, **given) == []
 
-    def done(self, flow: int, session: int = 1) -> None:
-        self.arbiter.done(self.now(), session, [Done(flow, 10)])
-
-    def step(self) -> list[Grant]:
+    def answered(self) -> list[Grant]:
         """One step; what it sends is acknowledged at once."""
-        sent = self.arbiter.step(self.now())
-        for session, grants in sent.items():
-            acks = [Ack(g.flow, g.inc, g.seq) for g in grants if g.must_ack]
-            self.arbiter.ack(self.now(), session, acks)
-        return [grant for grants in sent.values() for grant in grants]
+        sent = self.step()
+        for (session, _), grant in sent.items():
+            self.ack(grant, session)
+        return list(sent.values())
 
     def settle(self) -> dict[int, Grant]:
         """Steps until nothing is sent any more; the last grant of each flow that got one."""
         last: dict[int, Grant] = {}
         for _ in range(10):
-            grants = self.step()
+            grants = self.answered()
             if not grants:
                 return last
             last |= {grant.flow: grant for grant in grants}
@@ -85,47 +67,47 @@ class Bench:
             self.time += SLOT
             for session in self.sessions:
                 assert self.arbiter.heartbeat(self.now(), session)
-            sent += self.step()
+            sent += self.answered()
         return sent
 
 
-def alone() -> Bench:
+def alone() -> Standing:
     """A bench on which flow 7 of job a is alone, and its grant is reported to stand."""
-    b = Bench()
-    b.demand(7, "a")
+    b = Standing()
+    b.say(7, "a")
     assert b.settle()[7].standing
     return b
 
 
 def test_a_job_alone_hears_that_once_and_then_nothing_is_planned() -> None:
-    b = Bench()
-    b.demand(7, "a")
-    b.demand(8, "a", 1)
-    first = {grant.flow: grant for grant in b.step()}
+    b = Standing()
+    b.say(7, "a")
+    b.say(8, "a", 1)
+    first = {grant.flow: grant for grant in b.answered()}
     assert {flow: (g.rate, g.standing) for flow, g in first.items()} == {
         7: (near(100.0), True),
         8: (near(100.0), True),
     }
     assert not any(grant.must_ack for grant in first.values())
-    assert b.step() == []
+    assert b.answered() == []
     calls = b.allocator.calls
     assert b.rest(50) == []
     assert b.allocator.calls == calls, "all stands: there is nothing to plan"
-    b.demand(7, "a", remaining=0)  # not that anybody needs to know
+    b.say(7, "a", remaining=0)  # not that anybody needs to know
     assert b.rest(50) == []
     assert b.allocator.calls == calls + 1
 
 
 def test_jobs_on_different_links_stand_beside_each_other() -> None:
     b = alone()
-    b.demand(20, "b", 1, session=2)
-    assert [(g.flow, g.standing) for g in b.step()] == [(20, True)], "the other hears nothing"
+    b.say(20, "b", 1, session=2)
+    assert [(g.flow, g.standing) for g in b.answered()] == [(20, True)], "the other hears nothing"
     assert b.settle() == {}
 
 
 def test_a_flow_of_which_nothing_is_known_neither_stands_nor_ends_that_of_others() -> None:
     b = alone()
-    b.demand(20, "b", session=2, remaining=0, next_bytes=0)
+    b.say(20, "b", session=2, remaining=0, next_bytes=0)
     assert b.settle() == {}
     calls = b.allocator.calls
     b.rest(5)
@@ -136,23 +118,23 @@ def test_it_is_said_even_when_the_rate_stays_the_same() -> None:
     b = alone()
     # The newcomer computes, and will send in a while: 7, at work, keeps all there is.
     later = {"remaining": 0, "next_in_ns": 150 * MS}
-    b.demand(20, "b", session=2, **later)
-    grants = b.step()
+    b.say(20, "b", session=2, **later)
+    grants = b.answered()
     assert [(g.flow, g.rate) for g in grants] == [(7, near(100.0))]
     assert not grants[0].standing and not grants[0].must_ack
-    assert b.step() == []
+    assert b.answered() == []
     b.done(20, session=2)
-    grants = b.step()
+    grants = b.answered()
     assert [(g.flow, g.rate) for g in grants] == [(7, near(100.0))]
     assert grants[0].standing and not grants[0].must_ack
-    assert b.step() == []
+    assert b.answered() == []
 
 
 def test_it_is_said_with_a_lower_too() -> None:
     b = alone()
-    b.demand(7, "a", remaining=0, next_in_ns=150 * MS)
-    b.demand(20, "b", session=2)
-    (lower,) = b.step()
+    b.say(7, "a", remaining=0, next_in_ns=150 * MS)
+    b.say(20, "b", session=2)
+    (lower,) = b.answered()
     assert (lower.flow, lower.must_ack, lower.standing) == (7, True, False)
 
 
@@ -160,11 +142,11 @@ def test_a_new_session_hears_it_again() -> None:
     b = alone()
     b.hello(3, Held(7, 1, float(b.arbiter.commitments()[0])), daemon=1)
     b.sessions = {2, 3}
-    b.demand(7, "a", session=3)
-    grants = b.step()
+    b.say(7, "a", session=3)
+    grants = b.answered()
     assert [(g.flow, g.rate, g.standing) for g in grants] == [(7, near(100.0), True)]
     assert not grants[0].must_ack
-    assert b.step() == []
+    assert b.answered() == []
     assert b.rest() == []
 
 
@@ -177,8 +159,8 @@ def test_what_a_new_session_holds_without_demanding_it_is_taken_back() -> None:
 
 def test_what_a_sibling_leaves_is_given_to_the_rest_of_the_job() -> None:
     b = alone()
-    b.demand(8, "a")
-    b.demand(9, "a", session=2)
+    b.say(8, "a")
+    b.say(9, "a", session=2)
     assert [g.rate for g in b.settle().values()] == [near(100 / 3)] * 3
     b.done(8)
     said = b.settle()
@@ -188,13 +170,14 @@ def test_what_a_sibling_leaves_is_given_to_the_rest_of_the_job() -> None:
     }
     b.sessions = {1}
     (grant,) = b.rest(LEASE // SLOT + 1)
-    assert (grant.flow, grant.rate, grant.standing) == (7, near(100.0), True)
+    assert (grant.flow, grant.rate, grant.standing) == (7, near(100.0), True), "a lease is lost"
+    assert b.arbiter.expired == 1
 
 
 def test_a_lower_that_is_never_acknowledged_costs_the_session_although_all_stands() -> None:
     b = alone()
     b.allocator.halve = True
-    b.demand(7, "a")
+    b.say(7, "a")
     ((lower,),) = b.arbiter.step(b.now()).values()
     assert lower.must_ack and lower.standing
     b.time += ACK_TIMEOUT - 1
@@ -212,7 +195,7 @@ def test_an_explicit_schedule_takes_effect_although_all_stands() -> None:
     with pytest.raises(ScheduleRefused):  # the link is full, and what is held is never taken back
         b.arbiter.update_schedule(b.now(), "x", [0], [40.0])
     b.allocator.halve = True
-    b.demand(7, "a")
+    b.say(7, "a")
     b.settle()
     b.allocator.halve = False
     b.arbiter.update_schedule(b.now(), "x", [0], [40.0] * 3)
@@ -221,13 +204,3 @@ def test_an_explicit_schedule_takes_effect_although_all_stands() -> None:
     assert b.rest(2) == []
     # It is over: the rest comes without anybody saying anything.
     assert [g.rate for g in b.rest(2)] == [near(100.0)]
-
-
-def test_a_lost_lease_lets_the_other_stand_again() -> None:
-    b = alone()
-    b.demand(20, "b", session=2)
-    assert not b.settle()[7].standing
-    b.sessions = {1}
-    (grant,) = {g.flow: g for g in b.rest(LEASE // SLOT + 1)}.values()
-    assert (grant.flow, grant.rate, grant.standing) == (7, near(100.0), True)
-    assert b.arbiter.expired == 1

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowslot.arbiter import ArbiterConfig
+from flowslot.arbiter.config import GUARD_NS
 from flowslot.model.errors import FlowslotError, LimitExceeded, ProtocolError, SessionEnded
 from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.policy.base import AllocationState, Floats
@@ -25,12 +26,11 @@ from flowslot.protocol.messages import (
     Opening,
     Refusal,
 )
-from flowslot.protocol.outbox import Outbox
-from flowslot.protocol.switch import REST_NS, SPACING_NS, Switch
+from flowslot.protocol.switch import REST_NS, SPACING_NS, Peer, Switch
 
 CONFIG = ArbiterConfig()
 LEASE = CONFIG.lease_ns
-START = Nanos(LEASE + CONFIG.guard_ns)
+START = Nanos(LEASE + GUARD_NS)
 """Past the recovery of a process that begins at 0."""
 
 
@@ -120,7 +120,7 @@ def test_streams_that_are_not_honoured_any_more_are_to_be_ended() -> None:
     switch.received(now, "t", says(7, session=5))
     switch.decide(now)
     assert switch.take_ended() == [] and switch.arbiter.commitments()[0] > 0
-    now = Nanos(now + LEASE + CONFIG.guard_ns)
+    now = Nanos(now + LEASE + GUARD_NS)
     with pytest.raises(SessionEnded, match="lease has ended"):
         switch.received(now, "t", FromDaemon(5, heartbeat=Heartbeat(1)))
     switch.decide(now)
@@ -137,7 +137,7 @@ def test_what_a_daemon_holds_stays_committed_after_its_stream_until_its_lease_en
     assert switch.take("s") is None and switch.take_ready() == []
     switch.decide(Nanos(START + LEASE))
     assert switch.arbiter.commitments()[0] > 0
-    switch.decide(Nanos(START + LEASE + CONFIG.guard_ns))
+    switch.decide(Nanos(START + LEASE + GUARD_NS))
     assert not switch.arbiter.commitments().any()
 
 
@@ -211,7 +211,7 @@ def test_a_daemon_that_provokes_too_many_refusals_is_ended() -> None:
         switch.received(START, "s", says(1, 2, 3, links=(0, 0)))
 
 
-# --- outboxes
+# --- what waits for a stream
 
 
 def grant(flow: int, seq: int, *, must_ack: bool = False) -> Grant:
@@ -219,25 +219,30 @@ def grant(flow: int, seq: int, *, must_ack: bool = False) -> Grant:
 
 
 def test_what_waits_is_taken_once_and_in_order_and_is_bounded() -> None:
-    box = Outbox(2)
-    assert not box and box.take(1) == FromArbiter(1, [], [], None)
-    assert box.post([grant(7, 1), grant(8, 2)], [Refusal(9, 1, "no")], HeartbeatEcho(3))
-    assert box.post((), [Refusal(8, 1, "no"), Refusal(9, 1, "never")], HeartbeatEcho(4)) and box
-    assert not box.post(refusals=[Refusal(3, 1, "no")])
+    peer = Peer(5, (), most_refusals=2)
+    assert not peer.waits
+    peer.grant([grant(7, 1), grant(8, 2)])
+    peer.refuse([Refusal(9, 1, "no")])
+    peer.refuse([Refusal(8, 1, "no"), Refusal(9, 1, "never")])
+    peer.echo = HeartbeatEcho(4)
     refusals = [Refusal(9, 1, "never"), Refusal(8, 1, "no")]
-    assert box.take(5) == FromArbiter(5, [grant(7, 1), grant(8, 2)], refusals, HeartbeatEcho(4))
-    assert not box and box.post(refusals=[Refusal(3, 1, "no")])
+    assert peer.waits
+    assert peer.take() == FromArbiter(5, [grant(7, 1), grant(8, 2)], refusals, HeartbeatEcho(4))
+    assert not peer.waits
+    peer.refuse([Refusal(8, 1, "no"), Refusal(9, 1, "no")])
+    with pytest.raises(LimitExceeded):
+        peer.refuse([Refusal(3, 1, "no")])
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=30))
 def test_of_each_flow_the_newest_grant_waits_and_a_lower_stays_to_be_acknowledged(
     lowers: list[tuple[int, bool]],
 ) -> None:
-    box = Outbox(4)
+    peer = Peer(1, (), most_refusals=0)
     for seq, (flow, must_ack) in enumerate(lowers, 1):
-        box.post([grant(flow, seq, must_ack=must_ack)])
+        peer.grant([grant(flow, seq, must_ack=must_ack)])
     expected: dict[int, Grant] = {}
     for seq, (flow, must_ack) in enumerate(lowers, 1):
         before = flow in expected and expected[flow].must_ack
         expected[flow] = grant(flow, seq, must_ack=must_ack or before)
-    assert {g.flow: g for g in box.take(1).grants} == expected
+    assert {g.flow: g for g in peer.take().grants} == expected

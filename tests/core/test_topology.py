@@ -8,9 +8,21 @@ from flowslot.model.units import Nanos, goodput, wire_bps
 from flowslot.policy.stagger import StaggerAllocator
 
 GOOD = """
-[[switches]]
-name = "s1"
-address = "10.77.0.250:7400"
+switches = [{name = "s1", address = "10.77.0.250:7400"}]
+links = [
+    {name = "h1->s1", capacity_gbps = 0.4, buffer_kb = 64, switch = "s1"},
+    {name = "s1->h1", capacity_gbps = 0.4, switch = "s1"},
+    {name = "h2->s1", capacity_gbps = 0.4},
+    {name = "s1->h2", capacity_gbps = 0.4},
+    {name = "h3->s2", capacity_gbps = 1},
+    {name = "s2->h3", capacity_gbps = 1},
+    {name = "r1->core", capacity_gbps = 0.8},
+    {name = "core->r2", capacity_gbps = 0.8},
+    {name = "h3->s3", capacity_gbps = 1},
+    {name = "s3->h3", capacity_gbps = 1},
+]
+routes = [{from_rack = "r1", to_rack = "r2", links = ["r1->core", "core->r2"]}]
+paths = [{src = "10.78.0.2", dst = "10.78.0.3", links = ["h2->s1", "s2->h3"]}]
 
 [[hosts]]
 name = "h1"
@@ -44,50 +56,6 @@ name = "eth1"
 addresses = ["10.79.0.3"]
 up = "h3->s3"
 down = "s3->h3"
-
-[[links]]
-name = "h1->s1"
-capacity_gbps = 0.4
-buffer_kb = 64
-switch = "s1"
-[[links]]
-name = "s1->h1"
-capacity_gbps = 0.4
-switch = "s1"
-[[links]]
-name = "h2->s1"
-capacity_gbps = 0.4
-[[links]]
-name = "s1->h2"
-capacity_gbps = 0.4
-[[links]]
-name = "h3->s2"
-capacity_gbps = 1
-[[links]]
-name = "s2->h3"
-capacity_gbps = 1
-[[links]]
-name = "r1->core"
-capacity_gbps = 0.8
-[[links]]
-name = "core->r2"
-capacity_gbps = 0.8
-[[links]]
-name = "h3->s3"
-capacity_gbps = 1
-[[links]]
-name = "s3->h3"
-capacity_gbps = 1
-
-[[routes]]
-from_rack = "r1"
-to_rack = "r2"
-links = ["r1->core", "core->r2"]
-
-[[paths]]
-src = "10.78.0.2"
-dst = "10.78.0.3"
-links = ["h2->s1", "s2->h3"]
 """
 
 
@@ -150,80 +118,32 @@ def test_index(topology: Topology) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "field", "says"),
     [
-        (
-            "capacity_gbps = 0.4",
-            "capacity_gbps = -1",
-            "links[0].capacity_gbps",
-            "must be greater than or equal to 0.001, got -1",
-        ),
-        ("buffer_kb = 64", "buffer_kb = 1e308", "links[0].buffer_kb", "less than or equal to 1000"),
-        ('name = "h2"', 'name = "a\\nb"', "hosts[1].name", "must hold printable characters only"),
-        ("capacity_gbps = 0.4", "capacity_gbps = nan", "links[0].capacity_gbps", "finite"),
-        (
-            'name = "h2"',
-            'name = "h1"',
-            "hosts[1].name",
-            'host "h1" is already at `hosts[0].name`; name each once',
-        ),
-        (
-            '"10.78.0.2"]',
-            '"10.78.0.1"]',
-            "hosts[1].nics[0].addresses[0]",
-            'address "10.78.0.1" is already at `hosts[0].nics[0].addresses[0]`',
-        ),
-        (
-            '"10.78.0.2"]',
-            '"10.78.0"]',
-            "hosts[1].nics[0].addresses[0]",
-            'must be an IP address such as "10.78.0.1", got "10.78.0"',
-        ),
-        ('name = "eth1"', 'name = "eth0"', "hosts[2].nics[1].name", 'NIC of h3 "eth0" is already'),
-        (
-            'up = "h1->s1"',
-            'up = "h9->s1"',
-            "hosts[0].nics[0].up",
-            'no link is called "h9->s1"; must be one of: h1->s1,',
-        ),
+        ("_gbps = 0.4", "_gbps = -1", "links[0].capacity_gbps", "equal to 0.001, got -1"),
+        ("_gbps = 0.4", "_gbps = nan", "links[0].capacity_gbps", "finite"),
+        ("_kb = 64", "_kb = 1e308", "links[0].buffer_kb", "less than or equal to 1000"),
+        ('"h2"', '"a\\nb"', "hosts[1].name", "must hold printable characters only"),
+        ('name = "h2"', 'name = "h1"', "hosts[1].name",
+         'host "h1" is already at `hosts[0].name`; name each once'),
+        ('"10.78.0.2"]', '"10.78.0.1"]', "hosts[1].nics[0].addresses[0]",
+         'address "10.78.0.1" is already at `hosts[0].nics[0].addresses[0]`'),
+        ('"10.78.0.2"]', '"10.78.0"]', "hosts[1].nics[0].addresses[0]",
+         'must be an IP address such as "10.78.0.1", got "10.78.0"'),
+        ('"eth1"', '"eth0"', "hosts[2].nics[1].name", 'NIC of h3 "eth0" is already'),
+        ('up = "h1->s1"', 'up = "h9->s1"', "hosts[0].nics[0].up",
+         'no link is called "h9->s1"; must be one of: h1->s1,'),
         ('down = "s1->h1"', 'down = "h1->s1"', "hosts[0].nics[0].down", "must be another link"),
-        (
-            'switch = "s1"',
-            'switch = "s9"',
-            "links[0].switch",
-            'no switch is called "s9"; must be one of: s1',
-        ),
-        (
-            'links = ["h2->s1", "s2->h3"]',
-            'links = ["h2->s1", "x"]',
-            "paths[0].links[1]",
-            'no link is called "x"',
-        ),
-        (
-            'links = ["h2->s1", "s2->h3"]',
-            'links = ["h2->s1", "h2->s1"]',
-            "paths[0].links[1]",
-            'crosses "h2->s1" twice',
-        ),
+        ('switch = "s1"', 'switch = "s9"', "links[0].switch",
+         'no switch is called "s9"; must be one of: s1'),
+        ('"h2->s1", "s2->h3"]', '"h2->s1", "x"]', "paths[0].links[1]", 'no link is called "x"'),
+        ('"h2->s1", "s2->h3"]', '"h2->s1", "h2->s1"]', "paths[0].links[1]", '"h2->s1" twice'),
         ('to_rack = "r2"', 'to_rack = "r9"', "routes[0].to_rack", 'no rack is called "r9"'),
-        (
-            'daemon = "10.77.0.1:7401"',
-            f'daemon = "10.77.0.1:{"7" * 5000}"',
-            "hosts[0].daemon",
-            'with a port from 1 to 65535, got "10.77.0.1:777',
-        ),
-        (
-            'daemon = "10.77.0.1:7401"',
-            'daemon = "10.77.0.1:\u0661"',
-            "hosts[0].daemon",
-            "with a port from 1 to 65535, got",
-        ),
-        (
-            "[[routes]]",
-            '[[switches]]\nname="s1"\naddress="a:1"\n[[routes]]',
-            "switches[1].name",
-            'switch "s1" is already at `switches[0].name`',
-        ),
+        ("0.1:7401", "0.1:" + "7" * 5000, "hosts[0].daemon",
+         'with a port from 1 to 65535, got "10.77.0.1:777'),
+        ("0.1:7401", "0.1:\u0661", "hosts[0].daemon", "with a port from 1 to 65535, got"),
+        (':7400"}]', ':7400"}, {name = "s1", address = "a:1"}]', "switches[1].name",
+         'switch "s1" is already at `switches[0].name`'),
     ],
-)
+)  # fmt: skip
 def test_mistakes(old: str, new: str, field: str, says: str) -> None:
     text = GOOD.replace(old, new, 1)
     assert text != GOOD

@@ -101,10 +101,12 @@ def play(
     events: Sequence[Event],
     held: Sequence[Sequence[int]],
     wire: Callable[[], Wire] = Memory,
+    *,
+    gathers: bool = False,
 ) -> list[tuple[object, ...]]:
     """All decisions, see World: switch processes' and daemons'. Whatever carries the messages, they
     must be the same."""
-    world = World(2, held=held, wire=wire)
+    world = World(2, held=held, gathers=gathers, wire=wire)
     world.exchange(LEASE_SLOTS + 1, 60)
     for event in events:
         happen(world, event)

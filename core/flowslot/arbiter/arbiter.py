@@ -12,7 +12,7 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from flowslot.arbiter.config import ArbiterConfig
+from flowslot.arbiter.config import GUARD_NS, ArbiterConfig
 from flowslot.arbiter.ledger import Ledger
 from flowslot.arbiter.sessions import Session, Sessions
 from flowslot.arbiter.validate import check_hello, clamp_demand, refuse_demand
@@ -97,7 +97,7 @@ class Arbiter:
         refusals: list[Refusal] = []
         accepted: dict[int, Demand] = {}
         for demand in demands:
-            reason = refuse_demand(demand, self._flows.n_links, self.config)
+            reason = refuse_demand(demand, self._flows.n_links)
             slot = None if reason else self._slot_for(owner, demand)
             if isinstance(slot, int):
                 earlier = accepted.get(slot)
@@ -284,7 +284,7 @@ class Arbiter:
     def _begin(self, now: Nanos) -> None:
         """Common to all events: the recovery clock starts, and leases end in time."""
         if self._recovered_at is None:
-            self._recovered_at = Nanos(now + self.config.lease_ns + self.config.guard_ns)
+            self._recovered_at = Nanos(now + self.config.lease_ns + GUARD_NS)
         for session in self._sessions.expire(now):
             self._idle = False
             self.expired += 1

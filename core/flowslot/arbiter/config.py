@@ -14,6 +14,8 @@ _LEASE = Nanos(LEASE_SLOTS * DEFAULT_SLOT)
 _ACK_TIMEOUT = Nanos(2 * _LEASE)
 COALESCE_NS = Nanos(4 * MILLISECOND)
 """For switch processes: longer than the ranks of a job take to say that they begin."""
+GUARD_NS = MILLISECOND
+"""Added to the lease here, against clocks that do not run equally fast."""
 _ZERO = Nanos(0)
 
 
@@ -21,12 +23,11 @@ _ZERO = Nanos(0)
 class ArbiterConfig:
     """Times in ns. Daemons must use the same `lease_ns`, or a shorter one.
 
-    `target`: share of each link's goodput that may be given out. `guard_ns` is added to the lease
-    here, against clocks that do not run equally fast. `min_change_link`, `min_change_rate`: a
-    change of a flow's goal is ignored when it is smaller than both this part of the link and this
-    part of the goal (rule 7). `ack_timeout_ns`: a session that does not acknowledge a lower for
-    this long loses its lease. `recovery`: False only where no daemon can hold grants of a
-    predecessor of this process, that is, for an arbiter inside the daemon.
+    `target`: share of each link's goodput that may be given out. `min_change_link`,
+    `min_change_rate`: a change of a flow's goal is ignored when it is smaller than both this part
+    of the link and this part of the goal (rule 7). `ack_timeout_ns`: a session that does not
+    acknowledge a lower for this long loses its lease. `recovery`: False only where no daemon can
+    hold grants of a predecessor of this process, that is, for an arbiter inside the daemon.
     `coalesce_ns`: changes that no flow is waiting for are made so long after the first of them, all
     together; 0: at once.
     `max_sessions_per_owner`: of one host or address, see Hello. A host has one daemon, and its
@@ -36,7 +37,6 @@ class ArbiterConfig:
 
     target: float = 0.96
     lease_ns: Nanos = _LEASE
-    guard_ns: Nanos = MILLISECOND
     slot_ns: Nanos = DEFAULT_SLOT
     slot_origin_ns: Nanos = _ZERO
     horizon: int = 10
@@ -48,10 +48,9 @@ class ArbiterConfig:
     max_sessions: int = 1024
     max_sessions_per_owner: int = 32
     max_flows_per_session: int = 2048
-    max_hops: int = 16
 
     def __post_init__(self) -> None:
         if not 0.0 < self.target <= 1.0:
             raise ValueError("target must be greater than 0 and at most 1")
-        if min(self.lease_ns, self.slot_ns, self.horizon, self.max_hops) <= 0:
-            raise ValueError("lease_ns, slot_ns, horizon and max_hops must be greater than 0")
+        if min(self.lease_ns, self.slot_ns, self.horizon) <= 0:
+            raise ValueError("lease_ns, slot_ns and horizon must be greater than 0")

@@ -4,7 +4,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from flowslot.arbiter.config import ArbiterConfig
+from flowslot.arbiter.config import GUARD_NS, ArbiterConfig
 from flowslot.model.errors import ProtocolError
 from flowslot.model.units import Nanos
 from flowslot.protocol.messages import Hello
@@ -39,16 +39,13 @@ class Sessions:
 
     def __init__(self, config: ArbiterConfig) -> None:
         self._config = config
-        self._lease = config.lease_ns + config.guard_ns
+        self._lease = config.lease_ns + GUARD_NS
         self._synced: dict[int, Session] = {}
         self._latest: dict[tuple[str, str], int] = {}
         """By owner and name: nobody takes another one's name away."""
 
     def __iter__(self) -> Iterator[Session]:
         return iter(self._synced.values())
-
-    def __len__(self) -> int:
-        return len(self._synced)
 
     def open(self, now: Nanos, hello: Hello) -> tuple[Session, int | None] | None:
         """Sync a new session; also returns the id of the daemon's older one that it replaces.
@@ -66,8 +63,8 @@ class Sessions:
             theirs = sum(session.owner == hello.owner for session in self)
             if hello.owner and theirs >= self._config.max_sessions_per_owner:
                 raise ProtocolError(f"there are already {theirs} sessions of {hello.owner}")
-            if len(self) >= self._config.max_sessions:
-                raise ProtocolError(f"there are already {len(self)} sessions")
+            if len(self._synced) >= self._config.max_sessions:
+                raise ProtocolError(f"there are already {len(self._synced)} sessions")
         replaced = self._synced.pop(latest, None)
         session = Session(hello.session, hello.daemon, now, hello.owner)
         self._synced[hello.session] = session

@@ -3,6 +3,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from flowslot.arbiter.config import ArbiterConfig
 from flowslot.model.errors import ProtocolError
@@ -14,6 +15,15 @@ MAX_COUNT = 2**62
 MAX_BYTES = 2**50
 MAX_TIME_NS = 3600 * SECOND
 MAX_NAME = 64
+MAX_HOPS = 16
+_RANGES = (
+    ("remaining", 0, MAX_BYTES),
+    ("wait_ns", 0, MAX_TIME_NS),
+    ("period_ns", 0, MAX_TIME_NS),
+    ("next_in_ns", -MAX_TIME_NS, MAX_TIME_NS),
+    ("next_bytes", 0, MAX_BYTES),
+    ("gave_back", 0, MAX_COUNT),
+)
 
 
 def check_hello(hello: Hello, config: ArbiterConfig) -> None:
@@ -35,7 +45,7 @@ def check_hello(hello: Hello, config: ArbiterConfig) -> None:
         seen.add(held.flow)
 
 
-def refuse_demand(demand: Demand, n_links: int, config: ArbiterConfig) -> str | None:
+def refuse_demand(demand: Demand, n_links: int) -> str | None:
     """Why a demand cannot be accepted; None: it can."""
     if not (0 <= demand.flow <= MAX_ID and 0 <= demand.inc <= MAX_COUNT):
         return "flow or incarnation is out of range"
@@ -43,12 +53,12 @@ def refuse_demand(demand: Demand, n_links: int, config: ArbiterConfig) -> str | 
         return f"job name must have 1 to {MAX_NAME} characters"
     if math.isnan(demand.cap):
         return "cap is not a number"
-    return _refuse_path(demand.links, n_links, config)
+    return _refuse_path(demand.links, n_links)
 
 
-def _refuse_path(links: tuple[int, ...], n_links: int, config: ArbiterConfig) -> str | None:
-    if not 0 < len(links) <= config.max_hops:
-        return f"path must have 1 to {config.max_hops} links"
+def _refuse_path(links: tuple[int, ...], n_links: int) -> str | None:
+    if not 0 < len(links) <= MAX_HOPS:
+        return f"path must have 1 to {MAX_HOPS} links"
     if min(links) < 0 or max(links) >= n_links:
         return f"link index must be from 0 to {n_links - 1}"
     if len(set(links)) != len(links):
@@ -58,25 +68,9 @@ def _refuse_path(links: tuple[int, ...], n_links: int, config: ArbiterConfig) ->
 
 def clamp_demand(demand: Demand) -> Demand:
     """The demand with every number in its range."""
-    if (
-        0 <= demand.remaining <= MAX_BYTES
-        and 0 <= demand.wait_ns <= MAX_TIME_NS
-        and 0 <= demand.period_ns <= MAX_TIME_NS
-        and -MAX_TIME_NS <= demand.next_in_ns <= MAX_TIME_NS
-        and 0 <= demand.next_bytes <= MAX_BYTES
-        and 0 <= demand.gave_back <= MAX_COUNT
-    ):
-        return demand
-    return replace(
-        demand,
-        remaining=_within(demand.remaining, MAX_BYTES),
-        wait_ns=_within(demand.wait_ns, MAX_TIME_NS),
-        period_ns=_within(demand.period_ns, MAX_TIME_NS),
-        next_in_ns=min(max(demand.next_in_ns, -MAX_TIME_NS), MAX_TIME_NS),
-        next_bytes=_within(demand.next_bytes, MAX_BYTES),
-        gave_back=_within(demand.gave_back, MAX_COUNT),
-    )
-
-
-def _within(value: int, most: int) -> int:
-    return min(max(value, 0), most)
+    outside: dict[str, Any] = {}
+    for name, least, most in _RANGES:
+        value = getattr(demand, name)
+        if not least <= value <= most:
+            outside[name] = min(max(value, least), most)
+    return replace(demand, **outside) if outside else demand

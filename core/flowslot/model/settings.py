@@ -5,7 +5,8 @@ import difflib
 import json
 import tomllib
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
@@ -16,6 +17,7 @@ from flowslot.model.errors import ConfigError
 M = TypeVar("M", bound=BaseModel)
 
 
+_TOO_DEEP = "arrays or tables are nested too deeply"
 _SHOWN = 80
 """So many characters of a wrong value are repeated in the error."""
 
@@ -55,41 +57,40 @@ def parse_toml(text: str, source: str, model: type[M]) -> M:
 
 def read_toml(text: str, source: str) -> dict[str, Any]:
     """Parse TOML `text`, whatever it may mean. Raises ConfigError."""
-    try:
-        return tomllib.loads(text)
-    except RecursionError:
-        raise _too_deep(source) from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(source, "", f"not valid TOML: {error}") from None
-    except ValueError:
-        raise _too_long(source) from None
+    with _malformed(source):
+        data = tomllib.loads(text)
+    return data
 
 
 def validate(data: dict[str, Any], source: str, model: type[M]) -> M:
     """What was parsed, as `model`. Raises ConfigError, see `parse_toml`."""
     # Validated as JSON: strict about scalars there, yet arrays may become tuples.
-    try:
+    with _malformed(source):
         document = json.dumps(data, default=str)
-    except RecursionError:
-        raise _too_deep(source) from None
-    except ValueError:  # hexadecimal: only writing it in decimal fails
-        raise _too_long(source) from None
     try:
         return model.model_validate_json(document)
     except ValidationError as error:
         # An unknown key is often the cause of a missing one: report it first.
         details = sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
         if details[0]["type"] == "json_invalid":  # we wrote it: only its depth can be wrong
-            raise _too_deep(source) from None
+            raise ConfigError(source, "", f"not valid TOML: {_TOO_DEEP}") from None
         raise ConfigError(source, *_explain(details[0], model)) from None
 
 
-def _too_deep(source: str) -> ConfigError:
-    return ConfigError(source, "", "not valid TOML: arrays or tables are nested too deeply")
-
-
-def _too_long(source: str) -> ConfigError:
-    return ConfigError(source, "", "not valid TOML: an integer has thousands of digits")
+@contextmanager
+def _malformed(source: str) -> Iterator[None]:
+    """What parsers raise becomes a ConfigError."""
+    try:
+        yield
+    except tomllib.TOMLDecodeError as error:
+        problem = str(error)
+    except RecursionError:
+        problem = _TOO_DEEP
+    except ValueError:  # of hexadecimal ones, only writing them in decimal fails
+        problem = "an integer has thousands of digits"
+    else:
+        return
+    raise ConfigError(source, "", f"not valid TOML: {problem}")
 
 
 def _explain(detail: ErrorDetails, model: type[BaseModel]) -> tuple[str, str]:

@@ -61,14 +61,14 @@ class Allocator(Protocol):
 
     def next_change(self, state: AllocationState, now: Nanos) -> Nanos | None:
         """Time at which the targets may change although nothing is reported; None: never."""
-        ...
+        return None
 
     def standing(self) -> Bools | None:
         """Flows whose targets, as allocated last, hold in all phases of their jobs, bool[F].
 
         Their activity is not reported any more. None: no flow's.
         """
-        ...
+        return None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

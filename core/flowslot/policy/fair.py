@@ -4,12 +4,13 @@
 import numpy as np
 
 from flowslot.model.units import Nanos
-from flowslot.policy.base import AllocationState, Bools, Floats, Pace, View
+from flowslot.policy.base import AllocationState, Allocator, Floats, Pace, View
 from flowslot.policy.fill import max_min
 
 
-class FairAllocator:
-    """Max-min fair rates of the active flows; idle and stalled flows get nothing."""
+class FairAllocator(Allocator):
+    """Max-min fair rates of the active flows; idle and stalled flows get nothing. Only reports
+    change them, and none stands: they depend on which flows are active."""
 
     def allocate(self, state: AllocationState, now: Nanos) -> Floats:
         """See Allocator."""
@@ -17,14 +18,6 @@ class FairAllocator:
         rates = np.zeros(len(most))
         max_min(state.paths, state.capacity, most, rates)
         return rates
-
-    def next_change(self, state: AllocationState, now: Nanos) -> Nanos | None:
-        """Never: only reports change it."""
-        return None
-
-    def standing(self) -> Bools | None:
-        """No flow's: rates depend on which flows are active."""
-        return None
 
 
 class FairPolicy:

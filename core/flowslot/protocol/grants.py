@@ -9,7 +9,6 @@ from typing import NamedTuple
 from flowslot.model.units import Nanos
 from flowslot.protocol.messages import Ack, Done, Grant, Held, Hello
 
-_MAX_PENDING = 64  # heartbeats remembered while their echo is awaited
 _MAX_DROPPED = 4096  # flows remembered after their end, against grants still on their way
 
 
@@ -60,11 +59,15 @@ class Counts:
 class _Entry:
     inc: int
     seq: int
-    rate: float
-    ceiling: float
-    standing: bool = False
-    share: float = 0.0
+    granted: Granted
     given_back: bool = False
+
+
+def _checked(grant: Grant) -> Granted:
+    """What the grant says; nonsense counts as nothing."""
+    rate = grant.rate if 0.0 <= grant.rate < math.inf else 0.0
+    share = grant.share if 0.0 <= grant.share < math.inf else 0.0
+    return Granted(grant.flow, rate, grant.ceiling, grant.standing, share)
 
 
 class Grants:
@@ -81,22 +84,21 @@ class Grants:
         self._entries: dict[int, _Entry] = {}
         self._dropped: dict[int, int] = {}
         self._hello_at = Nanos(0)
-        self._sent: dict[int, Nanos] = {}
 
     def connect(self, now: Nanos, session: int) -> Hello:
         """A new stream begins. Grants still under lease are kept, and listed in its Hello."""
         self.expired(now)
         self.session = session
         self._dropped.clear()
-        self._sent.clear()
         self._hello_at = now
         if self.lease_end is None:
             # Nothing is held: a grant made in this session is what the lease is for.
             self.lease_end = Nanos(now + self._lease_ns)
         for entry in self._entries.values():
             # Hello says what is held, and all numbers before it are void.
-            entry.seq, entry.standing, entry.given_back = 0, False, False
-        held = tuple(Held(flow, e.inc, e.rate) for flow, e in self._entries.items())
+            entry.seq, entry.given_back = 0, False
+            entry.granted = entry.granted._replace(standing=False)
+        held = tuple(Held(flow, e.inc, e.granted.rate) for flow, e in self._entries.items())
         return Hello(self._daemon, session, held)
 
     def receive(
@@ -112,46 +114,31 @@ class Grants:
         if self.expired(now) or session != self.session or self.lease_end is None:
             return lowered, raised, acks
         # A grant proves that Hello arrived, which counts as the first heartbeat.
-        self.lease_end = Nanos(max(self.lease_end, self._hello_at + self._lease_ns))
+        self.renew(now, self._hello_at)
         for grant in grants:
             entry = self._entries.get(grant.flow)
             if entry is None:
                 if grant.inc <= self._dropped.get(grant.flow, -1):
                     continue
-                entry = self._entries[grant.flow] = _Entry(grant.inc, 0, 0.0, 0.0)
+                entry = _Entry(grant.inc, 0, Granted(grant.flow, 0.0, 0.0))
+                self._entries[grant.flow] = entry
             if grant.seq <= entry.seq:
                 continue
-            before = (entry.rate, entry.ceiling, entry.standing)
-            self._replace(entry, grant)
-            if entry.rate < before[0]:
+            before, entry.granted = entry.granted, _checked(grant)
+            entry.inc, entry.seq = max(entry.inc, grant.inc), grant.seq
+            entry.given_back = False
+            if entry.granted.rate < before.rate:
                 lowered.append(grant.flow)
-            elif before != (entry.rate, entry.ceiling, entry.standing):
+            elif entry.granted[:4] != before[:4]:  # the share alone changes nothing
                 raised.append(grant.flow)
             if grant.must_ack:
                 acks.append(Ack(grant.flow, grant.inc, grant.seq))
         return lowered, raised, acks
 
-    @staticmethod
-    def _replace(entry: _Entry, grant: Grant) -> None:
-        entry.inc, entry.seq = max(entry.inc, grant.inc), grant.seq
-        entry.rate = grant.rate if 0.0 <= grant.rate < math.inf else 0.0
-        entry.ceiling, entry.standing = grant.ceiling, grant.standing
-        entry.share = grant.share if 0.0 <= grant.share < math.inf else 0.0
-        entry.given_back = False
-
-    def sent_heartbeat(self, now: Nanos, n: int) -> None:
-        """Heartbeat `n` is being sent; numbers are never used twice in the daemon's life."""
-        self._sent[n] = now
-        if len(self._sent) > _MAX_PENDING:
-            del self._sent[next(iter(self._sent))]
-
-    def echoed(self, now: Nanos, n: int) -> None:
-        """The echo of heartbeat `n` came: the lease runs from when it was sent (rule 9)."""
-        if self.expired(now) or n not in self._sent or self.lease_end is None:
-            return
-        sent = self._sent[n]
-        self._sent = {m: at for m, at in self._sent.items() if at > sent}
-        self.lease_end = Nanos(max(self.lease_end, sent + self._lease_ns))
+    def renew(self, now: Nanos, sent: int) -> None:
+        """What was sent at `sent` has arrived: the lease runs from then (rule 9)."""
+        if not self.expired(now) and self.lease_end is not None:
+            self.lease_end = Nanos(max(self.lease_end, sent + self._lease_ns))
 
     def cut(self, end: Nanos) -> None:
         """The stream has ended: unless another one renews it, the lease ends at `end` already."""
@@ -165,23 +152,21 @@ class Grants:
         """
         if self.lease_end is not None and now >= self.lease_end:
             self.session = self.lease_end = None
-            for forgotten in (self._entries, self._dropped, self._sent):
-                forgotten.clear()
+            self._entries.clear()
+            self._dropped.clear()
         return self.lease_end is None
 
     def of(self, flow: int) -> Granted:
         """What a flow may send; nothing when it has no grant."""
-        e = self._entries.get(flow)
-        if e is None:
-            return Granted(flow, 0.0, 0.0)
-        return Granted(flow, e.rate, e.ceiling, e.standing, e.share)
+        entry = self._entries.get(flow)
+        return entry.granted if entry is not None else Granted(flow, 0.0, 0.0)
 
     def give_back(self, flow: int) -> bool:
         """Stop using a flow's grant. False: it has none that the arbiter knows by its number."""
         entry = self._entries.get(flow)
-        if entry is None or not entry.seq or entry.rate <= 0.0:
+        if entry is None or not entry.seq or entry.granted.rate <= 0.0:
             return False
-        entry.rate, entry.given_back = 0.0, True
+        entry.granted, entry.given_back = entry.granted._replace(rate=0.0), True
         return True
 
     def given_back(self, flow: int) -> int:

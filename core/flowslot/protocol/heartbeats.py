@@ -28,15 +28,11 @@ class Heartbeats:
         self._slot_ns = slot_ns
         self._n = 0
         self._last = Nanos(0)
-        self._due: Nanos | None = None
+        self.due: Nanos | None = None
+        """When the next heartbeat is overdue; None: there is no stream to send it on."""
         self._restless_until = 0
         self._sent: dict[int, tuple[Nanos, int]] = {}
         self._samples: deque[tuple[int, int]] = deque(maxlen=_SAMPLES)
-
-    @property
-    def due(self) -> Nanos | None:
-        """When the next heartbeat is overdue; None: there is no stream to send it on."""
-        return self._due
 
     @property
     def offset_us(self) -> float | None:
@@ -46,17 +42,17 @@ class Heartbeats:
     def rested(self, now: Nanos) -> bool:
         """There is a stream, and the slot has come for the next one, or nearly so."""
         slots = self._every(now) - 0.5
-        return self._due is not None and now > self._last + slots * self._slot_ns
+        return self.due is not None and now > self._last + slots * self._slot_ns
 
     def overdue(self, now: Nanos) -> bool:
         """There is a stream, and none has been sent on it for a while."""
-        return self._due is not None and now >= self._due
+        return self.due is not None and now >= self.due
 
     def beat(self, now: Nanos, wall_ns: int) -> Heartbeat:
         """The next heartbeat, to be sent now."""
-        if self._due is not None and now > self._due + LATE_SLOTS * self._slot_ns:
+        if self.due is not None and now > self.due + LATE_SLOTS * self._slot_ns:
             self._restless_until = now + RESTLESS_NS
-        self._due = Nanos(now + int((self._every(now) + OVERDUE_SLOTS) * self._slot_ns))
+        self.due = Nanos(now + int((self._every(now) + OVERDUE_SLOTS) * self._slot_ns))
         self._n += 1
         self._last = now
         self._sent[self._n] = (now, wall_ns)
@@ -80,5 +76,5 @@ class Heartbeats:
 
     def rest(self) -> None:
         """The stream has ended: none is due until the next `beat`, none is answered any more."""
-        self._due = None
+        self.due = None
         self._sent.clear()

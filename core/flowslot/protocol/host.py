@@ -207,7 +207,7 @@ class Host:
         """The first moment at which grants become void; None: there are none, or no end."""
         if self.own is not None:
             return None
-        leases = (s.lease_end for s in self.sessions if s.live and s.busy)
+        leases = (s.lease_end for s in self.sessions if s.live and s.flows())
         return min((end for end in leases if end is not None), default=None)
 
     def grant(self, flow: int) -> Granted:
@@ -245,14 +245,12 @@ class Host:
     def _load(self, now: Nanos, demands: Sequence[Demand], dones: Sequence[Done]) -> list[Granted]:
         if self.own is None or not (demands or dones):
             return []
-        self.own.load(now, demands, dones)
-        return self.own.settle(now)
+        return self.own.settle(now, demands, dones)
 
     def _to_own(self, now: Nanos) -> None:
         self.own = self._make_own(now)
         self.own.counts = self.own_counts
-        self.own.load(now, self.picture(now))
-        self.own.settle(now)
+        self.own.settle(now, self.picture(now))
 
     def _sessions_of(self, links: tuple[int, ...]) -> tuple[Session, ...]:
         asked = self._asked.get(links)

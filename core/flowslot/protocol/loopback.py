@@ -23,7 +23,7 @@ _STREAM = "own"
 
 
 class Loopback:
-    """`now` is monotonic nanoseconds. `load` only takes in; `settle` decides."""
+    """`now` is monotonic nanoseconds."""
 
     def __init__(
         self,
@@ -58,18 +58,18 @@ class Loopback:
         )
         self._switch.join(now, _STREAM, self.session.connect(now))
 
-    def load(self, now: Nanos, demands: Iterable[Demand] = (), dones: Iterable[Done] = ()) -> None:
-        """Take in, without deciding. Flows that cross none of the links are left out."""
-        self.session.done(dones)
-        self.session.demand(now, demands)
-
-    def settle(self, now: Nanos) -> list[Granted]:
-        """Decide until nothing moves. Returns what is to be put into force, all in one batch.
+    def settle(
+        self, now: Nanos, demands: Iterable[Demand] = (), dones: Iterable[Done] = ()
+    ) -> list[Granted]:
+        """Take this in, and decide until nothing moves. Flows that cross none of the links are left
+        out. Returns what is to be put into force, all in one batch.
 
         A lower is acknowledged before the kernel knows of it, which only this transport may do: the
         lower and whatever is raised in exchange go down together.
         """
         session, switch = self.session, self._switch
+        session.done(dones)
+        session.demand(now, demands)
         before: dict[int, Granted] = {}
         for _ in range(_ROUNDS):
             said = session.take_message(now, 0)
@@ -89,7 +89,7 @@ class Loopback:
 
     @property
     def next_wakeup(self) -> Nanos:
-        """When to `settle` next, if nothing is taken in before."""
+        """When to `settle` next, if nothing is said before."""
         return self._switch.next_wakeup
 
     def load_table(self, now: Nanos) -> Floats:

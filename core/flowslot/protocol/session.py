@@ -66,8 +66,6 @@ FIRST_RETRY_NS, LAST_RETRY_NS = 20 * MILLISECOND, SECOND
 
 def aged(demand: Demand, by_ns: int) -> Demand:
     """The demand as it would be put `by_ns` later."""
-    if not by_ns:
-        return demand
     wait_ns = demand.wait_ns
     if demand.remaining > 0:
         # At most a period: a flow with a standing grant has not been reported for long.
@@ -167,11 +165,6 @@ class Session:
     def has_news(self) -> bool:
         """There is something to say, apart from a heartbeat that may be overdue."""
         return bool(self._dirty or self._dones or self._acks or self._beats)
-
-    @property
-    def busy(self) -> bool:
-        """The arbiter is asked for some flows."""
-        return bool(self._known)
 
     def grant(self, flow: int) -> Granted:
         """What a flow may send. NaN: the arbiter has no say (yet)."""
@@ -290,7 +283,6 @@ class Session:
         if self._beats or self._heart.overdue(now) or (self._dirty and self._heart.rested(now)):
             self._beats = False
             heartbeat = self._heart.beat(now, wall_ns)
-            self._grants.sent_heartbeat(now, heartbeat.n)
         if heartbeat is None and not self.has_news:
             return None
         message = FromDaemon(
@@ -314,11 +306,12 @@ class Session:
         if not self._open or message.session != self._grants.session:
             return news
         if message.echo is not None:
-            self._grants.echoed(now, message.echo.n)
+            news.round_trip_ns = self._heart.echoed(now, message.echo)
+            if news.round_trip_ns is not None:
+                self._grants.renew(now, now - news.round_trip_ns)
             if self._synced_at is None:
                 self._synced_at, news.synced = now, True
             self._check_live(now, news)
-            news.round_trip_ns = self._heart.echoed(now, message.echo)
         for refusal in message.refusals:
             self._asked.pop(refusal.flow, None)
             known = self._known.get(refusal.flow)

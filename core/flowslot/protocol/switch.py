@@ -4,20 +4,27 @@
 A `Switch` does no I/O and reads no clock. Streams are named by any hashable key. The transport
 passes in what arrives (`join` with the first message of a stream, `received`, `leave`), calls
 `decide` at `next_wakeup`, and after each of these writes what `take` returns for each stream of
-`take_ready`, and ends those of `take_ended`. What waits for a stream is bounded (see Outbox),
+`take_ready`, and ends those of `take_ended`. What waits for a stream is bounded (see Peer),
 however slowly the stream takes it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 from flowslot.arbiter import Arbiter, ArbiterConfig
 from flowslot.model.errors import LimitExceeded, ProtocolError, SessionEnded
 from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.policy.base import Allocator
-from flowslot.protocol.messages import Demand, FromArbiter, FromDaemon, HeartbeatEcho, Opening
-from flowslot.protocol.outbox import Outbox
+from flowslot.protocol.messages import (
+    Demand,
+    FromArbiter,
+    FromDaemon,
+    Grant,
+    HeartbeatEcho,
+    Opening,
+    Refusal,
+)
 
 S = TypeVar("S")
 """What names a stream; hashable."""
@@ -29,12 +36,46 @@ SPACING_NS = MILLISECOND
 
 
 @dataclass(slots=True)
-class _Peer:
-    """A stream that has joined. `links[i]`: what its link index i means here."""
+class Peer:
+    """A stream that has joined, and what waits to be sent on it: per flow only the newest grant and
+    refusal, and the newest echo.
+
+    `links[i]`: what its link index i means here. `most_refusals`: of so many flows at once; a
+    daemon has no more flows that it may ask for, so one that provokes more is hostile.
+    """
 
     session: int
     links: tuple[int, ...]
-    outbox: Outbox
+    most_refusals: int
+    grants: dict[int, Grant] = field(default_factory=dict)
+    refusals: dict[int, Refusal] = field(default_factory=dict)
+    echo: HeartbeatEcho | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Something is to be sent."""
+        return bool(self.grants or self.refusals or self.echo)
+
+    def grant(self, grants: Sequence[Grant]) -> None:
+        """Keep these for sending."""
+        for grant in grants:
+            waiting = self.grants.get(grant.flow)
+            # The acknowledgement of a later grant covers the lower that was never sent.
+            covers = waiting is not None and waiting.must_ack
+            self.grants[grant.flow] = replace(grant, must_ack=True) if covers else grant
+
+    def refuse(self, refusals: Sequence[Refusal]) -> None:
+        """Keep these for sending. Raises LimitExceeded when there are more than may wait."""
+        self.refusals.update((refusal.flow, refusal) for refusal in refusals)
+        if len(self.refusals) > self.most_refusals:
+            raise LimitExceeded("too many demands that were refused")
+
+    def take(self) -> FromArbiter:
+        """All that waits, as one message; nothing waits any more."""
+        grants, refusals = list(self.grants.values()), list(self.refusals.values())
+        message = FromArbiter(self.session, grants, refusals, self.echo)
+        self.grants, self.refusals, self.echo = {}, {}, None
+        return message
 
 
 class Switch(Generic[S]):
@@ -54,7 +95,7 @@ class Switch(Generic[S]):
         self.steps = 0
         """Decisions so far."""
         self._config = config
-        self._peers: dict[S, _Peer] = {}
+        self._peers: dict[S, Peer] = {}
         self._streams: dict[int, S] = {}
         self._ready: dict[S, None] = {}
         self._ended: dict[S, Exception] = {}
@@ -93,8 +134,7 @@ class Switch(Generic[S]):
         self.arbiter.hello(now, opening.hello)
         if not self.arbiter.honours(session):
             raise SessionEnded("an outdated Hello: the daemon has a newer session")
-        outbox = Outbox(self._config.max_flows_per_session)
-        self._peers[stream] = _Peer(session, tuple(links), outbox)
+        self._peers[stream] = Peer(session, tuple(links), self._config.max_flows_per_session)
         self._streams[session] = stream
         self.changed(now)
 
@@ -115,16 +155,14 @@ class Switch(Generic[S]):
         refusals = arbiter.demand(now, session, demands) if demands else []
         if message.acks:
             arbiter.ack(now, session, message.acks)
-        echo = None
         if message.heartbeat is not None:
             if not arbiter.heartbeat(now, session):
                 raise SessionEnded("the session's lease has ended; say Hello again")
-            echo = HeartbeatEcho(message.heartbeat.n, wall_ns)
-        if not peer.outbox.post(refusals=refusals, echo=echo):
-            raise LimitExceeded("too many demands that were refused")
+            peer.echo = HeartbeatEcho(message.heartbeat.n, wall_ns)
+        peer.refuse(refusals)
         if message.dones or demands or message.acks:
             self.changed(now)
-        if peer.outbox and not self._due:
+        if peer.waits and not self._due:
             self._ready[stream] = None  # else it travels with the decision
 
     def leave(self, now: Nanos, stream: S) -> None:
@@ -145,14 +183,14 @@ class Switch(Generic[S]):
     def take(self, stream: S) -> FromArbiter | None:
         """All that waits for a stream, as one message. None: nothing does."""
         peer = self._peers.get(stream)
-        return peer.outbox.take(peer.session) if peer is not None and peer.outbox else None
+        return peer.take() if peer is not None and peer.waits else None
 
     def take_ended(self) -> list[tuple[S, Exception]]:
         """Streams that are not honoured any more, and what to end them with."""
         ended, self._ended = list(self._ended.items()), {}
         return ended
 
-    def _own(self, peer: _Peer, demand: Demand) -> Demand:
+    def _own(self, peer: Peer, demand: Demand) -> Demand:
         """The demand with its path as the arbiter numbers links."""
         links = peer.links
         if links and demand.links and max(demand.links) >= len(links):
@@ -179,9 +217,9 @@ class Switch(Generic[S]):
         for session, grants in self.arbiter.step(now).items():
             stream = self._streams.get(session)
             if stream is not None:
-                self._peers[stream].outbox.post(grants=grants)
+                self._peers[stream].grant(grants)
         for stream, peer in self._peers.items():
-            if peer.outbox:
+            if peer.waits:
                 self._ready[stream] = None
             if not self.arbiter.honours(peer.session):
                 self._ended[stream] = SessionEnded("the session's lease has ended; say Hello again")

@@ -61,7 +61,6 @@ cdef class Sharing:
     cdef given_t capacity
 
     cpdef void begin(self, paths_t paths, given_t capacity)
-    cdef void clear(self, sums_t sums)
     cdef void take_away(self)
     cdef void raise_to_fill(self)
     cdef bint fits(self, Py_ssize_t role, Py_ssize_t job)

@@ -148,16 +148,9 @@ class Sharing:
 
     # --- helpers
 
-    def clear(self, sums: Any) -> None:
-        """Set float64[J, L + 1] to zero."""
-        for job in range(sums.shape[0]):
-            for link in range(sums.shape[1]):
-                sums[job, link] = 0.0
-
     def take_away(self) -> None:
         """`rates` are given out: they are not left any more."""
-        for link in range(len(self.left)):
-            self.use[link] = 0.0
+        self.use[...] = 0.0
         link_sum(self.paths, self.rates, self.use)
         for link in range(len(self.left)):
             self.left[link] = max(self.left[link] - self.use[link], 0.0)
@@ -225,7 +218,7 @@ class Sharing:
         """Which jobs meet others (`meets`), and how long an iteration of each takes (`seconds`)."""
         for link in range(len(self.left)):
             self.links[link] = self.capacity[link] <= 0
-        self.clear(self.sums)
+        self.sums[...] = 0.0
         for i in range(len(self.flows)):
             closed, following = crosses(self.paths, i, self.links), self.flows[i].next
             volume = following if following > 0 else self.flows[i].remaining
@@ -243,7 +236,7 @@ class Sharing:
 
     def classify(self) -> None:
         """Which flows take part in the turns: active ones, and idle ones that will send."""
-        self.clear(self.sums)
+        self.sums[...] = 0.0
         for i in range(len(self.flows)):
             if self.flows[i].remaining > 0 and self.flows[i].role != _out:
                 add(self.paths, i, self.flows[i].remaining, self.sums, self.flows[i].job)
@@ -263,8 +256,8 @@ class Sharing:
 
     def sum_up(self, role: int) -> None:
         """Sum up the flows with one role: `need`, `hold` and `jobs`."""
-        self.clear(self.need[role])
-        self.clear(self.hold[role])
+        self.need[role, ...] = 0.0
+        self.hold[role, ...] = 0.0
         for k in range(self.jobs.shape[1]):
             job = self.jobs[role, k]
             job.present, job.fresh, job.holds, job.lasts = False, False, False, 0.0
@@ -290,8 +283,8 @@ class Sharing:
 
         `need` of theirs is what they will send soon.
         """
-        self.clear(self.need[_kept])
-        self.clear(self.hold[_kept])
+        self.need[_kept, ...] = 0.0
+        self.hold[_kept, ...] = 0.0
         for i in range(len(self.flows)):
             flow = self.flows[i]
             job = self.jobs[_active, flow.job]
@@ -322,7 +315,7 @@ class Sharing:
 
     def time_whole(self) -> None:
         """The same for whole iterations of all flows that are not OUT."""
-        self.clear(self.sums)
+        self.sums[...] = 0.0
         for i in range(len(self.flows)):
             if self.flows[i].role != _out:
                 whole = max(self.flows[i].next, self.flows[i].remaining)
@@ -338,7 +331,7 @@ class Sharing:
         for i in range(len(self.flows)):
             self.most[i] = _inf if self.flows[i].role == _active else 0.0
         max_min(self.paths, self.left, self.most, self.rates)
-        self.clear(self.sums)
+        self.sums[...] = 0.0
         for i in range(len(self.flows)):
             part = parts[self.flows[i].job]
             add(self.paths, i, part * self.rates[i], self.sums, self.flows[i].job)

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# cython: infer_types=True
 """Loops over the slots of a record, for whose sake this file is compiled (types: slot_check.pxd).
 
 All arrays are views of uint64 words: int64[S, 32] for slots. What is done is the same when this

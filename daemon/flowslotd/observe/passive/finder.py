@@ -75,7 +75,6 @@ class Finder:
         self._addresses = frozenset(normal_ip(address) for address in addresses)
         self._processes: dict[int, _Process] = {}
         self._others: Counter[int] = Counter()  # looks at all since it was found
-        self._per_user: Counter[int] = Counter()
         self._warn = warnings()
         self._absent = _absent()
         if self._absent:
@@ -131,13 +130,19 @@ class Finder:
     def _examine(self, pid: int) -> None:
         """If it is a node it is one of ours from now on."""
         try:
-            if _node(pid) is None:
-                return
-            uid = os.stat(f"/proc/{pid}").st_uid
-            if len(self._processes) >= MAX_PROCESSES or self._per_user[uid] >= MAX_PER_USER:
-                self._warn("there are more ps-lite processes than are looked at")
-                return
-            self._take(pid, uid)
+            with ExitStack() as undo:
+                pidfd = os.pidfd_open(pid)
+                undo.callback(os.close, pidfd)
+                node, uid = _node(pid), os.stat(f"/proc/{pid}").st_uid
+                if node is None or _ended(pidfd):  # it lives: the number has been its own so far
+                    return
+                theirs = sum(process.uid == uid for process in self._processes.values())
+                if len(self._processes) >= MAX_PROCESSES or theirs >= MAX_PER_USER:
+                    self._warn("there are more ps-lite processes than are looked at")
+                    return
+                self._processes[pid] = _Process(node, pidfd, uid)
+                del self._others[pid]
+                undo.pop_all()
         except PermissionError:
             self._deny(pid)
         except OSError as error:  # ended just now, mostly
@@ -145,22 +150,8 @@ class Finder:
                 self._others[pid] = 0
                 self._warn(f"no further processes can be looked at: {error.strerror}")
 
-    def _take(self, pid: int, uid: int) -> None:
-        """Raises OSError."""
-        pidfd = os.pidfd_open(pid)
-        with ExitStack() as undo:
-            undo.callback(os.close, pidfd)
-            node = _node(pid)  # once more: now it cannot have been another process
-            if node is not None and not _ended(pidfd):
-                self._processes[pid] = _Process(node, pidfd, uid)
-                self._per_user[uid] += 1
-                del self._others[pid]
-                undo.pop_all()
-
     def _forget(self, pid: int) -> None:
-        process = self._processes.pop(pid)
-        os.close(process.pidfd)
-        self._per_user[process.uid] -= 1
+        os.close(self._processes.pop(pid).pidfd)
 
     # -- sockets ------------------------------------------------------------------------------
 

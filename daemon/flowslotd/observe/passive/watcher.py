@@ -81,11 +81,6 @@ class Watcher:
             self._patience[name] -= 1
         return " and ".join(name for name, left in self._patience.items() if left <= 0)
 
-    @property
-    def ended(self) -> bool:
-        """None of its threads lives."""
-        return not any(thread.is_alive() for thread in self._threads)
-
     def join(self, timeout_s: float) -> None:
         """After `stop`: wait for its threads, but not for long."""
         for thread in self._threads:
@@ -136,6 +131,11 @@ class Watcher:
                 self._woken.wait(min(rest_s, CHECK_S))
         finally:
             records.close()
+
+
+def threads() -> list[threading.Thread]:
+    """Of all watchers, also of those that were stopped and have not ended."""
+    return [thread for thread in threading.enumerate() if thread.name in LATE]
 
 
 class ShadowRecords:

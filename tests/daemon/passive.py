@@ -167,7 +167,7 @@ def until_found(watching: Watching, *processes: Unpatched, connections: int) -> 
 
 
 def asked(
-    pid: int, ends: Iterable[tuple[int, int]], ask: Callable[[socket.socket], Any]
+    pid: int, ends: Iterable[tuple[int, int | None]], ask: Callable[[socket.socket], Any]
 ) -> set[Any]:
     """What sockets of a process, (descriptor, cookie) each, say."""
     pidfd = os.pidfd_open(pid)
@@ -181,9 +181,13 @@ def asked(
         os.close(pidfd)
 
 
-def congestion_controls(pid: int, slots: list[Any]) -> set[bytes]:
+def congestion_control(sock: socket.socket) -> str:
+    return sock.getsockopt(6, 13, 16).split(b"\0")[0].decode()
+
+
+def congestion_controls(pid: int, slots: list[Any]) -> set[str]:
     ends = [(int(slot["fd"]), int(slot["sock_cookie"])) for slot in slots]
-    return asked(pid, ends, lambda sock: sock.getsockopt(6, 13, 16).split(b"\0")[0])
+    return asked(pid, ends, congestion_control)
 
 
 def stays(watching: Watching, *processes: Unpatched, connections: int) -> None:

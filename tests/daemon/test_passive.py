@@ -108,10 +108,9 @@ def test_sockets_are_enlisted_and_again_under_another_name(
     worker = Unpatched(stack, 2, THERE, Sink(stack).port)
     slots = until_found(watching, worker, connections=2)
     (before,) = congestion_controls(worker.pid, slots)
-    other = {b"reno": "cubic"}.get(before, "reno")
-    for name in (other, before.decode()):
+    for name in ({"reno": "cubic"}.get(before, "reno"), before):
         watching.use(name)
-        settle(lambda name=name: congestion_controls(worker.pid, slots) == {name.encode()})
+        settle(lambda name=name: congestion_controls(worker.pid, slots) == {name})
 
 
 def test_it_can_be_switched_off_and_on(stack: ExitStack, watching: Watching) -> None:

@@ -6,12 +6,10 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
-from passive import Unpatched, node, settle
-
-from flowslotd import sockets
+from passive import Unpatched, asked, congestion_control, node, settle
 
 from .test_daemon import PORT, TRAINING, Daemon, Hosts
 
@@ -49,14 +47,9 @@ class Job(Unpatched):
 
     def congestion_controls(self):
         found = set()
-        pidfd = os.pidfd_open(self.pid)
-        for name in os.listdir(f"/proc/{self.pid}/fd"):
-            try:
-                with sockets.borrow(pidfd, int(name)) as sock:
-                    found.add(sock.getsockopt(6, 13, 16).split(b"\0")[0].decode())
-            except OSError:
-                pass  # no socket
-        os.close(pidfd)
+        for fd in os.listdir(f"/proc/{self.pid}/fd"):
+            with suppress(OSError):  # no socket
+                found |= asked(self.pid, [(int(fd), None)], congestion_control)
         return found
 
 
@@ -116,32 +109,20 @@ def test_other_ways_of_pacing_reach_its_sockets_too(hosts, tmp_path, backend):
     assert daemon.stop() == (0, "")
 
 
-def test_observing_sees_it_and_leaves_its_sockets_alone(hosts, tmp_path):
-    daemon = Daemon(hosts, tmp_path, **ON).start()
-    job = Job(hosts)
-    before = job.congestion_controls()
-    job.until(lambda: seen(daemon))
-    job.until(lambda: {f["iteration_bytes"] for f in seen(daemon)} == {SIZE})
-    assert job.congestion_controls() == before
-    assert daemon.stop() == (0, "")
-
-
-def test_a_reload_switches_it_on_and_off(hosts, tmp_path):
+def test_a_reload_switches_it_on_and_off_and_observing_leaves_sockets_alone(hosts, tmp_path):
     daemon = Daemon(hosts, tmp_path).start()
     job = Job(hosts)
+    before = job.congestion_controls()
     job.train(SIZE, 20)  # seconds
     assert daemon.ask("flows")["flows"] == []
     assert daemon.ask("status")["unpatched"]["watching"] is False
     daemon.configure(**ON)
     assert daemon.cli("reload").returncode == 0
-    job.until(lambda: seen(daemon))
+    job.until(lambda: {f["iteration_bytes"] for f in seen(daemon) or ()} == {SIZE})
+    assert job.congestion_controls() == before
     daemon.configure(**{"unpatched.pslite": False})
     assert daemon.cli("reload").returncode == 0
     settle(lambda: daemon.ask("flows")["flows"] == [])
-    daemon.configure(**{"unpatched.pslite": "yes"})
-    refused = daemon.cli("reload")
-    assert refused.returncode != 0
-    assert "unpatched.pslite" in refused.stderr
     assert daemon.stop()[0] == 0
 
 

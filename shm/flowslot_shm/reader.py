@@ -45,6 +45,7 @@ _COOKIE = offset("sock_cookie") // 8
 _IDENTITY = slice(offset("family") // 8, offset("iteration") // 8)
 _COUNTS = slice(offset("ready") // 8, offset("iteration_total") // 8)
 _NUMBERS = slice(offset("iteration") // 8, offset("reserved") // 8)
+_NONE: NDArray[np.intp] = np.zeros(0, np.intp)
 _BOUNDS = np.array([MAX_COUNT, *[MAX_BYTES] * 4, MAX_COUNT, MAX_COUNT], np.uint64)
 
 
@@ -72,9 +73,8 @@ class RecordReader:
 
     `good`, uint64[slots, 32]: the slots as they were last read, sound, for reading only.
     `opened` changes whenever a flow opens or closes.
-    `torn`, uint32[slots]: consecutive snapshots that could not read the slot (forever odd: its
-    writer died in the middle). `faults`, uint32[slots]: Fault bits seen so far. `fault_count`,
-    uint64[slots]: snapshots in which something was repaired.
+    `torn`: slots that the last look could not read (forever odd: the writer died in the middle), so
+    that another one is due. `faults`, uint32[slots]: Fault bits seen so far.
     """
 
     def __init__(self, fd: int, max_slots: int = MAX_SLOTS) -> None:
@@ -88,31 +88,22 @@ class RecordReader:
         self._quiet: Quiet | None = None  # as last written
         header = np.frombuffer(self._map, HEADER, 1)[0]
         self.pid = int(header["pid"])
-        self.start_ns = int(header["start_ns"])
         self._live = np.frombuffer(self._map, np.int64, offset=HEADER.itemsize).reshape(-1, _WORDS)
         self._live_seq = self._live.view(np.uint32)[:, 0]
-        self._bytes = memoryview(self._map)
         self.good = np.zeros(self._live.shape, np.uint64)
         self._kept = self.good.view(np.int64)
         self.opened = 0
         self._seen = np.zeros(self.slots, np.int64)  # sequence numbers of `good`
         self._at = np.zeros(self.slots, np.intp)
         self._seqs, self._verdicts = np.zeros((2, self.slots), np.int64)
-        self.torn = np.zeros(self.slots, np.uint32)
-        self._any_torn = False
+        self.torn = _NONE
         self.faults = np.zeros(self.slots, np.uint32)
-        self.fault_count = np.zeros(self.slots, np.uint64)
-
-    @property
-    def is_torn(self) -> bool:
-        """The last look could not read some slot: another one is due."""
-        return self._any_torn
 
     def snapshot(self) -> NDArray[np.void]:
         """A copy of all slots as SLOT[slots], each consistent and within bounds; never raises.
 
         A slot that is being written keeps its last good value (FREE, all zero, before the first),
-        and one whose content was wrong is repaired: see `torn`, `faults` and `fault_count`.
+        and one whose content was wrong is repaired: see `torn` and `faults`.
         """
         self.look()
         return self.good.copy().view(SLOT)[:, 0]
@@ -120,20 +111,19 @@ class RecordReader:
     def look(self) -> None:
         """Bring `good` up to date; never raises. Only what was written since is copied."""
         n = slot_check.changed(self._live, self._seen, self._at, self._seqs)
+        self.torn = _NONE
         if not n:
-            self._count_torn(self._at[:0])
             return
         at, seqs, verdicts = self._at[:n], self._seqs[:n], self._verdicts[:n]
         fence()
         words = self._live[at]
         fence()
         if not slot_check.settle(self._live, words, self._kept, self._seen, (at, seqs, verdicts)):
-            self._count_torn(at[:0])
             return
         for i in np.flatnonzero(verdicts == slot_check.TORN).tolist():
             if self._read_again(int(at[i]), seqs[i : i + 1], words[i]):
                 verdicts[i] = slot_check.STRANGE
-        self._count_torn(at[verdicts == slot_check.TORN])
+        self.torn = at[verdicts == slot_check.TORN]
         strange = verdicts == slot_check.STRANGE
         if strange.any():
             self._accept(at[strange], seqs[strange], words[strange].view(np.uint64))
@@ -144,9 +134,7 @@ class RecordReader:
         """Take over what has to be repaired first, or whose flow is another one now."""
         last = self.good[at]
         bits = _repair(words, last)
-        if bits.any():
-            self.faults[at] |= bits
-            self.fault_count[at] += bits != 0
+        self.faults[at] |= bits
         moved_in = (words[:, _COOKIE] != last[:, _COOKIE]) | (words.any(axis=1) != last.any(axis=1))
         self.opened += bool(moved_in.any())
         self.good[at] = words
@@ -166,7 +154,6 @@ class RecordReader:
     def close(self) -> None:
         """Unmap the record; later snapshots show all slots free, and set_quiet does nothing."""
         self._quiet_word = None  # unmapped with its only user
-        self._bytes.release()
         self._live = np.zeros_like(self._live)
         self._live_seq = self._live.view(np.uint32)[:, 0]
         self._seen[:] = 0
@@ -175,25 +162,16 @@ class RecordReader:
         with suppress(BufferError):  # still in use by a snapshot: unmapped with its last user
             self._map.close()
 
-    def _count_torn(self, slots: NDArray[np.intp]) -> None:
-        if slots.size or self._any_torn:
-            again = self.torn[slots] + np.uint32(1)
-            self.torn[:] = 0
-            self.torn[slots] = again
-            self._any_torn = bool(slots.size)
-
     def _read_again(self, slot: int, seq: NDArray[np.int64], words: NDArray[np.int64]) -> bool:
         """Retry one slot alone, whose short window a busy writer hits less often."""
-        start = HEADER.itemsize + slot * SLOT.itemsize
         for _ in range(_RETRIES):
             before = self._live_seq[slot]
             if before & 1:
                 continue
             fence()
-            copy = bytes(self._bytes[start : start + SLOT.itemsize])
+            words[:] = self._live[slot]
             fence()
             if before == self._live_seq[slot]:
-                words[:] = np.frombuffer(copy, np.int64)
                 seq[0] = before
                 return True
         return False

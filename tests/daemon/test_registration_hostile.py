@@ -2,7 +2,6 @@
 """The registration server against clumsy and hostile jobs."""
 
 import asyncio
-import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +22,6 @@ from registering import (
 )
 
 from flowslot_shm.layout import MAGIC, PACKED_DOORBELL, VERSION, Message
-from flowslot_shm.writer import Record as OwnRecord
 from flowslotd.observe import registration
 
 MESSAGES = [
@@ -68,28 +66,6 @@ def test_a_bad_message_gets_one_clear_answer(
     asyncio.run(refuse())
 
 
-def _unsealed() -> list[int]:
-    fd = os.memfd_create("x", os.MFD_ALLOW_SEALING)
-    os.ftruncate(fd, 64 + 4 * 256)
-    return [fd]
-
-
-def _random() -> list[int]:
-    fd = os.memfd_create("x", os.MFD_ALLOW_SEALING)
-    os.write(fd, os.urandom(64 + 4 * 256))
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, 7)
-    return [fd]
-
-
-def _sized(change: int) -> list[int]:
-    good = OwnRecord(4)
-    fd = os.memfd_create("x", os.MFD_ALLOW_SEALING)
-    os.write(fd, os.pread(good.fd, 5000, 0)[:change])
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, 7)
-    good.close()
-    return [fd]
-
-
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
@@ -97,10 +73,6 @@ def _sized(change: int) -> list[int]:
         (lambda: [os.dup(0) for _ in range(2)], "`memfd`: exactly one must come along, got 2"),
         (lambda: [os.dup(0) for _ in range(200)], "`memfd`: exactly one must come along"),
         (lambda: [os.open("/dev/null", os.O_RDWR)], "`record`: must be a memfd"),
-        (_unsealed, "`seals`: must include F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_SEAL"),
-        (_random, "`magic`: must be b'flowslot'"),
-        (lambda: _sized(40), "`size`: must be at least 64 bytes, got 40"),
-        (lambda: _sized(500), "`size`: must be 1088 bytes for 4 slots, got 500"),
     ],
 )
 def test_a_bad_record_gets_one_clear_answer(
@@ -182,14 +154,14 @@ def test_bad_doorbells_are_counted_and_dropped(tmp_path: Path) -> None:
 def test_a_flood_of_doorbells_leaves_the_others_their_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registration, "_WINDOW_S", 3600.0)
-
     async def flood() -> None:
         path = tmp_path / "register.sock"
         async with serving(path) as (server, seen):
             with own_record() as fd, connect(path) as sock:
                 send(sock, register(), fd)
                 await answer(sock)
+                await asyncio.sleep(2 * registration._MUTE_S)
+                monkeypatch.setattr(registration, "_MUTE_S", 3600.0)
                 sock.setblocking(False)
                 bell = PACKED_DOORBELL.pack(MAGIC, VERSION, Message.BEGIN, 0)
                 full = 0
@@ -200,7 +172,7 @@ def test_a_flood_of_doorbells_leaves_the_others_their_turn(
                     except BlockingIOError:
                         full += 1
                         await asyncio.sleep(0.001)
-                assert 1 + len(seen.bells) == registration._WINDOW_MESSAGES
+                assert len(seen.bells) == registration._BURST
                 await is_well(path)
             await asyncio.sleep(0)
             await server.close()

@@ -120,7 +120,7 @@ class Observer:
             if binding.rows.size:
                 signs = learning.signs(rows, binding.rows, not self.negotiated, ends_are_reported)
             binding.suppressed = bool(signs & learning.SUPPRESSED)
-            idle = bool(signs & learning.IDLE) and not source.reader.is_torn
+            idle = bool(signs & learning.IDLE) and not source.reader.torn.size
             binding.rarely = binding.suppressed or idle
             ends = Quiet.ENDS if signs & learning.SEEN else Quiet.NONE
             source.reader.set_quiet(Quiet.ALL if binding.suppressed else ends)

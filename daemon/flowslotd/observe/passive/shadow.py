@@ -140,7 +140,8 @@ class ShadowRecord:
                 ends = (UNKNOWN, 0)
                 content = bytearray(describe(sock, self.job, UNKNOWN, ends, self.role))
         except OSError as error:
-            self._refuse(error)
+            if error.errno not in sockets.GONE:  # an ordinary end
+                self._warn(f"sockets cannot be had: {error}")
             return
         struct.pack_into("=i", content, _FD, fd)
         slot = self._free.pop()
@@ -159,7 +160,7 @@ class ShadowRecord:
             if error.errno in sockets.GONE:
                 self._drop(flow.cookie)
             else:  # at this moment: too many open files, say
-                self._refuse(error)
+                self._warn(f"sockets cannot be had: {error}")
                 flow.next_ns = now + SECOND
             return False
         if info.state not in sockets.SENDING:
@@ -187,10 +188,6 @@ class ShadowRecord:
                 self._warn(f"sockets cannot select {name}: {error.strerror}")
             else:
                 flow.enlist_ns = None
-
-    def _refuse(self, error: OSError) -> None:
-        if error.errno not in sockets.GONE:  # an ordinary end
-            self._warn(f"sockets cannot be had: {error}")
 
     def _drop(self, cookie: int) -> None:
         self._flows.pop(cookie).writer.close()

@@ -145,6 +145,12 @@ def write(tmp_path):
 
 
 @pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Of a socket where jobs register."""
+    return tmp_path / "register.sock"
+
+
+@pytest.fixture
 def stack() -> Iterator[ExitStack]:
     with ExitStack() as stack:
         yield stack

@@ -135,6 +135,33 @@ def make_job() -> Iterator[Callable[..., Job]]:
 
 
 @pytest.fixture
+def job(make_job: Callable[..., Job]) -> Job:
+    return make_job()
+
+
+@pytest.fixture
+def flow(job: Job) -> FlowWriter:
+    """Flow 7, in the job's first slot."""
+    return job.flow(0, cookie=7)
+
+
+@pytest.fixture
+def seen(topology: Topology) -> Any:
+    """See seen.py, which is found only from here on."""
+    from seen import Seen
+
+    return Seen(topology)
+
+
+@pytest.fixture
+def room(topology: Topology, make_job: Callable[..., Job]) -> Any:
+    """See suppressed.py."""
+    from suppressed import Room
+
+    return Room(topology, make_job)
+
+
+@pytest.fixture
 def write(tmp_path):
     def write(text, topology=TOPOLOGY):
         (tmp_path / "topology.toml").write_text(topology)

@@ -59,7 +59,7 @@ def seen(daemon, n=FLOWS):
     return flows if len(flows) == n else None
 
 
-def test_flows_are_enlisted_learnt_and_paced(hosts, tmp_path):
+def test_flows_are_enlisted_learnt_and_paced_and_enlisted_again_after_a_restart(hosts, tmp_path):
     daemon = Daemon(hosts, tmp_path, mode="enforce", policy="static", **ON).start()
     name = daemon.ask("status")["congestion_control"]
     job = Job(hosts)
@@ -79,23 +79,15 @@ def test_flows_are_enlisted_learnt_and_paced(hosts, tmp_path):
     assert status["flows"]["paced"] == FLOWS
     assert status["errors"] == {}
 
-    job.process.kill()
-    settle(lambda: daemon.ask("flows")["flows"] == [])
-    assert daemon.stop() == (0, "")
-
-
-def test_a_restarted_daemon_enlists_again(hosts, tmp_path):
-    daemon = Daemon(hosts, tmp_path, mode="enforce", policy="static", **ON).start()
-    job = Job(hosts)
-    job.until(lambda: seen(daemon))
     first = job.congestion_controls()
     assert daemon.stop(signal.SIGKILL)[0] == -signal.SIGKILL
     job.train(SIZE, 3)  # ordinary TCP
     daemon.start()
     job.until(lambda: seen(daemon))
     assert job.congestion_controls() == {daemon.ask("status")["congestion_control"]} != first
+    job.process.kill()
+    settle(lambda: daemon.ask("flows")["flows"] == [])
     assert daemon.stop() == (0, "")
-    job.train(SIZE, 3)
 
 
 @pytest.mark.parametrize("backend", ["socket", "auto"])

@@ -222,14 +222,15 @@ def start_job(request: pytest.FixtureRequest, driver: Path, tmp_path: Path) -> I
 
 @pytest.fixture
 def c_job(driver: Path) -> Iterator[Callable[..., CJob]]:
-    """A C job within a wrapper command; its program lies where every user may run it."""
+    """A registered C job within a wrapper command; all users may run its program."""
     jobs: list[CJob] = []
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         program = Path(shutil.copy(driver, folder))
 
-        def start(path: str, wrapper: tuple[str, ...]) -> CJob:
+        def start(path: str, wrapper: tuple[str, ...] = ()) -> CJob:
             jobs.append(CJob(program, path, 8, wrapper))
+            until(lambda: registered(jobs[-1]))
             return jobs[-1]
 
         yield start
@@ -248,6 +249,14 @@ def start_daemon(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
     yield start
     for daemon in daemons:
         daemon.close()
+
+
+@pytest.fixture
+def pair(start_daemon: Callable[..., Daemon], start_job: StartJob) -> tuple[Daemon, Job]:
+    """A daemon, and a job that has registered there."""
+    daemon, job = start_daemon(), start_job()
+    until(lambda: registered(job))
+    return daemon, job
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from flowslot_shm.layout import Message, Role, State, Transport, address
 from flowslot_shm.reader import RecordReader
 from flowslotd.observe.registration import Limits
 
-from .conftest import CJob, Daemon, Ear, StartJob, registered, until
+from .conftest import CJob, Daemon, Ear, Job, StartJob, registered, until
 
 StartDaemon = Callable[..., Daemon]
 PRESENT = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
@@ -25,11 +25,8 @@ ALLOWED = [name for name in PRESENT if name in ("reno", "cubic", "bbr")]
 COUNTS = ["iteration", "ready", "posted", "done", "iteration_total"]
 
 
-def test_a_flow_as_the_daemon_sees_it(
-    start_daemon: StartDaemon, start_job: StartJob, port: int
-) -> None:
-    daemon, job = start_daemon(), start_job()
-    until(lambda: registered(job))
+def test_a_flow_as_the_daemon_sees_it(pair: tuple[Daemon, Job], port: int) -> None:
+    daemon, job = pair
     assert job(f"flow 0 127.0.0.1 {port} {Role.RING} -") == "0"
     record = daemon.record
     assert (record.job, record.rank, record.uid) == ("resnet50", 3, os.getuid())
@@ -68,9 +65,8 @@ def test_a_flow_as_the_daemon_sees_it(
     assert not record.reader.faults.any()
 
 
-def test_a_udp_flow(start_daemon: StartDaemon, start_job: StartJob, port: int) -> None:
-    daemon, job = start_daemon(), start_job()
-    until(lambda: registered(job))
+def test_a_udp_flow(pair: tuple[Daemon, Job], port: int) -> None:
+    daemon, job = pair
     assert job(f"flow 0 127.0.0.1 {port} {Role.RING} udp") == "0"
     slot = daemon.record.reader.snapshot()[0]
     assert slot["transport"] == Transport.UDP
@@ -80,10 +76,9 @@ def test_a_udp_flow(start_daemon: StartDaemon, start_job: StartJob, port: int) -
 
 
 def test_active_lasts_for_the_whole_iteration_only_where_its_total_is_known(
-    start_daemon: StartDaemon, start_job: StartJob
+    pair: tuple[Daemon, Job],
 ) -> None:
-    daemon, job = start_daemon(), start_job()
-    until(lambda: registered(job))
+    daemon, job = pair
     job("flow 0 - 0 0 -")
     for total, rings in ((30, 2), (0, 6)):
         daemon.bells.clear()
@@ -166,8 +161,7 @@ def test_a_reused_descriptor_is_not_enlisted(
 ) -> None:
     """A library that closes a socket before its flow must not get another socket changed."""
     daemon = start_daemon()
-    job = c_job(daemon.server.path, ())
-    until(lambda: registered(job))
+    job = c_job(daemon.server.path)
     job(f"flow 0 127.0.0.1 {port} 1 {ALLOWED[-1]}")
     job(f"flow 1 127.0.0.1 {port} 1 {ALLOWED[-1]}")
     assert job(f"swap 0 127.0.0.1 {port} {ALLOWED[-1]}") == "1"
@@ -200,11 +194,8 @@ def test_a_refused_job_knows_why_and_goes_on(
     job("ready 0 1")
 
 
-def test_a_job_that_leaves_is_gone_and_may_still_call(
-    start_daemon: StartDaemon, start_job: StartJob
-) -> None:
-    daemon, job = start_daemon(), start_job()
-    until(lambda: registered(job))
+def test_a_job_that_leaves_is_gone_and_may_still_call(pair: tuple[Daemon, Job]) -> None:
+    daemon, job = pair
     job("flow 0 - 0 0 -")
     job("leave")
     until(lambda: daemon.left)
@@ -286,7 +277,6 @@ def test_from_a_container(start_daemon: StartDaemon, c_job: Callable[..., CJob])
     unshare = ("unshare", "--mount", "--net", "--pid", "--fork", "sh", "-c", script)
     try:
         job = c_job(f"{target}/register.sock", unshare)
-        until(lambda: registered(job))
         record = daemon.record
         assert record.reader.pid == 1, "as the job sees itself"
         command = Path(f"/proc/{record.pid}/cmdline").read_bytes()
@@ -309,8 +299,7 @@ def test_a_job_of_another_user(start_daemon: StartDaemon, c_job: Callable[..., C
     try:
         daemon = start_daemon(path=f"{folder}/register.sock")
         setpriv = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
-        job = c_job(f"{folder}/register.sock", setpriv)
-        until(lambda: registered(job))
+        c_job(f"{folder}/register.sock", setpriv)
         assert daemon.record.uid == 65534
     finally:
         shutil.rmtree(folder)

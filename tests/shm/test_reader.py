@@ -8,7 +8,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +22,7 @@ from flowslot_shm.layout import HEADER, MAGIC, SLOT, VERSION, Role, State, Trans
 from flowslot_shm.reader import MAX_BYTES, MAX_COUNT, Fault, RecordError, RecordReader
 from flowslot_shm.writer import FlowWriter, Record
 
-from .conftest import CJob, Daemon, registered, until
+from .conftest import CJob, Daemon, until
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 SLOTS = 4
@@ -96,13 +95,10 @@ def check_stress(reader: RecordReader) -> None:
 
 
 @pytest.fixture
-def stressed(
-    start_daemon: Callable[..., Daemon], c_job: Callable[..., CJob], tmp_path: Path
-) -> RecordReader:
+def stressed(start_daemon: Callable[..., Daemon], c_job: Callable[..., CJob]) -> RecordReader:
     """Reads the record of a C process that writes as fast as it can."""
     daemon = start_daemon()
-    job = c_job(str(tmp_path / "register.sock"), ())
-    until(lambda: registered(job))
+    job = c_job(daemon.server.path)
     job("flow 0 - 0 0 -")
     job("stress 0")
     return daemon.record.reader

@@ -157,11 +157,13 @@ class Finder:
 
     def _data(self, pid: int, process: _Process) -> list[_Socket]:
         """Its data connections, as of now."""
+        links: dict[str, int] = {}
         try:
             links = _links(pid)
         except PermissionError:
             self._deny(pid)
-            links = {}
+        except OSError:  # it has ended meanwhile; or too many open files
+            pass
         known = process.sockets
         for link in known.keys() - links.keys():
             del known[link]
@@ -241,18 +243,12 @@ def _ended(pidfd: int) -> bool:
 
 
 def _links(pid: int) -> dict[str, int]:
-    """What the descriptors of a process refer to, and the first one that does. Raises
-    PermissionError."""
+    """What the descriptors of a process refer to, and the first one that does. Raises OSError."""
     found: dict[str, int] = {}
-    try:
-        with os.scandir(f"/proc/{pid}/fd") as entries:
-            for entry in islice(entries, MAX_DESCRIPTORS):
-                with suppress(FileNotFoundError, ValueError):  # closed meanwhile
-                    found.setdefault(os.readlink(entry.path), int(entry.name))
-    except PermissionError:
-        raise
-    except OSError:  # it has ended meanwhile; or too many open files
-        pass
+    with os.scandir(f"/proc/{pid}/fd") as entries:
+        for entry in islice(entries, MAX_DESCRIPTORS):
+            with suppress(FileNotFoundError, ValueError):  # closed meanwhile
+                found.setdefault(os.readlink(entry.path), int(entry.name))
     return found
 
 

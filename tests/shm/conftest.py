@@ -26,11 +26,11 @@ TCP_CONGESTION = 13
 AT = offset("quiet", HEADER)
 
 
-def until(condition: Callable[[], object], rest_s: float = 0.002) -> None:
+def until(condition: Callable[[], object]) -> None:
     end = time.monotonic() + 20
     while not condition():
         assert time.monotonic() < end, "did not happen"
-        time.sleep(rest_s)
+        time.sleep(0.002)
 
 
 def registered(job: "Job") -> bool:

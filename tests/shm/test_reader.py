@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from flowslot_shm import slot_check
 from flowslot_shm.client import JobClient
 from flowslot_shm.layout import HEADER, MAGIC, SLOT, VERSION, Role, State, Transport, record_bytes
-from flowslot_shm.reader import MAX_BYTES, MAX_COUNT, Fault, RecordError, RecordReader
+from flowslot_shm.reader import RecordError, RecordReader
+from flowslot_shm.slot_check import MAX_BYTES, MAX_COUNT, Fault
 from flowslot_shm.writer import FlowWriter, Record
 
-from .conftest import CJob, Daemon, until
+from .conftest import CJob, Daemon
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 SLOTS = 4
@@ -79,18 +79,13 @@ def check_sane(slots: NDArray[np.void]) -> None:
 def check_stress(reader: RecordReader) -> None:
     """Snapshots of a flow whose writer keeps ready : posted : done at 3 : 2 : 1."""
     distinct = last = 0
-
-    def whole() -> bool:
-        nonlocal distinct, last
+    while distinct < 60:
         slot = reader.snapshot()[0]
         done = int(slot["done"])
         assert (slot["ready"], slot["posted"]) == (3 * done, 2 * done)
         assert done >= last
         distinct += done > last
         last = done
-        return distinct >= 60
-
-    until(whole, 0)
     assert not reader.faults.any()
 
 
@@ -110,12 +105,10 @@ def test_never_a_mix_from_a_c_process(stressed: RecordReader) -> None:
 
 def test_without_the_second_look_the_stress_would_show_a_mix(stressed: RecordReader) -> None:
     """The stress is strong enough: a reader that ignores seq does see mixes."""
-
-    def mixed() -> bool:
+    while True:
         slot = stressed._live[:1].copy().view(SLOT)[0, 0]
-        return bool((slot["ready"], slot["posted"]) != (3 * slot["done"], 2 * slot["done"]))
-
-    until(mixed, 0)
+        if (slot["ready"], slot["posted"]) != (3 * slot["done"], 2 * slot["done"]):
+            return
 
 
 def test_never_a_mix_from_a_python_thread() -> None:
@@ -205,13 +198,15 @@ def test_counters_do_not_fall_within_an_iteration(record: Record) -> None:
     put(record, 0, **flow, ready=9, posted=9, done=1)
     assert reader.snapshot()[0][["ready", "posted", "done"]].item() == (10, 9, 6)
     assert faults(reader)[0] == Fault.BACKWARD
-    for cookie, iteration, fault in (
-        (5, 4, 0),
-        (5, 2, Fault.BACKWARD),
-        (6, 2, 0),  # another socket: another flow
+    for cookie, iteration, ready, fault in (
+        (5, 4, 1, 0),
+        (5, 2, 1, Fault.BACKWARD),
+        (6, 2, 9, 0),  # another socket: another flow
+        (0, 2, 9, 0),
+        (0, 2, 1, 0),  # without a cookie it may be another one, too
     ):
-        put(record, 0, sock_cookie=cookie, iteration=iteration, ready=1, posted=0, done=0)
-        assert reader.snapshot()[0]["ready"] == 1
+        put(record, 0, sock_cookie=cookie, iteration=iteration, ready=ready, posted=0, done=0)
+        assert reader.snapshot()[0]["ready"] == ready
         assert faults(reader)[0] == fault
 
 
@@ -254,36 +249,21 @@ wild = st.fixed_dictionaries(
 )
 
 
-def take_nothing(*arguments: object) -> int:
-    """In place of slot_check.settle: all slots have to be looked at with care."""
-    *_, (_, _, verdicts) = arguments  # type: ignore[misc]
-    verdicts[:] = slot_check.STRANGE
-    return len(verdicts)
-
-
 @settings(max_examples=300, deadline=None)
 @given(st.lists(wild, min_size=2, max_size=12))
-def test_lies_keep_the_promises_and_what_is_taken_over_as_it_is_needs_no_repair(
-    lies: list[dict[str, object]],
-) -> None:
+def test_lies_keep_the_promises(lies: list[dict[str, object]]) -> None:
     record = Record(SLOTS)
     try:
-        quick, careful = RecordReader(record.fd), RecordReader(record.fd)
-        last = quick.snapshot()[0]
+        reader = RecordReader(record.fd)
+        last = reader.snapshot()[0]
         for lie in lies:
             put(record, 0, **lie)
-            slots = quick.snapshot()
+            slots = reader.snapshot()
             check_sane(slots)
             slot, keys = slots[0], ("sock_cookie", "iteration")
             if slot["sock_cookie"] and all(slot[key] == last[key] for key in keys):
                 assert all(slot[n] >= last[n] for n in ("ready", "posted", "done"))
             last = slot
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(slot_check, "settle", take_nothing)
-                careful.look()
-            assert (quick.good == careful.good).all()
-            assert (quick.faults == careful.faults).all()
-            assert quick.opened == careful.opened
     finally:
         record.close()
 
@@ -348,6 +328,7 @@ def test_opened_changes_when_a_flow_comes_or_goes(record: Record) -> None:
     reader = RecordReader(record.fd)
     for fields, news in (
         ({}, 0),
+        ({"ready": 10}, 1),
         ({"sock_cookie": 7, "ready": 10}, 1),
         ({"sock_cookie": 7, "ready": 11}, 0),  # progress is no new flow
         ({"sock_cookie": 9, "posted": 5, "ready": 4}, 1),

@@ -105,7 +105,9 @@ class RecordReader:
         if not slot_check.settle(self._live, words, self._kept, self._seen, self.faults, found):
             return
         for i in np.flatnonzero(verdicts == slot_check.TORN).tolist():
-            if self._read_again(int(at[i]), seqs[i : i + 1], words[i]):
+            slot = int(at[i])
+            if self._read_again(slot, seqs[i : i + 1], words[i]):
+                self.faults[slot] |= slot_check.repair(words, i, self._kept, slot)
                 verdicts[i] = slot_check.STRANGE
         self.torn = at[verdicts == slot_check.TORN]
         strange = verdicts == slot_check.STRANGE
@@ -117,8 +119,6 @@ class RecordReader:
     ) -> None:
         """Take over what may be another flow now."""
         last = self._kept[at]
-        for i, slot in enumerate(at.tolist()):
-            self.faults[slot] |= slot_check.repair(words, i, self._kept, slot)
         self.faults[at] |= _repair_identity(words)
         moved_in = (words[:, _COOKIE] != last[:, _COOKIE]) | (words.any(axis=1) != last.any(axis=1))
         self.opened += bool(moved_in.any())

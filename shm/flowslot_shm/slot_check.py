@@ -70,9 +70,9 @@ def settle(  # noqa: PLR0917
     """Take over the slots that were copied whole, and hold the same flows as before.
 
     `found`: slots of `live` with the sequence numbers they had before they were copied to `words`,
-    int64[n, 32], and room for a verdict on each. TAKEN: now in `good`, repaired, and in `seen`;
-    `faults`, int64[S], has new bits. TORN: changed while it was copied. STRANGE: a flow came or
-    went, or is not known by a cookie. Returns how many are not TAKEN.
+    int64[n, 32], and room for a verdict on each. TAKEN: now in `good` and `seen`. STRANGE: a flow
+    came or went, or is not known by a cookie. TORN: changed while it was copied. All but these are
+    repaired, and `faults`, int64[S], has new bits. Returns how many are not TAKEN.
     """
     at, seqs, verdicts = found
     left = 0
@@ -81,10 +81,11 @@ def settle(  # noqa: PLR0917
         verdict = _taken
         if seqs[i] & 1 or (live[s, 0] & 0xFFFFFFFF) != seqs[i]:
             verdict = _torn
-        elif not is_same(words, i, good, s):
-            verdict = _strange
-        if verdict == _taken:
+        else:
+            if not is_same(words, i, good, s):
+                verdict = _strange
             faults[s] |= repair(words, i, good, s)
+        if verdict == _taken:
             good[s, :] = words[i, :]
             seen[s] = seqs[i]
         else:

@@ -21,8 +21,8 @@ from flowslotd.observe.passive.service import PassiveSources
 from flowslotd.observe.passive.shadow import Found
 
 PROGRAM = Path(__file__).with_name("unpatched.py")
-HERE, THERE = "127.0.0.1", "127.0.0.2"
-"""This host, and another one: both on loopback."""
+HERE, THERE = (f"127.{os.getpid() % 250 + 1}.{os.getpid() // 250 % 250}.{n}" for n in (1, 2))
+"""This host, and another one: both on loopback, and apart from those of other test runs."""
 SCHEDULER_PORT = 9
 SIZE = 300_000
 
@@ -30,7 +30,7 @@ SIZE = 300_000
 def node(role: str = "worker", port: int = SCHEDULER_PORT, **more: str) -> dict[str, str]:
     """The environment of a node of ps-lite."""
     root = {"DMLC_PS_ROOT_URI": "10.0.0.9", "DMLC_PS_ROOT_PORT": str(port)}
-    return os.environ | root | {"DMLC_ROLE": role} | more
+    return os.environ | root | {"DMLC_ROLE": role, "FROM": HERE} | more
 
 
 class Sink:

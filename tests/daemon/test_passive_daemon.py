@@ -30,13 +30,11 @@ def hosts():
 class Job(Unpatched):
     """On h1, sending to h2."""
 
-    def __init__(self, hosts, **environment):
+    def __init__(self, hosts):
         receiver = hosts.start(2, sys.executable, TRAINING, "receive", PORT, stdout=subprocess.PIPE)
         assert receiver.stdout.readline() == "ready\n"
         enter = ("nsenter", f"--net=/run/netns/{hosts.names[0]}")
-        super().__init__(
-            hosts.stack, FLOWS, "10.78.0.2", PORT, prefix=enter, env=node(**environment)
-        )
+        super().__init__(hosts.stack, FLOWS, "10.78.0.2", PORT, prefix=enter, env=node(FROM=""))
 
     def until(self, check):
         def train_and_check():

@@ -51,6 +51,7 @@ def test_more_processes_of_a_user_than_are_looked_at(
     monkeypatch.setattr(finder, "MAX_PER_USER", 2)
     port = Sink(stack).port
     workers = [Unpatched(stack, 1, THERE, port) for _ in range(4)]
+    monkeypatch.setattr(finder, "_pids", lambda: {worker.pid for worker in workers})
     one = make_finder(stack)
     settle(lambda: len(found(one, *workers)) == 2)
     assert found(one).keys() < {worker.pid for worker in workers}

@@ -3,8 +3,8 @@
 
     python unpatched.py FLOWS ADDRESS PORT [ADDRESS PORT...]
 
-So many connections to each address. Does what its standard input says, line by line, and then
-prints `done` and the time (monotonic ns, before it did it):
+So many connections to each address, from $FROM if that is set. Does what its standard input says,
+line by line, and then prints `done` and the time (monotonic ns, before it did it):
 
     send BYTES        on each connection, and waits until all is acknowledged
     begin BYTES       the same, but does not wait
@@ -59,7 +59,8 @@ def do(what: str, argument: str, socks: list[socket.socket], kept: list[object])
 
 def main(flows: int, ends: list[tuple[str, int]]) -> None:
     """Until standard input ends."""
-    socks = [socket.create_connection(end) for end in ends for _ in range(flows)]
+    here = (os.environ["FROM"], 0) if os.environ.get("FROM") else None
+    socks = [socket.create_connection(end, None, here) for end in ends for _ in range(flows)]
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     print("ready", os.getpid(), flush=True)

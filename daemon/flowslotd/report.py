@@ -66,7 +66,7 @@ def status(daemon: Daemon) -> Json:
             "registered": len(records),
             "refused": daemon.registration.refused,
             "faulty_slots": sum(int((r.reader.faults != 0).sum()) for r in records.values()),
-            "torn_slots": sum(int((r.reader.torn != 0).sum()) for r in records.values()),
+            "torn_slots": sum(r.reader.torn.size for r in records.values()),
         },
         "unpatched": {
             "watching": daemon.passive.watching,

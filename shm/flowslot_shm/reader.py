@@ -9,9 +9,7 @@ import fcntl
 import mmap
 import os
 from contextlib import suppress
-from enum import IntFlag
 from socket import AF_INET, AF_INET6
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,13 +23,12 @@ from flowslot_shm.layout import (
     VERSION,
     Quiet,
     Role,
-    State,
     Transport,
     fence,
     offset,
     record_bytes,
 )
-from flowslot_shm.slot_check import MAX_BYTES, MAX_COUNT
+from flowslot_shm.slot_check import Fault
 
 _RETRIES = 8
 _SEALS = {
@@ -42,10 +39,7 @@ _SEALS = {
 _WORDS = SLOT.itemsize // 8
 _JOB = slice(offset("job"), offset("rank"))  # bytes of a slot; the others are 64-bit words
 _COOKIE = offset("sock_cookie") // 8
-_IDENTITY = slice(offset("family") // 8, offset("iteration") // 8)
-_COUNTS = slice(offset("ready") // 8, offset("iteration_total") // 8)
-_NUMBERS = slice(offset("iteration") // 8, offset("reserved") // 8)
-_BOUNDS = np.array([MAX_COUNT, *[MAX_BYTES] * 4, MAX_COUNT, MAX_COUNT], np.uint64)
+_NONE: NDArray[np.intp] = np.zeros(0, np.intp)
 
 
 class RecordError(ValueError):
@@ -57,24 +51,13 @@ class RecordError(ValueError):
         self.problem = problem
 
 
-class Fault(IntFlag):
-    """What had to be repaired in a slot."""
-
-    STATE = 1  # unknown state, role, address family or transport
-    RANGE = 2  # a number beyond its bound
-    ORDER = 4  # not done <= posted <= ready <= iteration_total, or updated before it began
-    BACKWARD = 8  # a counter fell, or the iteration did
-    TEXT = 16  # a job name with other than visible ASCII characters
-
-
 class RecordReader:
     """A read-only view of one record.
 
     `good`, uint64[slots, 32]: the slots as they were last read, sound, for reading only.
     `opened` changes whenever a flow opens or closes.
-    `torn`, uint32[slots]: consecutive snapshots that could not read the slot (forever odd: its
-    writer died in the middle). `faults`, uint32[slots]: Fault bits seen so far. `fault_count`,
-    uint64[slots]: snapshots in which something was repaired.
+    `torn`: slots that the last look could not read (forever odd: the writer died in the middle), so
+    that another one is due. `faults`, int64[slots]: Fault bits seen so far.
     """
 
     def __init__(self, fd: int, max_slots: int = MAX_SLOTS) -> None:
@@ -88,31 +71,22 @@ class RecordReader:
         self._quiet: Quiet | None = None  # as last written
         header = np.frombuffer(self._map, HEADER, 1)[0]
         self.pid = int(header["pid"])
-        self.start_ns = int(header["start_ns"])
         self._live = np.frombuffer(self._map, np.int64, offset=HEADER.itemsize).reshape(-1, _WORDS)
         self._live_seq = self._live.view(np.uint32)[:, 0]
-        self._bytes = memoryview(self._map)
         self.good = np.zeros(self._live.shape, np.uint64)
         self._kept = self.good.view(np.int64)
         self.opened = 0
         self._seen = np.zeros(self.slots, np.int64)  # sequence numbers of `good`
         self._at = np.zeros(self.slots, np.intp)
         self._seqs, self._verdicts = np.zeros((2, self.slots), np.int64)
-        self.torn = np.zeros(self.slots, np.uint32)
-        self._any_torn = False
-        self.faults = np.zeros(self.slots, np.uint32)
-        self.fault_count = np.zeros(self.slots, np.uint64)
-
-    @property
-    def is_torn(self) -> bool:
-        """The last look could not read some slot: another one is due."""
-        return self._any_torn
+        self.torn = _NONE
+        self.faults = np.zeros(self.slots, np.int64)
 
     def snapshot(self) -> NDArray[np.void]:
         """A copy of all slots as SLOT[slots], each consistent and within bounds; never raises.
 
         A slot that is being written keeps its last good value (FREE, all zero, before the first),
-        and one whose content was wrong is repaired: see `torn`, `faults` and `fault_count`.
+        and one whose content was wrong is repaired: see `torn` and `faults`.
         """
         self.look()
         return self.good.copy().view(SLOT)[:, 0]
@@ -120,36 +94,35 @@ class RecordReader:
     def look(self) -> None:
         """Bring `good` up to date; never raises. Only what was written since is copied."""
         n = slot_check.changed(self._live, self._seen, self._at, self._seqs)
+        self.torn = _NONE
         if not n:
-            self._count_torn(self._at[:0])
             return
         at, seqs, verdicts = self._at[:n], self._seqs[:n], self._verdicts[:n]
         fence()
         words = self._live[at]
         fence()
-        if not slot_check.settle(self._live, words, self._kept, self._seen, (at, seqs, verdicts)):
-            self._count_torn(at[:0])
+        found = (at, seqs, verdicts)
+        if not slot_check.settle(self._live, words, self._kept, self._seen, self.faults, found):
             return
         for i in np.flatnonzero(verdicts == slot_check.TORN).tolist():
-            if self._read_again(int(at[i]), seqs[i : i + 1], words[i]):
+            slot = int(at[i])
+            if self._read_again(slot, seqs[i : i + 1], words[i]):
+                self.faults[slot] |= slot_check.repair(words, i, self._kept, slot)
                 verdicts[i] = slot_check.STRANGE
-        self._count_torn(at[verdicts == slot_check.TORN])
+        self.torn = at[verdicts == slot_check.TORN]
         strange = verdicts == slot_check.STRANGE
         if strange.any():
-            self._accept(at[strange], seqs[strange], words[strange].view(np.uint64))
+            self._accept(at[strange], seqs[strange], words[strange])
 
     def _accept(
-        self, at: NDArray[np.intp], seqs: NDArray[np.int64], words: NDArray[np.uint64]
+        self, at: NDArray[np.intp], seqs: NDArray[np.int64], words: NDArray[np.int64]
     ) -> None:
-        """Take over what has to be repaired first, or whose flow is another one now."""
-        last = self.good[at]
-        bits = _repair(words, last)
-        if bits.any():
-            self.faults[at] |= bits
-            self.fault_count[at] += bits != 0
+        """Take over what may be another flow now."""
+        last = self._kept[at]
+        self.faults[at] |= _repair_identity(words)
         moved_in = (words[:, _COOKIE] != last[:, _COOKIE]) | (words.any(axis=1) != last.any(axis=1))
         self.opened += bool(moved_in.any())
-        self.good[at] = words
+        self._kept[at] = words
         self._seen[at] = seqs
 
     def set_quiet(self, quiet: Quiet) -> None:
@@ -166,7 +139,6 @@ class RecordReader:
     def close(self) -> None:
         """Unmap the record; later snapshots show all slots free, and set_quiet does nothing."""
         self._quiet_word = None  # unmapped with its only user
-        self._bytes.release()
         self._live = np.zeros_like(self._live)
         self._live_seq = self._live.view(np.uint32)[:, 0]
         self._seen[:] = 0
@@ -175,25 +147,16 @@ class RecordReader:
         with suppress(BufferError):  # still in use by a snapshot: unmapped with its last user
             self._map.close()
 
-    def _count_torn(self, slots: NDArray[np.intp]) -> None:
-        if slots.size or self._any_torn:
-            again = self.torn[slots] + np.uint32(1)
-            self.torn[:] = 0
-            self.torn[slots] = again
-            self._any_torn = bool(slots.size)
-
     def _read_again(self, slot: int, seq: NDArray[np.int64], words: NDArray[np.int64]) -> bool:
         """Retry one slot alone, whose short window a busy writer hits less often."""
-        start = HEADER.itemsize + slot * SLOT.itemsize
         for _ in range(_RETRIES):
             before = self._live_seq[slot]
             if before & 1:
                 continue
             fence()
-            copy = bytes(self._bytes[start : start + SLOT.itemsize])
+            words[:] = self._live[slot]
             fence()
             if before == self._live_seq[slot]:
-                words[:] = np.frombuffer(copy, np.int64)
                 seq[0] = before
                 return True
         return False
@@ -245,68 +208,18 @@ def _check(fd: int, max_slots: int) -> int:
     return slots
 
 
-def _repair(words: NDArray[np.uint64], last: NDArray[np.uint64]) -> NDArray[np.uint32]:
-    """Force `words` (n slots x 32 words, in place) into bounds; returns n Fault sets.
-
-    `last` holds the last good value of the same slots.
-    """
-    new, old = words.view(SLOT)[:, 0], last.view(SLOT)[:, 0]
-    bits = np.zeros(len(words), np.uint32)
-    _force(new, "state", np.where(new["state"] > max(State), 0, new["state"]), bits, Fault.STATE)
-
-    changed = (words[:, _IDENTITY] != last[:, _IDENTITY]).any(axis=1) | (new["role"] != old["role"])
-    rows = np.flatnonzero(changed)
-    if rows.size:  # seldom: when a flow opens
-        picked = words[rows]
-        bits[rows] |= _repair_identity(picked)
-        words[rows] = picked
-
-    numbers = words[:, _NUMBERS]
-    over = (numbers > _BOUNDS).any(axis=1)
-    if over.any():
-        np.minimum(numbers, _BOUNDS, out=numbers)
-        bits[over] |= np.uint32(Fault.RANGE)
-    # The same socket, that is: a slot without a cookie may have a new flow since we last looked.
-    same = (new["sock_cookie"] == old["sock_cookie"]) & (new["sock_cookie"] != 0)
-    bits[same & (new["iteration"] < old["iteration"])] |= np.uint32(Fault.BACKWARD)
-    same &= new["iteration"] == old["iteration"]
-    fell = same & (words[:, _COUNTS] < last[:, _COUNTS]).any(axis=1)
-    if fell.any():
-        words[fell, _COUNTS] = np.maximum(words[fell, _COUNTS], last[fell, _COUNTS])
-        bits[fell] |= np.uint32(Fault.BACKWARD)
-    _force(new, "ready", np.maximum(new["ready"], new["posted"]), bits, Fault.ORDER)
-    _force(new, "done", np.minimum(new["done"], new["posted"]), bits, Fault.ORDER)
-    total = np.maximum(new["iteration_total"], new["ready"]) * (new["iteration_total"] != 0)
-    _force(new, "iteration_total", total, bits, Fault.ORDER)
-    start = np.minimum(new["t_iteration_start_ns"], new["t_update_ns"])
-    _force(new, "t_iteration_start_ns", start, bits, Fault.ORDER)
-    # What a closed flow left behind is nobody's business.
-    free = new["state"] == State.FREE
-    words[free] = 0
-    bits[free] &= np.uint32(Fault.STATE)
-    return bits
-
-
-def _force(
-    slots: NDArray[np.void], name: str, right: NDArray[Any], bits: NDArray[np.uint32], fault: Fault
-) -> None:
-    """Set a field to what is right, and `fault` in the bits of the slots where it was not."""
-    wrong = slots[name] != right
-    if wrong.any():
-        slots[name] = right
-        bits[wrong] |= np.uint32(fault)
-
-
-def _repair_identity(words: NDArray[np.uint64]) -> NDArray[np.uint32]:
-    """The part of `_repair` that concerns what does not change while a flow is open."""
+def _repair_identity(words: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Make sound, in place, what does not change while a flow is open; returns n Fault sets."""
     slots = words.view(SLOT)[:, 0]
-    bits = np.zeros(len(words), np.uint32)
-    for name, top in (("role", max(Role)), ("transport", max(Transport))):
-        known = np.where(slots[name] > top, 0, slots[name])
-        _force(slots, name, known, bits, Fault.STATE)
-    family = np.where(np.isin(slots["family"], (AF_INET, AF_INET6)), slots["family"], 0)
-    _force(slots, "family", family, bits, Fault.STATE)
-    _force(slots, "fd", np.maximum(slots["fd"], -1), bits, Fault.RANGE)
+    bits = np.zeros(len(words), np.int64)
+    for name, known, else_, fault in (
+        ("role", slots["role"] <= max(Role), Role.UNKNOWN, Fault.STATE),
+        ("transport", slots["transport"] <= max(Transport), Transport.UNKNOWN, Fault.STATE),
+        ("family", np.isin(slots["family"], (0, AF_INET, AF_INET6)), 0, Fault.STATE),
+        ("fd", slots["fd"] >= -1, -1, Fault.RANGE),
+    ):
+        slots[name][~known] = else_
+        bits[~known] |= fault
     # The job's name: ended after 31 characters, '_' for what is not visible ASCII.
     text = words.view(np.uint8)[:, _JOB]
     unended = text[:, -1] != 0
@@ -315,5 +228,5 @@ def _repair_identity(words: NDArray[np.uint64]) -> NDArray[np.uint32]:
     strange = ~ended & ((text < 0x21) | (text > 0x7E))
     text[ended] = 0
     text[strange] = ord("_")
-    bits[strange.any(axis=1) | unended] |= np.uint32(Fault.TEXT)
+    bits[strange.any(axis=1) | unended] |= Fault.TEXT
     return bits

@@ -126,6 +126,33 @@ def make_job() -> Iterator[Callable[..., Job]]:
 
 
 @pytest.fixture
+def job(make_job: Callable[..., Job]) -> Job:
+    return make_job()
+
+
+@pytest.fixture
+def flow(job: Job) -> FlowWriter:
+    """Flow 7, in the job's first slot."""
+    return job.flow(0, cookie=7)
+
+
+@pytest.fixture
+def seen(topology: Topology) -> Any:
+    """See seen.py, which is found only from here on."""
+    from seen import Seen
+
+    return Seen(topology)
+
+
+@pytest.fixture
+def room(topology: Topology, make_job: Callable[..., Job]) -> Any:
+    """See suppressed.py."""
+    from suppressed import Room
+
+    return Room(topology, make_job)
+
+
+@pytest.fixture
 def write(tmp_path):
     def write(text, topology=TOPOLOGY):
         (tmp_path / "topology.toml").write_text(topology)
@@ -133,6 +160,12 @@ def write(tmp_path):
         return tmp_path / "flowslotd.toml"
 
     return write
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Of a socket where jobs register."""
+    return tmp_path / "register.sock"
 
 
 @pytest.fixture

@@ -4,28 +4,25 @@
 import asyncio
 import os
 import socket
-import struct
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from flowslot_shm.layout import Message, State
 from flowslotd import sockets
 from flowslotd.flows.flow_info import Source
-from flowslotd.observe.passive import watcher
 from flowslotd.observe.passive.finder import Finder
 from flowslotd.observe.passive.service import PassiveSources
+from flowslotd.observe.passive.shadow import Found
 
 PROGRAM = Path(__file__).with_name("unpatched.py")
-HERE, THERE = "127.0.0.1", "127.0.0.2"
-"""This host, and another one: both on loopback."""
+HERE, THERE = (f"127.{os.getpid() % 250 + 1}.{os.getpid() // 250 % 250}.{n}" for n in (1, 2))
+"""This host, and another one: both on loopback, and apart from those of other test runs."""
 SCHEDULER_PORT = 9
 SIZE = 300_000
 
@@ -33,19 +30,15 @@ SIZE = 300_000
 def node(role: str = "worker", port: int = SCHEDULER_PORT, **more: str) -> dict[str, str]:
     """The environment of a node of ps-lite."""
     root = {"DMLC_PS_ROOT_URI": "10.0.0.9", "DMLC_PS_ROOT_PORT": str(port)}
-    return os.environ | root | {"DMLC_ROLE": role} | more
+    return os.environ | root | {"DMLC_ROLE": role, "FROM": HERE} | more
 
 
 class Sink:
-    """Accepts connections on THERE and reads them to their ends. `ended`: how many have. `reset`
-    ends all connections at once."""
+    """Accepts connections and reads them to their ends. `ended`: how many have."""
 
-    def __init__(self, stack: ExitStack, port: int = 0) -> None:
+    def __init__(self, stack: ExitStack, address: str = THERE) -> None:
         self.ended = 0
-        self._reading, self._resting = threading.Event(), threading.Event()
-        self._reading.set()
-        self._peers: list[socket.socket] = []
-        self._listener = socket.create_server((THERE, port))
+        self._listener = socket.create_server((address, 0))
         self.port = self._listener.getsockname()[1]
         stack.callback(self._listener.shutdown, socket.SHUT_RDWR)
         threading.Thread(target=self._accept, daemon=True).start()
@@ -54,30 +47,13 @@ class Sink:
         with self._listener, suppress(OSError):
             while True:
                 peer, _ = self._listener.accept()
-                self._peers.append(peer)
                 threading.Thread(target=self._drain, args=(peer,), daemon=True).start()
 
     def _drain(self, peer: socket.socket) -> None:
         with peer, suppress(OSError):
             while peer.recv(1 << 20):
-                if not self._reading.is_set():
-                    self._resting.set()
-                    self._reading.wait()
+                pass
         self.ended += 1
-
-    def rest(self, only: "Unpatched") -> None:
-        """Read nothing more from this one, whose single connection is all there is. What is read
-        after its buffers were filled could be all that it had left to send."""
-        self._reading.clear()
-        only.do("send 1")
-        assert self._resting.wait(20)
-
-    def reset(self) -> None:
-        for peer in self._peers:
-            with suppress(OSError):
-                peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("=ii", 1, 0))
-                peer.close()
-        self._reading.set()
 
 
 class Unpatched:
@@ -190,41 +166,47 @@ def until_found(watching: Watching, *processes: Unpatched, connections: int) -> 
     return found
 
 
-def congestion_controls(pid: int, slots: list[Any]) -> set[bytes]:
+def asked(
+    pid: int, ends: Iterable[tuple[int, int | None]], ask: Callable[[socket.socket], Any]
+) -> set[Any]:
+    """What sockets of a process, (descriptor, cookie) each, say."""
     pidfd = os.pidfd_open(pid)
     try:
-        found = set()
-        for slot in slots:
-            with sockets.borrow(pidfd, int(slot["fd"]), int(slot["sock_cookie"])) as sock:
-                found.add(sock.getsockopt(6, 13, 16).split(b"\0")[0])
-        return found
+        answers = set()
+        for fd, cookie in ends:
+            with sockets.borrow(pidfd, fd, cookie) as sock:
+                answers.add(ask(sock))
+        return answers
     finally:
         os.close(pidfd)
 
 
-class Looks:
-    """Counts looks at processes, which come more often meanwhile."""
+def congestion_control(sock: socket.socket) -> str:
+    return sock.getsockopt(6, 13, 16).split(b"\0")[0].decode()
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._count = 0
-        look = Finder.look
 
-        def counted(finder: Finder) -> Any:
-            found = look(finder)
-            self._count += 1
-            return found
+def congestion_controls(pid: int, slots: list[Any]) -> set[str]:
+    ends = [(int(slot["fd"]), int(slot["sock_cookie"])) for slot in slots]
+    return asked(pid, ends, congestion_control)
 
-        monkeypatch.setattr(Finder, "look", counted)
-        monkeypatch.setattr(watcher, "LOOK_S", 0.05)
 
-    def more(self, watching: Watching, *processes: Unpatched, connections: int) -> None:
-        """While these go on, several looks find these connections and no further ones."""
-        end = self._count + 8
+def stays(watching: Watching, *processes: Unpatched, connections: int) -> None:
+    """While these go on, several looks find these connections and no further ones."""
+    end = time.monotonic() + 0.5
+    while time.monotonic() < end:
+        for process in processes:
+            process.do(f"send {SIZE}")
+        assert len(watching.slots()) == connections
 
-        def over() -> bool:
-            for process in processes:
-                process.do(f"send {SIZE}")
-            assert len(watching.slots()) == connections
-            return self._count >= end
 
-        settle(over)
+def make_finder(stack: ExitStack) -> Finder:
+    made = Finder([HERE])
+    stack.callback(made.close)
+    return made
+
+
+def found(one: Finder, *processes: Unpatched) -> dict[int, Found]:
+    """What one more look finds of these and others, by process; they have sent something before."""
+    for process in processes:
+        process.do(f"send {SIZE}")
+    return {each.pid: each for each in one.look()}

@@ -4,7 +4,6 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import slots as plain
 from seen import at
 
@@ -12,7 +11,6 @@ from flowslot.model.topology import Topology
 from flowslot.model.units import Nanos
 from flowslot.protocol.grants import Granted
 from flowslot.protocol.messages import Demand
-from flowslot_shm.layout import HEADER, Quiet
 from flowslotd.observe.observer import RARE_SLOTS
 
 MB = 1_000_000
@@ -25,17 +23,16 @@ def granted(flow: int, standing: bool) -> Granted:
 
 def word(job: Any) -> int:
     """`quiet` in the job's record."""
-    header = bytes(job.record._map[: HEADER.itemsize])
-    return int(np.frombuffer(header, HEADER)[0]["quiet"])
+    quiet: int = job.record.quiet
+    return quiet
 
 
 class Watched:
-    """A reader that counts how often it is looked into, and what the job is told."""
+    """A reader that counts how often it is looked into."""
 
     def __init__(self, reader: Any) -> None:
         self._reader = reader
         self.looks = 0
-        self.told: list[Quiet] = []
 
     def look(self) -> None:
         self.looks += 1
@@ -43,10 +40,6 @@ class Watched:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._reader, name)
-
-    def set_quiet(self, quiet: Quiet) -> None:
-        self.told.append(quiet)
-        self._reader.set_quiet(quiet)
 
 
 class Office(plain.Desk):

@@ -208,17 +208,18 @@ def test_slots_of_a_record_are_judged_in_the_same_way(seed: int) -> None:
     good[:, offset("sock_cookie") // 8] = rng.integers(0, 3, n)
     live = good.copy()
     live[:, 0] += rng.integers(0, 3, n)
-    for _ in range(n):  # some of them in a way that cannot be
-        live[rng.integers(0, n), rng.integers(1, 32)] += rng.integers(-(2**40), 2**60)
+    for _ in range(2 * n):  # some of them in a way that cannot be
+        at_word = rng.integers(1, 32) if rng.integers(0, 2) else rng.integers(13, 20)
+        live[rng.integers(0, n), at_word] += rng.integers(-(2**40), 2**60)
     results = []
     for loops, _ in both(slot_check):
-        words, taken, seen = live.copy(), good.copy(), good[:, 0] & 0xFFFFFFFF
+        taken, seen, faults = good.copy(), good[:, 0] & 0xFFFFFFFF, np.zeros(n, np.int64)
         at, seqs, verdicts = np.zeros(n, np.intp), np.zeros(n, np.int64), np.zeros(n, np.int64)
         count = loops.changed(live, seen, at, seqs)
         torn = live.copy()
         torn[at[: count // 2], 0] += 1
         found = (at[:count], seqs[:count], verdicts[:count])
-        left = loops.settle(torn, words[at[:count]], taken, seen, found)
-        results.append((count, left, at, seqs, verdicts, taken, seen))
+        left = loops.settle(torn, live[at[:count]], taken, seen, faults, found)
+        results.append((count, left, at, seqs, verdicts, taken, seen, faults))
     for compiled, interpreted in zip(*results, strict=True):
         np.testing.assert_array_equal(compiled, interpreted)

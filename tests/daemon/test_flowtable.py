@@ -3,7 +3,6 @@
 
 import numpy as np
 import pytest
-from seen import Seen
 from slots import Setup, at_once, slot_start, start
 
 from flowslot.protocol.grants import Granted
@@ -11,11 +10,6 @@ from flowslot_shm.layout import SLOT, Role
 from flowslotd.flows.rows import FREE
 
 from .conftest import ELSEWHERE
-
-
-@pytest.fixture
-def seen(topology):
-    return Seen(topology)
 
 
 def test_a_row_is_its_flows_for_life_and_blank_for_the_next_one(seen, make_job):
@@ -46,9 +40,7 @@ def test_a_row_is_its_flows_for_life_and_blank_for_the_next_one(seen, make_job):
     assert len(table.rows) == 0
 
 
-def test_a_flow_that_comes_and_goes_between_two_passes_is_nobodys_news(seen, make_job):
-    job = make_job()
-    job.flow(0, cookie=7)
+def test_a_flow_that_comes_and_goes_between_two_passes_is_nobodys_news(seen, job, flow):
     job.flow(1, cookie=8)
     seen.look(0, job)
     seen.observer.closed(7)
@@ -56,8 +48,7 @@ def test_a_flow_that_comes_and_goes_between_two_passes_is_nobodys_news(seen, mak
     assert seen.table.take_gone() == []
 
 
-def test_unmapped_flows_are_observed(seen, make_job):
-    job = make_job()
+def test_unmapped_flows_are_observed(seen, job):
     flow = job.flow(0, cookie=7, dst="192.0.2.9")
     start(flow, 1, 100)
     seen.look(0, job)
@@ -76,8 +67,7 @@ def test_share_divides_the_bottleneck_among_a_jobs_flows_there(seen, make_job, t
     assert seen.table.rows["own_share"] == pytest.approx([bottleneck / 4] * 4 + [bottleneck])
 
 
-def test_others_may_wait_for_what_goes_to_other_hosts_in_a_known_role_and_rank(seen, make_job):
-    job = make_job()
+def test_others_may_wait_for_what_goes_to_other_hosts_in_a_known_role_and_rank(seen, job):
     flows = [
         job.flow(0, cookie=7),
         job.flow(1, cookie=8, role=Role.UNKNOWN),

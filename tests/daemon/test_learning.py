@@ -3,7 +3,7 @@
 
 import numpy as np
 import pytest
-from seen import MS, Seen, at
+from seen import MS, at
 from slots import Desk, start
 
 from flowslotd.negotiate.aggregates import Aggregates
@@ -11,14 +11,7 @@ from flowslotd.negotiate.aggregates import Aggregates
 SIZE, HEADERS = 1_000_000, 4_000
 
 
-@pytest.fixture
-def seen(topology):
-    return Seen(topology)
-
-
-def test_remaining_is_the_total_minus_what_the_kernel_saw_acknowledged(seen, make_job):
-    job = make_job()
-    flow = job.flow(0, cookie=7)
+def test_remaining_is_the_total_minus_what_the_kernel_saw_acknowledged(seen, job, flow):
     seen.look(0, job, c7=500)  # a handshake of the job's own, before the first iteration
     start(flow, 1, 1_000_000)
     flow.posted(800_000)
@@ -29,9 +22,7 @@ def test_remaining_is_the_total_minus_what_the_kernel_saw_acknowledged(seen, mak
     assert seen.observer.take_watches() == []
 
 
-def test_without_a_kernel_counter_the_record_is_believed(seen, make_job):
-    job = make_job()
-    flow = job.flow(0, cookie=7)
+def test_without_a_kernel_counter_the_record_is_believed(seen, job, flow):
     start(flow, 1, 1000)
     flow.done(400)
     seen.look(0, job)
@@ -39,9 +30,7 @@ def test_without_a_kernel_counter_the_record_is_believed(seen, make_job):
     assert seen.observer.take_watches() == []
 
 
-def test_a_phase_lasts_until_everything_is_acknowledged(seen, make_job):
-    job = make_job()
-    flow = job.flow(0, cookie=7)
+def test_a_phase_lasts_until_everything_is_acknowledged(seen, job, flow):
     seen.look(0, job, c7=0)
     start(flow, 1, 1000)
     flow.posted(1000)  # all of it is in the socket's buffer, and the job computes again
@@ -51,10 +40,8 @@ def test_a_phase_lasts_until_everything_is_acknowledged(seen, make_job):
     assert seen["active"] == [False]
 
 
-def test_a_flow_met_in_mid_iteration_ends_its_phase_when_the_record_says_so(seen, make_job):
+def test_a_flow_met_in_mid_iteration_ends_its_phase_when_the_record_says_so(seen, job, flow):
     """The record lags behind the kernel: where the iteration began is only known from above."""
-    job = make_job()
-    flow = job.flow(0, cookie=7)
     start(flow, 1, 1000)
     flow.posted(800)
     flow.done(300)
@@ -69,10 +56,8 @@ def test_a_flow_met_in_mid_iteration_ends_its_phase_when_the_record_says_so(seen
     assert seen["active"] == [False]
 
 
-def test_bytes_that_are_not_reported_do_not_add_up(seen, make_job):
+def test_bytes_that_are_not_reported_do_not_add_up(seen, job, flow):
     """Libraries send headers beside the payload: 10 bytes per iteration here."""
-    job = make_job()
-    flow = job.flow(0, cookie=7)
     sent = 0
     seen.look(0, job, c7=0)
     for i in range(1, 200):
@@ -85,9 +70,7 @@ def test_bytes_that_are_not_reported_do_not_add_up(seen, make_job):
         assert seen["remaining"] == [0]
 
 
-def test_an_iteration_may_begin_before_the_last_one_is_acknowledged(seen, make_job):
-    job = make_job()
-    flow = job.flow(0, cookie=7)
+def test_an_iteration_may_begin_before_the_last_one_is_acknowledged(seen, job, flow):
     seen.look(0, job, c7=0)
     start(flow, 1, 1000)
     seen.look(1, job, c7=600)
@@ -99,9 +82,7 @@ def test_an_iteration_may_begin_before_the_last_one_is_acknowledged(seen, make_j
     assert 400 <= seen["remaining"][0] <= 600
 
 
-def test_skipped_iterations_count_as_several(seen, make_job):
-    job = make_job()
-    flow = job.flow(0, cookie=7)
+def test_skipped_iterations_count_as_several(seen, job, flow):
     for i, ms in ((1, 0), (2, 100), (5, 400)):
         start(flow, i, 1000)
         seen.look(ms, job)
@@ -147,8 +128,8 @@ class Run:
 
 
 @pytest.fixture
-def run(seen, make_job):
-    return Run(seen, make_job())
+def run(seen, job):
+    return Run(seen, job)
 
 
 def test_what_two_iterations_sent_besides_belongs_to_the_end_of_the_next(run):

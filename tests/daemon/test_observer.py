@@ -15,21 +15,13 @@ from flowslotd.observe.observer import Ended
 from .conftest import ELSEWHERE, TOPOLOGY
 
 
-@pytest.fixture
-def seen(topology):
-    return Seen(topology)
-
-
-def test_a_flow_appears_with_its_path(seen, make_job, topology):
-    job = make_job()
-    job.flow(0, cookie=7)
+def test_a_flow_appears_with_its_path(seen, job, flow, topology):
     seen.look(0, job)
     assert seen.flows == [7]
     assert seen.table.infos[0].path == topology.path("10.78.0.1", "10.78.0.2")
 
 
-def test_a_slot_that_is_freed_and_a_job_that_leaves_take_their_flows_along(seen, make_job):
-    job = make_job()
+def test_a_slot_that_is_freed_and_a_job_that_leaves_take_their_flows_along(seen, job):
     flows = [job.flow(i, cookie=7 + i) for i in range(3)]
     seen.look(0, job)
     seen.table.take_new()
@@ -45,8 +37,7 @@ def test_a_slot_that_is_freed_and_a_job_that_leaves_take_their_flows_along(seen,
     assert seen.table.jobs == []
 
 
-def test_a_socket_that_comes_back_has_a_higher_incarnation(seen, make_job):
-    job = make_job()
+def test_a_socket_that_comes_back_has_a_higher_incarnation(seen, job):
     job.flow(0, cookie=7).close()
     flow = job.flow(0, cookie=7)
     for i in range(20):
@@ -60,9 +51,7 @@ def test_a_socket_that_comes_back_has_a_higher_incarnation(seen, make_job):
     assert seen["inc"][0] > ended
 
 
-def test_closed_sockets_stay_away_until_their_slot_changes(seen, make_job):
-    job = make_job()
-    job.flow(0, cookie=7)
+def test_closed_sockets_stay_away_until_their_slot_changes(seen, job, flow):
     seen.look(0, job)
     seen.observer.closed(7)
     seen.look(1, job)
@@ -86,8 +75,7 @@ def test_closed_sockets_stay_away_until_their_slot_changes(seen, make_job):
         ),
     ],
 )
-def test_flows_that_are_left_alone_say_why(seen, make_job, flow, note):
-    job = make_job()
+def test_flows_that_are_left_alone_say_why(seen, job, flow, note):
     job.flow(0, **{"cookie": 7, **flow})
     seen.look(0, job)
     assert len(seen.table) == 0
@@ -95,9 +83,8 @@ def test_flows_that_are_left_alone_say_why(seen, make_job, flow, note):
 
 
 @pytest.mark.parametrize("paced", [False, True])
-def test_udp_flows_are_left_to_back_ends_that_pace_them(seen, make_job, paced):
+def test_udp_flows_are_left_to_back_ends_that_pace_them(seen, job, paced):
     seen.observer.protocols = ("tcp", "udp") if paced else ("tcp",)
-    job = make_job()
     job.flow(0, cookie=7, transport=Transport.UDP)
     seen.look(0, job)
     assert len(seen.table) == paced
@@ -162,9 +149,7 @@ def test_absurd_values_neither_overflow_nor_raise(seen, make_job):
     assert np.isfinite(seen.table.view(0, 10, [False] * 2, [0]).remaining).all()
 
 
-def test_a_new_topology_maps_every_flow_again(seen, make_job):
-    job = make_job()
-    job.flow(0, cookie=7)
+def test_a_new_topology_maps_every_flow_again(seen, job, flow):
     seen.look(0, job)
     seen.table.take_new()
     changed = TOPOLOGY.replace('addresses = ["10.78.0.2"]', 'addresses = ["10.78.0.4"]')
@@ -189,8 +174,7 @@ def test_drained_tells_what_has_ended(seen, make_job):
     assert seen.observer.drained([13]) == Ended.JOB
 
 
-def test_of_bytes_that_are_not_announced_only_a_look_tells_the_end(seen, make_job):
-    job = make_job()
+def test_of_bytes_that_are_not_announced_only_a_look_tells_the_end(seen, job):
     for i in range(2):
         flow = job.flow(i, cookie=10 + i)
         flow.begin(1, 0)
@@ -199,8 +183,7 @@ def test_of_bytes_that_are_not_announced_only_a_look_tells_the_end(seen, make_jo
     assert seen.observer.drained([10]) == Ended.PATH
 
 
-def test_ends_need_not_be_rung_where_the_kernel_tells_of_them(seen, make_job):
-    job = make_job()
+def test_ends_need_not_be_rung_where_the_kernel_tells_of_them(seen, job):
     flows = [job.flow(i, cookie=7 + i) for i in range(2)]
     for flow in flows:
         start(flow, 1, 1000)

@@ -2,30 +2,32 @@
 """Processes that report nothing are seen from outside: real ones, over real TCP on loopback."""
 
 import os
-import subprocess
-import sys
+import socket
 import threading
 from contextlib import ExitStack
+from types import SimpleNamespace
 
 import pytest
 from passive import (
     HERE,
-    SIZE,
     THERE,
-    Looks,
     Sink,
     Unpatched,
     Watching,
+    asked,
     congestion_controls,
+    found,
+    make_finder,
     node,
     settle,
+    stays,
     until_found,
 )
 
 from flowslot_shm.layout import Message, Role, Transport, address
 from flowslot_shm.writer import Record as OwnRecord
-from flowslotd import sockets
-from flowslotd.observe.passive import finder
+from flowslotd.observe.passive import watcher
+from flowslotd.observe.passive.finder import LONGEST_SOCKET_WAIT, OWN_RECORD
 
 
 def test_data_connections_are_reported_as_a_patched_process_would(
@@ -43,10 +45,8 @@ def test_data_connections_are_reported_as_a_patched_process_would(
         ]
         assert ends[0][0] == HERE
         assert ends[1] == (THERE, sink.port)
-        pidfd = os.pidfd_open(worker.pid)
-        with sockets.borrow(pidfd, int(slot["fd"]), int(slot["sock_cookie"])) as sock:
-            assert sock.getsockname() == ends[0]
-        os.close(pidfd)
+        end = int(slot["fd"]), int(slot["sock_cookie"])
+        assert asked(worker.pid, [end], socket.socket.getsockname) == {ends[0]}
     (source,) = watching.joined
     assert (source.pid, source.id) == (worker.pid, -abs(source.id))
     assert watching.bugs == []
@@ -73,68 +73,33 @@ def test_bytes_per_iteration_are_learnt_and_doorbells_rung(
     settle(as_a_patched_process_would, 60)
 
 
-def test_connections_without_data_and_those_of_the_scheduler_are_left_alone(
-    stack: ExitStack, watching: Watching
+def test_without_data_to_the_scheduler_or_within_this_host_it_is_left_alone(
+    stack: ExitStack,
 ) -> None:
-    data, scheduler = Sink(stack), Sink(stack)
-    ends = (THERE, data.port, THERE, scheduler.port)
+    data, scheduler, home = Sink(stack), Sink(stack), Sink(stack, HERE)
+    ends = (THERE, data.port, THERE, scheduler.port, HERE, home.port)
     worker = Unpatched(stack, 1, *ends, env=node(port=scheduler.port))
-    idle = Unpatched(stack, 1, THERE, data.port)
-    (slot,) = until_found(watching, worker, connections=1)
+    idle, finder = Unpatched(stack, 1, THERE, data.port), make_finder(stack)
+    settle(lambda: found(finder, worker))
     idle.do("send 2000")
-    for _ in range(3):
-        worker.train(SIZE, 10)
-        (slot,) = watching.slots()
-        assert slot["dport"] == data.port
-    assert {source.pid for source in watching.joined} == {worker.pid}
+    for _ in range(2 * LONGEST_SOCKET_WAIT):
+        (one,) = found(finder, worker).values()
+        assert one.pid == worker.pid
+        assert asked(worker.pid, one.sockets, socket.socket.getpeername) == {(THERE, data.port)}
 
 
-def test_what_does_not_leave_this_host_is_left_alone(stack: ExitStack, watching: Watching) -> None:
-    sink = Sink(stack)
-    away = Unpatched(stack, 1, THERE, sink.port)
-    # From an address that is not this host's, and to one that is.
-    with ExitStack() as inner:
-        local = _listening_at_home(inner)
-        home = Unpatched(stack, 1, HERE, local)
-        until_found(watching, away, home, connections=1)
-    assert {source.pid for source in watching.joined} == {away.pid}
-
-
-def _listening_at_home(stack: ExitStack) -> int:
-    """A port on HERE, where everything is read."""
-    program = (
-        "import socket, sys\n"
-        f"s = socket.create_server(({HERE!r}, 0)); print(s.getsockname()[1], flush=True)\n"
-        "c, _ = s.accept()\n"
-        "while c.recv(1 << 20): pass\n"
-    )
-    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    stack.callback(process.wait)
-    stack.callback(process.kill)
-    assert process.stdout is not None
-    stack.callback(process.stdout.close)
-    return int(process.stdout.readline())
-
-
-def test_a_closed_connection_is_closed_for_its_peer_at_once_and_reported_no_more(
+def test_what_is_closed_or_killed_is_gone_at_once_for_its_peer_too(
     stack: ExitStack, watching: Watching
 ) -> None:
     sink = Sink(stack)
-    worker = Unpatched(stack, 4, THERE, sink.port)
-    until_found(watching, worker, connections=4)
-    worker.do("close")
+    closing, killed, other = (Unpatched(stack, n, THERE, sink.port) for n in (4, 2, 1))
+    until_found(watching, closing, killed, other, connections=7)
+    closing.do("close")
     settle(lambda: sink.ended == 4)
-    settle(lambda: not watching.slots() and not watching.passive.records)
-    assert watching.left == watching.joined
-
-
-def test_a_killed_process_is_forgotten(stack: ExitStack, watching: Watching) -> None:
-    workers = [Unpatched(stack, 2, THERE, Sink(stack).port) for _ in range(2)]
-    until_found(watching, *workers, connections=4)
-    workers[0].process.kill()
-    settle(lambda: len(watching.passive.records) == 1)
-    assert {source.pid for source in watching.passive.records.values()} == {workers[1].pid}
-    assert len(watching.slots()) == 2
+    killed.process.kill()
+    settle(lambda: sink.ended == 6)
+    settle(lambda: len(watching.passive.records) == len(watching.slots()) == 1)
+    assert {source.pid for source in watching.left} == {closing.pid, killed.pid}
 
 
 def test_sockets_are_enlisted_and_again_under_another_name(
@@ -143,14 +108,9 @@ def test_sockets_are_enlisted_and_again_under_another_name(
     worker = Unpatched(stack, 2, THERE, Sink(stack).port)
     slots = until_found(watching, worker, connections=2)
     (before,) = congestion_controls(worker.pid, slots)
-    other = {b"reno": "cubic"}.get(before, "reno")
-    for name in (other, before.decode()):
+    for name in ({"reno": "cubic"}.get(before, "reno"), before):
         watching.use(name)
-        settle(lambda name=name: congestion_controls(worker.pid, slots) == {name.encode()})
-    watching.use("nonexistent")  # refused: they stay as they are
-    worker.train(SIZE, 3)
-    assert congestion_controls(worker.pid, slots) == {before}
-    assert (len(watching.slots()), watching.bugs) == (2, [])
+        settle(lambda name=name: congestion_controls(worker.pid, slots) == {name})
 
 
 def test_it_can_be_switched_off_and_on(stack: ExitStack, watching: Watching) -> None:
@@ -165,62 +125,45 @@ def test_it_can_be_switched_off_and_on(stack: ExitStack, watching: Watching) -> 
     until_found(watching, worker, connections=1)
 
 
-def test_a_process_that_has_a_record_of_its_own_speaks_for_itself(
-    stack: ExitStack, watching: Watching, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looks = Looks(monkeypatch)
-    sink = Sink(stack)
-    silent, patched = (Unpatched(stack, 1, THERE, sink.port) for _ in range(2))
+def test_a_process_that_has_a_record_of_its_own_speaks_for_itself(stack: ExitStack) -> None:
+    port, finder = Sink(stack).port, make_finder(stack)
+    silent, patched = (Unpatched(stack, 1, THERE, port) for _ in range(2))
+    settle(lambda: len(found(finder, silent, patched)) == 2)
     patched.do("register /nonexistent")  # no daemon there, but it would tell one
-    until_found(watching, silent, patched, connections=1)
-    looks.more(watching, silent, patched, connections=1)
-    assert {source.pid for source in watching.joined} == {silent.pid}
+    assert found(finder, silent, patched).keys() == {silent.pid}
 
 
 def test_who_is_registered_is_not_spoken_for(
     stack: ExitStack, watching: Watching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where its record cannot be recognized."""
-    looks = Looks(monkeypatch)
+    monkeypatch.setattr(watcher, "LOOK_S", 0.05)
     workers = [Unpatched(stack, 1, THERE, Sink(stack).port) for _ in range(2)]
     until_found(watching, *workers, connections=2)
     watching.call(watching.passive.give_way, workers[0].pid)
-    looks.more(watching, *workers, connections=1)
+    stays(watching, *workers, connections=1)
     assert {source.pid for source in watching.passive.records.values()} == {workers[1].pid}
-
-    class Registered:
-        pid = workers[1].pid
-
-    watching.registered[1] = Registered()
+    watching.registered[1] = SimpleNamespace(pid=workers[1].pid)
     watching.use(pslite=False)
     watching.joined.clear()
     watching.use()
     until_found(watching, *workers, connections=1)  # the first one is registered no more
-    looks.more(watching, *workers, connections=1)
+    stays(watching, *workers, connections=1)
     assert {source.pid for source in watching.joined} == {workers[0].pid}
 
 
-def test_children_that_inherit_sockets_do_not_count(stack: ExitStack, watching: Watching) -> None:
-    program = (
-        "import os, socket, sys, time\n"
-        f"s = socket.create_connection(({THERE!r}, int(sys.argv[1])))\n"
-        "os.fork()\n"
-        "while True: s.sendall(bytes(100_000)); time.sleep(0.02)\n"
-    )
-    port = Sink(stack).port
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, str(port)], env=node(), start_new_session=True
-    )
-    stack.callback(process.wait)
-    stack.callback(os.killpg, process.pid, 9)
-    assert len(settle(watching.slots)) == 1
-    assert {source.pid for source in watching.joined} == {process.pid}
+def test_children_that_inherit_sockets_do_not_count(stack: ExitStack) -> None:
+    worker, finder = Unpatched(stack, 1, THERE, Sink(stack).port), make_finder(stack)
+    worker.do("fork")
+    settle(lambda: found(finder, worker))
+    for _ in range(2 * LONGEST_SOCKET_WAIT):
+        assert found(finder, worker).keys() == {worker.pid}
 
 
 def test_records_of_its_own_can_be_told_by_their_name() -> None:
     """Both libraries give their memfd this name."""
     record = OwnRecord(1)
     try:
-        assert os.readlink(f"/proc/self/fd/{record.fd}") == finder.OWN_RECORD
+        assert os.readlink(f"/proc/self/fd/{record.fd}") == OWN_RECORD
     finally:
         record.close()

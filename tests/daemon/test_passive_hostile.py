@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Watching processes that report nothing, where they are hostile, too many, or out of reach."""
 
-import logging
 import os
 import re
 import resource
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -15,11 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from passive import HERE, SIZE, THERE, Sink, Unpatched, Watching, node, settle, until_found
+from passive import (
+    HERE,
+    SIZE,
+    THERE,
+    Sink,
+    Unpatched,
+    Watching,
+    found,
+    make_finder,
+    node,
+    settle,
+    until_found,
+)
 
-from flowslotd import sockets
 from flowslotd.observe.passive import finder, service, watcher
-from flowslotd.observe.passive.finder import Finder
 
 UNIT = Path(__file__).parents[2] / "systemd/flowslotd.service"
 
@@ -29,16 +37,12 @@ def test_strange_processes_hurt_nobody(stack: ExitStack, watching: Watching) -> 
     Unpatched(stack, 1, THERE, port, env=node(port=10**12))
     Unpatched(stack, 1, THERE, port, env=node(role="w" * 100_000))
     crowd = Unpatched(stack, 1, THERE, port, env=node(FLOWSLOT_JOB="bert"))
-    crowd.do(f"open {min(10_000, _most_descriptors() - 100)}")
+    crowd.do(f"open {min(10_000, resource.getrlimit(resource.RLIMIT_NOFILE)[1] - 100)}")
     honest = Unpatched(stack, 1, THERE, port, env=node(FLOWSLOT_JOB="bert"))
     # Both claim the same job, as two of its nodes would.
     slots = until_found(watching, crowd, honest, connections=2)
     assert {bytes(slot["job"]) for slot in slots} == {b"bert"}
     assert watching.bugs == []
-
-
-def _most_descriptors() -> int:
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
 
 def test_more_processes_of_a_user_than_are_looked_at(
@@ -47,20 +51,11 @@ def test_more_processes_of_a_user_than_are_looked_at(
     monkeypatch.setattr(finder, "MAX_PER_USER", 2)
     port = Sink(stack).port
     workers = [Unpatched(stack, 1, THERE, port) for _ in range(4)]
-    mine = {worker.pid for worker in workers}
-    one = Finder([HERE])
-    stack.callback(one.close)
-    with caplog.at_level(logging.WARNING):
-        found = settle(lambda: _found(one, workers, 2))
-    assert set(found) < mine
+    monkeypatch.setattr(finder, "_pids", lambda: {worker.pid for worker in workers})
+    one = make_finder(stack)
+    settle(lambda: len(found(one, *workers)) == 2)
+    assert found(one).keys() < {worker.pid for worker in workers}
     assert len([r for r in caplog.records if "more ps-lite processes" in r.message]) == 1
-
-
-def _found(one: Finder, workers: list[Unpatched], n: int) -> set[int] | None:
-    for worker in workers:
-        worker.do(f"send {SIZE}")
-    pids = {found.pid for found in one.look()}
-    return pids if len(pids) == n else None
 
 
 def test_fail_open_a_bug_drops_the_shadow_records_and_begins_anew(
@@ -105,47 +100,32 @@ def test_a_process_that_cannot_be_read_holds_up_nobody(
         free.set()
 
 
-class Stuck:
-    """Holds up the watch thread that looks at the worker's socket next, as a hostile process would:
-    it closes the socket while it is borrowed, and wants all of it sent first."""
-
-    def __init__(self, worker: Unpatched, sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.begin = threading.Event()
-        look = sockets.look
-
-        def while_borrowed(sock: socket.socket) -> sockets.Info:
-            watching = threading.current_thread().name == "passive-watch"
-            theirs = watching and sock.getpeername()[1] == sink.port
-            if theirs and self.begin.is_set():
-                self.begin.clear()
-                worker.do("linger")
-            return look(sock)
-
-        monkeypatch.setattr(sockets, "look", while_borrowed)
-
-
 def test_fail_open_a_process_that_holds_up_the_thread_is_not_waited_for(
     stack: ExitStack, watching: Watching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It closes a socket while it is borrowed, say, and wants all of it sent first."""
     monkeypatch.setattr(service, "AGAIN_S", 0.05)
     monkeypatch.setattr(watcher, "CHECK_S", 0.1)
-    sink, honest_sink = Sink(stack), Sink(stack)
-    hostile = Unpatched(stack, 1, THERE, sink.port)
-    honest = Unpatched(stack, 1, THERE, honest_sink.port)
-    stack.callback(sink.reset)
-    stuck = Stuck(hostile, sink, monkeypatch)
-    until_found(watching, hostile, honest, connections=2)
-    (before,) = [t for t in threading.enumerate() if t.name == "passive-watch"]
-    sink.rest(hostile)
-    stuck.begin.set()
-    settle(lambda: len(watching.left) == 2)
-    assert {type(bug) for bug in watching.bugs} == {TimeoutError}
-    assert "passive-watch is held up" in str(watching.bugs[0])
-    assert before.is_alive()
-    until_found(watching, honest, connections=1)
-    assert before.is_alive()
-    sink.reset()  # or the hour is over
-    settle(lambda: not before.is_alive())
+    worker = Unpatched(stack, 1, THERE, Sink(stack).port)
+    until_found(watching, worker, connections=1)
+    look, free = watcher.ShadowRecords.look, threading.Event()
+    held: list[threading.Thread] = []
+    stack.callback(free.set)
+
+    def hold_up_the_first(*arguments: Any) -> Any:
+        if not held:
+            held.append(threading.current_thread())
+            free.wait(120)
+        return look(*arguments)
+
+    monkeypatch.setattr(watcher.ShadowRecords, "look", hold_up_the_first)
+    settle(lambda: watching.left)
+    assert [str(bug) for bug in watching.bugs] == ["passive-watch is held up by some process"]
+    until_found(watching, worker, connections=1)
+    assert held[0].is_alive()
+    free.set()
+    settle(lambda: not held[0].is_alive())
+    assert len(watching.slots()) == 1, "what it says at last does not count"
 
 
 def test_only_so_many_threads_are_left_to_themselves(
@@ -162,28 +142,13 @@ def test_only_so_many_threads_are_left_to_themselves(
         patch.setattr(watcher.ShadowRecords, "look", lambda *_: free.wait(120))
         watching.use()
         settle(lambda: len(watching.bugs) == 3 and not watching.passive.watching)
-        watching.use()  # a reload does not help either
-        assert not watching.passive.watching
-        assert _threads("passive-watch") == 3
+        for _ in range(3):  # nor do reloads get any further
+            watching.use(pslite=False)
+            watching.use()
+            assert not watching.passive.watching
+            assert _threads("passive-watch") == 3
     free.set()
     settle(lambda: watching.passive.watching and _threads("passive-watch") == 1)
-
-
-def test_threads_that_a_reload_stops_count_too(
-    stack: ExitStack, watching: Watching, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(service, "MAX_STUCK", 3)
-    free = threading.Event()
-    stack.callback(free.set)
-    monkeypatch.setattr(watcher.ShadowRecords, "look", lambda *_: free.wait(120))
-
-    def reload() -> bool:
-        watching.use(pslite=False)
-        watching.use()
-        return not watching.passive.watching and _threads("passive-watch") == 3
-
-    settle(reload)
-    assert not watching.bugs
 
 
 def _threads(name: str) -> int:
@@ -231,60 +196,19 @@ def test_fail_open_it_begins_anew_though_letting_go_fails_too(
     until_found(watching, *workers, connections=2)
 
 
-def test_a_stop_while_the_thread_is_about_to_wait_is_heard() -> None:
-    class Woken(threading.Event):
-        def clear(self) -> None:
-            one.stop()
-            super().clear()
-
-    one = watcher.Watcher([HERE], "", {}, lambda *_: None)
-    one._woken = Woken()
-    one.start()
-    one.join(10)
-    assert one.ended
-
-
 # -- what others may see, and how much of it ----------------------------------------------------
 
 
-class Looker:
-    """A process that looks, with other privileges."""
-
-    def __init__(self, stack: ExitStack, *prefix: str) -> None:
-        program = (
-            "import logging, sys\n"
-            "from flowslotd.observe.passive.finder import Finder\n"
-            "logging.basicConfig(level=logging.INFO)\n"
-            f"finder = Finder([{HERE!r}])\n"
-            "for _ in sys.stdin: print([f.pid for f in finder.look()], flush=True)\n"
-        )
-        self._process = subprocess.Popen(
-            [*prefix, sys.executable, "-c", program],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        stack.callback(self._process.communicate)
-        stack.callback(self._process.kill)
-
-    def look(self) -> set[int]:
-        """Processes that were found."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-        return {int(pid) for pid in re.findall(r"\d+", self._process.stdout.readline())}
-
-    def said(self) -> str:
-        """It ends, and this is what it has said."""
-        return self._process.communicate()[1]
-
-
-def unit_capabilities() -> set[str]:
-    """What systemd leaves the daemon, as setpriv calls them."""
-    (line,) = re.findall(r"^CapabilityBoundingSet=(.*)$", UNIT.read_text(), re.MULTILINE)
-    return {name.removeprefix("CAP_").lower() for name in line.split()}
-
-
-def only(capabilities: set[str]) -> tuple[str, ...]:
-    return "setpriv", "--bounding-set", ",".join(["-all", *(f"+{one}" for one in capabilities)])
+LOOKER = f"""
+import logging, time
+from flowslotd.observe.passive.finder import Finder
+logging.basicConfig(level=logging.INFO)
+finder, found = Finder([{HERE!r}]), set()
+for _ in range(20):
+    found.update(one.pid for one in finder.look())
+    time.sleep(0.1)
+print(*found)
+"""
 
 
 @pytest.mark.root
@@ -292,27 +216,26 @@ def only(capabilities: set[str]) -> tuple[str, ...]:
 def test_with_the_units_capabilities_another_users_process_is_found(stack: ExitStack) -> None:
     theirs = Unpatched(stack, 1, THERE, Sink(stack).port, user=65534, group=65534, extra_groups=[])
     assert os.stat(f"/proc/{theirs.pid}").st_uid == 65534
-    mine = unit_capabilities()
-    allowed = Looker(stack, *only(mine))
-    lacking = {
-        f"CAP_{name.upper()}": Looker(stack, *only(mine - {name}))
-        for name in ("sys_ptrace", "dac_read_search")
-    }
-
-    def look() -> set[int]:
+    (line,) = re.findall(r"^CapabilityBoundingSet=(.*)$", UNIT.read_text(), re.MULTILINE)
+    units = set(line.replace("CAP_", "").lower().split())
+    lookers = {}
+    for absent in ("", "sys_ptrace", "dac_read_search"):
+        bound = ",".join(["-all", *(f"+{name}" for name in units - {absent})])
+        lookers[absent] = subprocess.Popen(
+            ["setpriv", "--bounding-set", bound, sys.executable, "-c", LOOKER],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        stack.callback(lookers[absent].kill)
+    while any(looker.poll() is None for looker in lookers.values()):
         theirs.do(f"send {SIZE}")
-        for looker in lacking.values():
-            assert looker.look() == set()
-        return allowed.look()
-
-    assert settle(look) == {theirs.pid}
-    assert look() == {theirs.pid}  # those who are not allowed to have had one more look
-    said = allowed.said()  # of others, perhaps, in a sandbox
-    assert "missing" not in said and f"process {theirs.pid} " not in said
-    for name, looker in lacking.items():
-        said = looker.said()
-        assert f"cannot be seen: {name} is missing" in said
-        assert said.count("\n") == 1
+    for absent, looker in lookers.items():
+        found, said = looker.communicate()
+        assert (str(theirs.pid) in found.split()) == (not absent)
+        if absent:
+            assert f"cannot be seen: CAP_{absent.upper()} is missing" in said
+            assert said.count("\n") == 1
+        else:  # of others, perhaps, in a sandbox
+            assert "missing" not in said and f"process {theirs.pid} " not in said
 
 
 def test_a_refusal_is_said_once(
@@ -320,16 +243,14 @@ def test_a_refusal_is_said_once(
 ) -> None:
     workers = [Unpatched(stack, 1, THERE, Sink(stack).port) for _ in range(2)]
     monkeypatch.setattr(finder, "_absent", list)
-    one = Finder([HERE])
-    stack.callback(one.close)
+    one = make_finder(stack)
 
     def refuse(*_: object) -> None:
         raise PermissionError
 
-    with caplog.at_level(logging.WARNING):
-        settle(lambda: _found(one, workers, 2))
-        monkeypatch.setattr(finder, "_links", refuse)
-        assert one.look() == one.look() == []
+    settle(lambda: len(found(one, *workers)) == 2)
+    monkeypatch.setattr(finder, "_links", refuse)
+    assert one.look() == one.look() == []
     (record,) = caplog.records
     assert "must not be looked at" in record.message
 
@@ -338,22 +259,19 @@ def test_a_process_that_ends_while_it_is_examined_leaves_no_descriptor(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = Unpatched(stack, 1, THERE, Sink(stack).port)
-    read = finder._node
-    calls = iter(range(1000))
+    read, calls = finder._node, []
 
-    def second_time_gone(pid: int) -> Any:
-        if pid == worker.pid and next(calls) % 2:
-            raise ProcessLookupError
-        return read(pid)
+    def gone(pid: int) -> Any:
+        if pid != worker.pid:
+            return read(pid)
+        calls.append(pid)
+        raise ProcessLookupError
 
-    monkeypatch.setattr(finder, "_node", second_time_gone)
-    before = _pidfds()
-    one = Finder([HERE])
-    stack.callback(one.close)
+    monkeypatch.setattr(finder, "_node", gone)
+    before, one = _pidfds(), make_finder(stack)
     for _ in range(4):
         one.look()
-    assert next(calls) >= 2
-    assert worker.pid not in one._processes
+    assert len(calls) >= 2
     assert _pidfds() == before + len(one._processes)
 
 
@@ -371,13 +289,10 @@ def test_who_has_too_many_connections_takes_none_from_others(
     monkeypatch.setattr(finder, "MAX_CONNECTIONS_PER_USER", 2)
     port = Sink(stack).port
     greedy, modest, late = (Unpatched(stack, n, THERE, port) for n in (3, 2, 1))
-    one = Finder([HERE])
-    stack.callback(one.close)
-    with caplog.at_level(logging.WARNING):
-        for _ in range(8):
-            _found(one, [greedy, modest, late], 0)
-    assert {found.pid for found in one.look()} == {modest.pid}
+    one = make_finder(stack)
+    for _ in range(8):
+        seen = found(one, greedy, modest, late)
+    assert seen.keys() == {modest.pid}
     assert len([r for r in caplog.records if "more ps-lite connections" in r.message]) == 1
     one._processes[late.pid].uid += 1  # somebody else's
-    assert {found.pid for found in one.look()} == {modest.pid, late.pid}
-    one._processes[late.pid].uid -= 1
+    assert found(one).keys() == {modest.pid, late.pid}

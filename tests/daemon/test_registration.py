@@ -16,6 +16,7 @@ from registering import (
     answer,
     connect,
     is_well,
+    on_a_loop,
     open_fds,
     own_record,
     register,
@@ -32,9 +33,7 @@ from flowslotd.unix_socket import AlreadyRunning
 
 
 @pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
-def test_life_of_a_job(runner: Callable[[Awaitable[None]], None], tmp_path: Path) -> None:
-    path = tmp_path / "register.sock"
-
+def test_life_of_a_job(runner: Callable[[Awaitable[None]], None], path: Path) -> None:
     async def life() -> None:
         async with serving(path) as (server, seen):
             assert stat.S_IMODE(path.stat().st_mode) == 0o666
@@ -46,12 +45,9 @@ def test_life_of_a_job(runner: Callable[[Awaitable[None]], None], tmp_path: Path
             assert server.records == {record.id: record}
             identity = (record.job, record.rank, record.pid, record.uid)
             assert identity == ("resnet50", 2, os.getpid(), os.getuid())
-            flow = job.flow(None, peer=1, channel=0, role=Role.RING)
-            flow.begin(1, 10)
-            flow.ready(10)
+            job.flow(None, peer=1, channel=0, role=Role.RING).ready(10)
             await until(lambda: seen.bells)
             assert seen.bells == [(record.id, 0, Message.BEGIN)]
-            assert record.reader.snapshot()["ready"].tolist() == [10, 0, 0, 0]
             other = JobClient(str(path), "bert", rank=0, slots=1)
             await until(other.poll)
             job.close()
@@ -62,126 +58,107 @@ def test_life_of_a_job(runner: Callable[[Awaitable[None]], None], tmp_path: Path
             other.close()
             await until(lambda: len(seen.left) == 2)
             seen.registered.clear()
-            del record, flow
+            del record
             assert open_fds() == before
         assert not path.exists()
 
     runner(life())
 
 
-def test_limits(tmp_path: Path) -> None:
-    async def fill() -> None:
-        path = tmp_path / "register.sock"
-        limits = Limits(connections_per_uid=2, slots=8, seconds_to_register=0.05)
-        async with serving(path, limits) as (server, _):
-            jobs = [JobClient(str(path), "job", rank=r, slots=8) for r in range(3)]
-            await until(lambda: jobs[0].poll() and jobs[1].poll() and server.refused)
-            await until(lambda: not jobs[2].poll() and jobs[2].reason)
-            assert jobs[2].reason == "connections: at most 2 for one user"
-            jobs[0].close()
-            await until(lambda: len(server.records) == 1)
-            with connect(path) as silent:
-                assert b"must be sent within" in (await answer(silent))["reason"]
-                assert await answer(silent) == {}
-            await is_well(path)
-            for job in jobs[1:]:
-                job.close()
-
-    asyncio.run(fill())
+@on_a_loop
+async def test_limits(path: Path) -> None:
+    limits = Limits(connections_per_uid=2, slots=8, seconds_to_register=0.05)
+    async with serving(path, limits) as (server, _):
+        jobs = [JobClient(str(path), "job", rank=r, slots=8) for r in range(3)]
+        await until(lambda: jobs[0].poll() and jobs[1].poll() and server.refused)
+        await until(lambda: not jobs[2].poll() and jobs[2].reason)
+        assert jobs[2].reason == "connections: at most 2 for one user"
+        jobs[0].close()
+        await until(lambda: len(server.records) == 1)
+        with connect(path) as silent:
+            assert b"must be sent within" in (await answer(silent))["reason"]
+            assert await answer(silent) == {}
+        await is_well(path)
+        for job in jobs[1:]:
+            job.close()
 
 
-def test_out_of_descriptors(tmp_path: Path) -> None:
+@on_a_loop
+async def test_out_of_descriptors(path: Path) -> None:
     """Neither an endless loop nor an end: jobs wait, and are served when there is room."""
-
-    async def starve() -> None:
-        path = tmp_path / "register.sock"
-        async with serving(path) as (server, _):
-            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-            job = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            with own_record() as fd, job:
-                resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
-                try:
-                    job.connect(str(path))
-                    send(job, register(), fd)
-                    for _ in range(20):
-                        await asyncio.sleep(0.001)
-                    assert not server.records
-                finally:
-                    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-                assert (await answer(job))["status"] == 0
-
-    asyncio.run(starve())
-
-
-def test_a_process_that_dies_is_gone_even_if_its_child_lives(tmp_path: Path) -> None:
-    async def die() -> None:
-        path = tmp_path / "register.sock"
-        async with serving(path) as (server, seen):
-            read, write = os.pipe()
-            parent = os.fork()
-            if parent == 0:  # only system calls from here on, and never back into pytest
-                try:
-                    record = OwnRecord(4)
-                    sock = connect(path)
-                    send(sock, register(), record.fd)
-                    sock.recv(1024)
-                    os.close(write)
-                    if os.fork() == 0:
-                        os.read(read, 1)  # holds the connection until the test lets go
-                    else:
-                        os.kill(os.getpid(), 9)
-                finally:
-                    os._exit(0)
-            os.close(read)
+    async with serving(path) as (server, _):
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        job = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with own_record() as fd, job:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
             try:
-                await until(lambda: seen.left)
-                assert seen.left[0].pid == parent
+                job.connect(str(path))
+                send(job, register(), fd)
+                for _ in range(20):
+                    await asyncio.sleep(0.001)
                 assert not server.records
             finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            assert (await answer(job))["status"] == 0
+
+
+@on_a_loop
+async def test_a_process_that_dies_is_gone_even_if_its_child_lives(path: Path) -> None:
+    async with serving(path) as (server, seen):
+        read, write = os.pipe()
+        parent = os.fork()
+        if parent == 0:  # only system calls from here on, and never back into pytest
+            try:
+                record = OwnRecord(4)
+                sock = connect(path)
+                send(sock, register(), record.fd)
+                sock.recv(1024)
                 os.close(write)
-                os.waitpid(parent, 0)
+                if os.fork() == 0:
+                    os.read(read, 1)  # holds the connection until the test lets go
+                else:
+                    os.kill(os.getpid(), 9)
+            finally:
+                os._exit(0)
+        os.close(read)
+        try:
+            await until(lambda: seen.left)
+            assert seen.left[0].pid == parent
+            assert not server.records
+        finally:
+            os.close(write)
+            os.waitpid(parent, 0)
 
-    asyncio.run(die())
 
-
-def test_a_stale_socket_is_replaced_and_a_live_one_is_not(tmp_path: Path) -> None:
-    path = tmp_path / "register.sock"
+@on_a_loop
+async def test_a_stale_socket_is_replaced_and_a_live_one_is_not(path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as dead:
         dead.bind(str(path))
         dead.listen()
     assert path.exists()
-
-    async def start() -> None:
-        async with serving(path):
-            await is_well(path)
-            with pytest.raises(AlreadyRunning, match="another flowslotd answers on"):
-                async with serving(path):
-                    pass
-            await is_well(path)
-
-    asyncio.run(start())
+    async with serving(path):
+        await is_well(path)
+        with pytest.raises(AlreadyRunning, match="another flowslotd answers on"):
+            async with serving(path):
+                pass
+        await is_well(path)
     path.write_text("precious")
     with pytest.raises(OSError, match="exists and is not a socket"):
-        asyncio.run(start())
+        async with serving(path):
+            pass
     assert path.read_text() == "precious"
 
 
-def test_a_socket_that_is_no_longer_ours_is_left_alone(tmp_path: Path) -> None:
-    path = tmp_path / "register.sock"
-
-    async def replaced() -> None:
-        async with serving(path):
-            path.unlink()
-            path.write_text("another's")
-
-    asyncio.run(replaced())
+@on_a_loop
+async def test_a_socket_that_is_no_longer_ours_is_left_alone(path: Path) -> None:
+    async with serving(path):
+        path.unlink()
+        path.write_text("another's")
     assert path.read_text() == "another's"
 
 
-def test_an_impossible_path_names_it() -> None:
-    async def start() -> None:
+@on_a_loop
+async def test_an_impossible_path_names_it() -> None:
+    with pytest.raises(OSError, match=r"/nonexistent/register\.sock"):
         async with serving(Path("/nonexistent/register.sock")):
             pass
-
-    with pytest.raises(OSError, match=r"/nonexistent/register\.sock"):
-        asyncio.run(start())

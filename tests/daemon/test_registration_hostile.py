@@ -2,9 +2,7 @@
 """The registration server against clumsy and hostile jobs."""
 
 import asyncio
-import fcntl
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from registering import (
     answer,
     connect,
     is_well,
+    on_a_loop,
     open_fds,
     own_record,
     register,
@@ -23,104 +22,51 @@ from registering import (
 )
 
 from flowslot_shm.layout import MAGIC, PACKED_DOORBELL, VERSION, Message
-from flowslot_shm.writer import Record as OwnRecord
 from flowslotd.observe import registration
 
-MESSAGES = [
-    (b"", None),
-    (b"x", "`magic`: must be b'flowslot', got b'x'"),
-    (os.urandom(64), "`magic`: must be"),
-    (register()[:30], "`message`: must be 56 bytes, got 30"),
-    (register() + b"x", "`message`: must be 56 bytes, got 57"),
-    (register() * 9, "`message`: must be 56 bytes"),
-    (register(version=2), "`version`: must be 1, got 2"),
-    (register(type=Message.BEGIN), "`type`: must be 1, got 3"),
-    (register(job=b""), "`job`: must be 1 to 31 visible ASCII characters, got b''"),
-    (register(job=b"\x1b[2J"), "`job`: must be"),
-    (register(job=b"a" * 32), "`job`: must be"),
-    (register(rank=-1), "`rank`: must be 0 or more, got -1"),
-    (register(slots=0), "`slots`: must be 1 to 4096, got 0"),
-    (register(slots=2**32 - 1), "`slots`: must be 1 to 4096, got 4294967295"),
-    (register(slots=5), "`slots`: must be the same in message and record, got 5 and 4"),
+GOOD = ("record",)
+BAD = [
+    (b"", GOOD, None),
+    (b"x", GOOD, "`magic`: must be b'flowslot', got b'x'"),
+    (os.urandom(64), GOOD, "`magic`: must be"),
+    (register()[:30], GOOD, "`message`: must be 56 bytes, got 30"),
+    (register() + b"x", GOOD, "`message`: must be 56 bytes, got 57"),
+    (register() * 9, GOOD, "`message`: must be 56 bytes"),
+    (register(version=2), GOOD, "`version`: must be 1, got 2"),
+    (register(type=Message.BEGIN), GOOD, "`type`: must be 1, got 3"),
+    (register(job=b""), GOOD, "`job`: must be 1 to 31 visible ASCII characters, got b''"),
+    (register(job=b"\x1b[2J"), GOOD, "`job`: must be"),
+    (register(job=b"a" * 32), GOOD, "`job`: must be"),
+    (register(rank=-1), GOOD, "`rank`: must be 0 or more, got -1"),
+    (register(slots=0), GOOD, "`slots`: must be 1 to 4096, got 0"),
+    (register(slots=2**32 - 1), GOOD, "`slots`: must be 1 to 4096, got 4294967295"),
+    (register(slots=5), GOOD, "`slots`: must be the same in message and record, got 5 and 4"),
+    (register(), (), "`memfd`: exactly one must come along, got 0"),
+    (register(), GOOD * 2, "`memfd`: exactly one must come along, got 2"),
+    (register(), GOOD * 200, "`memfd`: exactly one must come along"),
+    (register(), ("null",), "`record`: must be a memfd"),
 ]
 
 
-@pytest.mark.parametrize(("message", "reason"), MESSAGES)
-def test_a_bad_message_gets_one_clear_answer(
-    message: bytes, reason: str | None, tmp_path: Path
+@pytest.mark.parametrize(("message", "along", "reason"), BAD)
+@on_a_loop
+async def test_a_bad_registration_gets_one_clear_answer(
+    message: bytes, along: tuple[str, ...], reason: str | None, path: Path
 ) -> None:
-    async def refuse() -> None:
-        path = tmp_path / "register.sock"
-        async with serving(path) as (server, seen):
-            before = open_fds()
-            with own_record() as fd, connect(path) as sock:
-                send(sock, message, fd)
-                reply = await answer(sock)
-                if reason is not None:
-                    assert reply["status"] != 0
-                    assert reason.encode() in reply["reason"]
-                    assert await answer(sock) == {}
-                    assert server.refused == 1
-            assert not seen.registered
-            assert open_fds() == before
-            await is_well(path)
-
-    asyncio.run(refuse())
-
-
-def _unsealed() -> list[int]:
-    fd = os.memfd_create("x", os.MFD_ALLOW_SEALING)
-    os.ftruncate(fd, 64 + 4 * 256)
-    return [fd]
-
-
-def _random() -> list[int]:
-    fd = os.memfd_create("x", os.MFD_ALLOW_SEALING)
-    os.write(fd, os.urandom(64 + 4 * 256))
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, 7)
-    return [fd]
-
-
-def _sized(change: int) -> list[int]:
-    good = OwnRecord(4)
-    fd = os.memfd_create("x", os.MFD_ALLOW_SEALING)
-    os.write(fd, os.pread(good.fd, 5000, 0)[:change])
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, 7)
-    good.close()
-    return [fd]
-
-
-@pytest.mark.parametrize(
-    ("make", "reason"),
-    [
-        (list, "`memfd`: exactly one must come along, got 0"),
-        (lambda: [os.dup(0) for _ in range(2)], "`memfd`: exactly one must come along, got 2"),
-        (lambda: [os.dup(0) for _ in range(200)], "`memfd`: exactly one must come along"),
-        (lambda: [os.open("/dev/null", os.O_RDWR)], "`record`: must be a memfd"),
-        (_unsealed, "`seals`: must include F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_SEAL"),
-        (_random, "`magic`: must be b'flowslot'"),
-        (lambda: _sized(40), "`size`: must be at least 64 bytes, got 40"),
-        (lambda: _sized(500), "`size`: must be 1088 bytes for 4 slots, got 500"),
-    ],
-)
-def test_a_bad_record_gets_one_clear_answer(
-    make: Callable[[], list[int]], reason: str, tmp_path: Path
-) -> None:
-    async def refuse() -> None:
-        path = tmp_path / "register.sock"
-        async with serving(path) as (_, seen):
-            before = open_fds()
-            with connect(path) as sock:
-                fds = make()
-                send(sock, register(), *fds)
-                for fd in fds:
-                    os.close(fd)
-                assert reason.encode() in (await answer(sock))["reason"]
-            assert not seen.registered
-            assert open_fds() == before, "a descriptor that came along stayed open"
-            await is_well(path)
-
-    asyncio.run(refuse())
+    async with serving(path) as (server, seen):
+        before = open_fds()
+        with own_record() as fd, connect(path) as sock, open(os.devnull) as null:
+            files = {"record": fd, "null": null.fileno()}
+            send(sock, message, *(files[name] for name in along))
+            reply = await answer(sock)
+            if reason is not None:
+                assert reply["status"] != 0
+                assert reason.encode() in reply["reason"]
+                assert await answer(sock) == {}
+                assert server.refused == 1
+        assert not seen.registered
+        assert open_fds() == before, "a descriptor that came along stayed open"
+        await is_well(path)
 
 
 @settings(
@@ -138,72 +84,63 @@ def test_a_bad_record_gets_one_clear_answer(
         max_size=4,
     )
 )
-def test_random_messages_hurt_nobody(tmp_path: Path, messages: list[tuple[bytes, int]]) -> None:
-    async def fuzz() -> None:
-        path = tmp_path / "register.sock"
-        async with serving(path):
-            before = open_fds()
-            with own_record() as fd, connect(path) as sock:
-                for message, fds in messages:
-                    try:
-                        send(sock, message, *[fd] * fds)
-                    except (BrokenPipeError, ConnectionResetError):
-                        break
-                    await asyncio.sleep(0)
-                await is_well(path)
-            await asyncio.sleep(0.002)
-            await until(lambda: open_fds() == before)
-
-    asyncio.run(fuzz())
+@on_a_loop
+async def test_random_messages_hurt_nobody(path: Path, messages: list[tuple[bytes, int]]) -> None:
+    async with serving(path):
+        before = open_fds()
+        with own_record() as fd, connect(path) as sock:
+            for message, fds in messages:
+                try:
+                    send(sock, message, *[fd] * fds)
+                except (BrokenPipeError, ConnectionResetError):
+                    break
+                await asyncio.sleep(0)
+            await is_well(path)
+        await asyncio.sleep(0.002)
+        await until(lambda: open_fds() == before)
 
 
-def test_bad_doorbells_are_counted_and_dropped(tmp_path: Path) -> None:
-    async def ring() -> None:
-        path = tmp_path / "register.sock"
-        async with serving(path) as (_, seen):
-            with own_record() as fd, connect(path) as sock:
-                send(sock, register(), fd)
-                await answer(sock)
-                bell = PACKED_DOORBELL.pack
-                send(sock, bell(MAGIC, VERSION, Message.BEGIN, 4))
-                send(sock, bell(MAGIC, VERSION, 77, 0))
-                send(sock, bell(MAGIC, VERSION + 1, Message.BEGIN, 0))
-                send(sock, os.urandom(200))
-                send(sock, register(), fd)
-                send(sock, bell(MAGIC, VERSION, Message.END, 3), fd)
-                await until(lambda: seen.bells)
-                (record,) = seen.registered
-                assert record.bad_messages == 5
-                assert seen.bells == [(record.id, 3, Message.END)]
-
-    asyncio.run(ring())
+@on_a_loop
+async def test_bad_doorbells_are_counted_and_dropped(path: Path) -> None:
+    async with serving(path) as (_, seen):
+        with own_record() as fd, connect(path) as sock:
+            send(sock, register(), fd)
+            await answer(sock)
+            bell = PACKED_DOORBELL.pack
+            send(sock, bell(MAGIC, VERSION, Message.BEGIN, 4))
+            send(sock, bell(MAGIC, VERSION, 77, 0))
+            send(sock, bell(MAGIC, VERSION + 1, Message.BEGIN, 0))
+            send(sock, os.urandom(200))
+            send(sock, register(), fd)
+            send(sock, bell(MAGIC, VERSION, Message.END, 3), fd)
+            await until(lambda: seen.bells)
+            (record,) = seen.registered
+            assert record.bad_messages == 5
+            assert seen.bells == [(record.id, 3, Message.END)]
 
 
-def test_a_flood_of_doorbells_leaves_the_others_their_turn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@on_a_loop
+async def test_a_flood_of_doorbells_leaves_the_others_their_turn(
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registration, "_WINDOW_S", 3600.0)
-
-    async def flood() -> None:
-        path = tmp_path / "register.sock"
-        async with serving(path) as (server, seen):
-            with own_record() as fd, connect(path) as sock:
-                send(sock, register(), fd)
-                await answer(sock)
-                sock.setblocking(False)
-                bell = PACKED_DOORBELL.pack(MAGIC, VERSION, Message.BEGIN, 0)
-                full = 0
-                while full < 20:  # ms in which nothing more was taken
-                    try:
-                        sock.send(bell)
-                        full = 0
-                    except BlockingIOError:
-                        full += 1
-                        await asyncio.sleep(0.001)
-                assert 1 + len(seen.bells) == registration._WINDOW_MESSAGES
-                await is_well(path)
-            await asyncio.sleep(0)
-            await server.close()
-            assert len(seen.left) == 2
-
-    asyncio.run(flood())
+    async with serving(path) as (server, seen):
+        with own_record() as fd, connect(path) as sock:
+            send(sock, register(), fd)
+            await answer(sock)
+            await asyncio.sleep(2 * registration._MUTE_S)
+            monkeypatch.setattr(registration, "_MUTE_S", 3600.0)
+            sock.setblocking(False)
+            bell = PACKED_DOORBELL.pack(MAGIC, VERSION, Message.BEGIN, 0)
+            full = 0
+            while full < 20:  # ms in which nothing more was taken
+                try:
+                    sock.send(bell)
+                    full = 0
+                except BlockingIOError:
+                    full += 1
+                    await asyncio.sleep(0.001)
+            assert len(seen.bells) == registration._BURST
+            await is_well(path)
+        await asyncio.sleep(0)
+        await server.close()
+        assert len(seen.left) == 2

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is learnt of flows that nobody looks at in time; hostile records included."""
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +9,6 @@ from seen import MS, at
 from slots import start
 from suppressed import MB, SLOT_MS, Room, granted
 
-from flowslot.model.topology import Topology
 from flowslot_shm import writer
 
 
@@ -21,11 +19,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
     fake = SimpleNamespace(monotonic_ns=lambda: clock.ns, time_ns=lambda: clock.ns)
     monkeypatch.setattr(writer, "time", fake)
     return clock
-
-
-@pytest.fixture
-def room(topology: Topology, make_job: Callable[..., Any], clock: Any) -> Room:
-    return Room(topology, make_job)
 
 
 class Timeline:

@@ -3,18 +3,17 @@
 
     python unpatched.py FLOWS ADDRESS PORT [ADDRESS PORT...]
 
-So many connections to each address. Does what its standard input says, line by line, and then
-prints `done` and the time (monotonic ns, before it did it):
+So many connections to each address, from $FROM if that is set. Does what its standard input says,
+line by line, and then prints `done` and the time (monotonic ns, before it did it):
 
     send BYTES        on each connection, and waits until all is acknowledged
     begin BYTES       the same, but does not wait
     close             closes all connections
-    linger            fills them and closes them, to wait an hour for all to be acknowledged
     open N            opens so many more sockets, which are not connected
+    fork              has a child with the same sockets, which lives as long as it does
     register SOCKET   reports itself to a daemon from now on
 """
 
-import contextlib
 import fcntl
 import os
 import resource
@@ -34,17 +33,6 @@ def queued(sock: socket.socket) -> int:
     return int(struct.unpack("=i", fcntl.ioctl(sock, _SIOCOUTQ, b"\0" * 4))[0])
 
 
-def leave(sock: socket.socket) -> None:
-    """Close it with something left to send, for which whoever closes it last has to wait."""
-    sock.setblocking(False)
-    with contextlib.suppress(BlockingIOError):
-        while True:
-            sock.send(bytes(1 << 16))
-    sock.setblocking(True)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("=ii", 1, 3600))
-    sock.close()
-
-
 def do(what: str, argument: str, socks: list[socket.socket], kept: list[object]) -> None:
     """One line. `kept`: what is to live on."""
     if what in {"send", "begin"}:
@@ -56,11 +44,14 @@ def do(what: str, argument: str, socks: list[socket.socket], kept: list[object])
     elif what == "close":
         for sock in socks:
             sock.close()
-    elif what == "linger":
-        for sock in socks:
-            leave(sock)
     elif what == "open":
         kept.append([socket.socket() for _ in range(int(argument))])
+    elif what == "fork":
+        alive, ours = os.pipe()
+        if os.fork() == 0:
+            os.close(ours)
+            os.read(alive, 1)
+            os._exit(0)
     elif what == "register":
         client = JobClient(argument, "patched", rank=3)
         kept += [client, *(client.flow(sock, 1, i, Role.PUSH) for i, sock in enumerate(socks))]
@@ -68,7 +59,8 @@ def do(what: str, argument: str, socks: list[socket.socket], kept: list[object])
 
 def main(flows: int, ends: list[tuple[str, int]]) -> None:
     """Until standard input ends."""
-    socks = [socket.create_connection(end) for end in ends for _ in range(flows)]
+    here = (os.environ["FROM"], 0) if os.environ.get("FROM") else None
+    socks = [socket.create_connection(end, None, here) for end in ends for _ in range(flows)]
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     print("ready", os.getpid(), flush=True)

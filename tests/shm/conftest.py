@@ -6,20 +6,39 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from flowslot_shm.client import JobClient
-from flowslot_shm.layout import Message, Role
+from flowslot_shm.layout import HEADER, MAGIC, REPLY, VERSION, Message, Role, offset
 from flowslot_shm.writer import FlowWriter
 from flowslotd.observe.registration import Limits, Record, RegistrationServer
 
 SHM = Path(__file__).parents[2] / "shm"
 TCP_CONGESTION = 13
+AT = offset("quiet", HEADER)
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end, "did not happen"
+        time.sleep(0.002)
+
+
+def registered(job: "Job") -> bool:
+    return job("poll") == "1"
+
+
+def word(fd: int) -> int:
+    return int.from_bytes(os.pread(fd, 4, AT), sys.byteorder)
 
 
 class Daemon:
@@ -60,6 +79,49 @@ class Daemon:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
+
+
+class Ear:
+    """A daemon that accepts one job, and keeps its record and all that it sends."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._server.bind(str(path))
+        self._server.listen()
+
+    def accept(self, job: "Job") -> int:
+        """Wait until `job` has registered; the value of `quiet` that came with its REGISTER."""
+        self._server.setblocking(False)
+        while True:
+            job("poll")
+            try:
+                self._job, _ = self._server.accept()
+                break
+            except BlockingIOError:
+                time.sleep(0.002)
+        _, (self.fd,), _, _ = socket.recv_fds(self._job, 256, 1)
+        came = word(self.fd)
+        reply = np.zeros(1, REPLY)
+        reply["magic"], reply["version"], reply["type"] = MAGIC, VERSION, Message.REPLY
+        self._job.send(reply.tobytes())
+        until(lambda: registered(job))
+        self._job.setblocking(False)
+        return came
+
+    def heard(self) -> int:
+        """Datagrams since the last call."""
+        for n in range(1000):
+            try:
+                assert self._job.recv(64)
+            except BlockingIOError:
+                return n
+        raise AssertionError("no end")
+
+    def die(self) -> None:
+        self._job.close()
+        self._server.close()
+        self._path.unlink()
 
 
 class PythonJob:
@@ -160,14 +222,15 @@ def start_job(request: pytest.FixtureRequest, driver: Path, tmp_path: Path) -> I
 
 @pytest.fixture
 def c_job(driver: Path) -> Iterator[Callable[..., CJob]]:
-    """A C job within a wrapper command; its program lies where every user may run it."""
+    """A registered C job within a wrapper command; all users may run its program."""
     jobs: list[CJob] = []
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         program = Path(shutil.copy(driver, folder))
 
-        def start(path: str, wrapper: tuple[str, ...]) -> CJob:
+        def start(path: str, wrapper: tuple[str, ...] = ()) -> CJob:
             jobs.append(CJob(program, path, 8, wrapper))
+            until(lambda: registered(jobs[-1]))
             return jobs[-1]
 
         yield start
@@ -186,6 +249,14 @@ def start_daemon(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
     yield start
     for daemon in daemons:
         daemon.close()
+
+
+@pytest.fixture
+def pair(start_daemon: Callable[..., Daemon], start_job: StartJob) -> tuple[Daemon, Job]:
+    """A daemon, and a job that has registered there."""
+    daemon, job = start_daemon(), start_job()
+    until(lambda: registered(job))
+    return daemon, job
 
 
 @pytest.fixture

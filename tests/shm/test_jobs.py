@@ -5,45 +5,28 @@ import os
 import shutil
 import socket
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-import numpy as np
 import pytest
 
 from flowslot_shm.client import JobClient
-from flowslot_shm.layout import MAGIC, REPLY, VERSION, Message, Role, State, Transport, address
+from flowslot_shm.layout import Message, Role, State, Transport, address
 from flowslot_shm.reader import RecordReader
 from flowslotd.observe.registration import Limits
 
-if TYPE_CHECKING:
-    from tests.shm.conftest import CJob, Daemon, Job, StartJob
+from .conftest import CJob, Daemon, Ear, Job, StartJob, registered, until
 
-StartDaemon = Callable[..., "Daemon"]
+StartDaemon = Callable[..., Daemon]
 PRESENT = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
 # The kernel's own; others come and go with the daemons that run beside this test.
 ALLOWED = [name for name in PRESENT if name in ("reno", "cubic", "bbr")]
 COUNTS = ["iteration", "ready", "posted", "done", "iteration_total"]
 
 
-def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end, "did not happen"
-        time.sleep(0.002)
-
-
-def registered(job: "Job") -> bool:
-    return job("poll") == "1"
-
-
-def test_a_flow_as_the_daemon_sees_it(
-    start_daemon: StartDaemon, start_job: "StartJob", port: int
-) -> None:
-    daemon, job = start_daemon(), start_job()
-    until(lambda: registered(job))
+def test_a_flow_as_the_daemon_sees_it(pair: tuple[Daemon, Job], port: int) -> None:
+    daemon, job = pair
     assert job(f"flow 0 127.0.0.1 {port} {Role.RING} -") == "0"
     record = daemon.record
     assert (record.job, record.rank, record.uid) == ("resnet50", 3, os.getuid())
@@ -82,9 +65,8 @@ def test_a_flow_as_the_daemon_sees_it(
     assert not record.reader.faults.any()
 
 
-def test_a_udp_flow(start_daemon: StartDaemon, start_job: "StartJob", port: int) -> None:
-    daemon, job = start_daemon(), start_job()
-    until(lambda: registered(job))
+def test_a_udp_flow(pair: tuple[Daemon, Job], port: int) -> None:
+    daemon, job = pair
     assert job(f"flow 0 127.0.0.1 {port} {Role.RING} udp") == "0"
     slot = daemon.record.reader.snapshot()[0]
     assert slot["transport"] == Transport.UDP
@@ -94,10 +76,9 @@ def test_a_udp_flow(start_daemon: StartDaemon, start_job: "StartJob", port: int)
 
 
 def test_active_lasts_for_the_whole_iteration_only_where_its_total_is_known(
-    start_daemon: StartDaemon, start_job: "StartJob"
+    pair: tuple[Daemon, Job],
 ) -> None:
-    daemon, job = start_daemon(), start_job()
-    until(lambda: registered(job))
+    daemon, job = pair
     job("flow 0 - 0 0 -")
     for total, rings in ((30, 2), (0, 6)):
         daemon.bells.clear()
@@ -113,7 +94,7 @@ def test_active_lasts_for_the_whole_iteration_only_where_its_total_is_known(
 
 
 def test_more_flows_than_slots_go_unreported(
-    start_daemon: StartDaemon, start_job: "StartJob"
+    start_daemon: StartDaemon, start_job: StartJob
 ) -> None:
     daemon, job = start_daemon(), start_job(slots=2)
     until(lambda: registered(job))
@@ -126,7 +107,7 @@ def test_more_flows_than_slots_go_unreported(
 
 
 def test_without_a_daemon_everything_works_and_one_that_comes_later_is_found(
-    start_daemon: StartDaemon, start_job: "StartJob", port: int
+    start_daemon: StartDaemon, start_job: StartJob, port: int
 ) -> None:
     job = start_job()
     job(f"flow 0 127.0.0.1 {port} 1 {ALLOWED[-1]}")
@@ -145,7 +126,7 @@ def test_without_a_daemon_everything_works_and_one_that_comes_later_is_found(
 
 @pytest.mark.skipif(len(ALLOWED) < 2, reason="needs two allowed congestion controls")
 def test_a_restarted_daemon_gets_the_live_sockets(
-    start_daemon: StartDaemon, start_job: "StartJob", port: int
+    start_daemon: StartDaemon, start_job: StartJob, port: int
 ) -> None:
     first, second = ALLOWED[0], ALLOWED[-1]
     daemon, job = start_daemon(first), start_job()
@@ -176,12 +157,11 @@ def test_a_restarted_daemon_gets_the_live_sockets(
 
 @pytest.mark.skipif(len(ALLOWED) < 2, reason="needs two allowed congestion controls")
 def test_a_reused_descriptor_is_not_enlisted(
-    start_daemon: StartDaemon, c_job: Callable[..., "CJob"], port: int
+    start_daemon: StartDaemon, c_job: Callable[..., CJob], port: int
 ) -> None:
     """A library that closes a socket before its flow must not get another socket changed."""
     daemon = start_daemon()
-    job = c_job(daemon.server.path, ())
-    until(lambda: registered(job))
+    job = c_job(daemon.server.path)
     job(f"flow 0 127.0.0.1 {port} 1 {ALLOWED[-1]}")
     job(f"flow 1 127.0.0.1 {port} 1 {ALLOWED[-1]}")
     assert job(f"swap 0 127.0.0.1 {port} {ALLOWED[-1]}") == "1"
@@ -191,7 +171,7 @@ def test_a_reused_descriptor_is_not_enlisted(
 
 
 def test_an_unknown_congestion_control_leaves_the_socket_alone(
-    start_daemon: StartDaemon, start_job: "StartJob", port: int
+    start_daemon: StartDaemon, start_job: StartJob, port: int
 ) -> None:
     start_daemon("no_such_cc")
     job = start_job()
@@ -202,7 +182,7 @@ def test_an_unknown_congestion_control_leaves_the_socket_alone(
 
 
 def test_a_refused_job_knows_why_and_goes_on(
-    start_daemon: StartDaemon, start_job: "StartJob"
+    start_daemon: StartDaemon, start_job: StartJob
 ) -> None:
     daemon = start_daemon(limits=Limits(slots=4))
     job = start_job(slots=5)
@@ -214,11 +194,8 @@ def test_a_refused_job_knows_why_and_goes_on(
     job("ready 0 1")
 
 
-def test_a_job_that_leaves_is_gone_and_may_still_call(
-    start_daemon: StartDaemon, start_job: "StartJob"
-) -> None:
-    daemon, job = start_daemon(), start_job()
-    until(lambda: registered(job))
+def test_a_job_that_leaves_is_gone_and_may_still_call(pair: tuple[Daemon, Job]) -> None:
+    daemon, job = pair
     job("flow 0 - 0 0 -")
     job("leave")
     until(lambda: daemon.left)
@@ -228,44 +205,24 @@ def test_a_job_that_leaves_is_gone_and_may_still_call(
         job(command)
 
 
-def _answering_but_deaf(path: str) -> tuple[socket.socket, Callable[[], socket.socket]]:
-    server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    server.bind(path)
-    server.listen(0)
-
-    def accept() -> socket.socket:
-        connection, _ = server.accept()
-        connection.recv(256)
-        reply = np.zeros(1, REPLY)
-        reply["magic"], reply["version"], reply["type"] = MAGIC, VERSION, Message.REPLY
-        connection.send(reply.tobytes())
-        return connection
-
-    return server, accept
+def test_a_doorbell_on_a_full_queue_does_not_block(start_job: StartJob, tmp_path: Path) -> None:
+    job, ear = start_job(), Ear(tmp_path / "register.sock")
+    ear.accept(job)
+    job("flow 0 - 0 0 -")
+    job("begin 0 1 0")
+    job("flip 0 20000")  # 40,000 doorbells: blocking would hang here
+    assert 0 < ear.heard() < 40000
+    job("flip 0 1")
+    assert ear.heard() == 2
+    ear.die()
 
 
-def test_a_doorbell_on_a_full_queue_does_not_block(start_job: "StartJob", tmp_path: Path) -> None:
-    server, accept = _answering_but_deaf(str(tmp_path / "register.sock"))
-    job = start_job()
-    with server, accept() as connection:
-        until(lambda: registered(job))
-        job("flow 0 - 0 0 -")
-        job("begin 0 1 0")
-        job("flip 0 20000")  # 40,000 doorbells: blocking would hang here
-        connection.setblocking(False)
-        heard = 0
-        with pytest.raises(BlockingIOError):
-            while connection.recv(64):
-                heard += 1
-        assert 0 < heard < 40000
-        job("flip 0 1")
-        assert connection.recv(64)
-
-
-def test_a_daemon_with_a_full_backlog_does_not_block(start_job: "StartJob", tmp_path: Path) -> None:
+def test_a_daemon_with_a_full_backlog_does_not_block(start_job: StartJob, tmp_path: Path) -> None:
     path = str(tmp_path / "register.sock")
-    server, _ = _answering_but_deaf(path)
-    with server, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as first:
+    server, first = (socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2))
+    with server, first:
+        server.bind(path)
+        server.listen(0)
         first.connect(path)  # a backlog of 0 holds one
         job = start_job()
         job("flow 0 - 0 0 -")
@@ -274,7 +231,7 @@ def test_a_daemon_with_a_full_backlog_does_not_block(start_job: "StartJob", tmp_
 
 
 @pytest.mark.parametrize("path", ["/nonexistent/register.sock", "/" + "x" * 200, "/etc/passwd"])
-def test_an_impossible_path_is_just_an_absent_daemon(start_job: "StartJob", path: str) -> None:
+def test_an_impossible_path_is_just_an_absent_daemon(start_job: StartJob, path: str) -> None:
     job = start_job(path)
     job("flow 0 - 0 0 -")
     job("begin 0 1 0")
@@ -296,11 +253,10 @@ def test_ipv6_and_mapped_addresses() -> None:
     client = JobClient("/nonexistent", "job", rank=0)
     assert client._record is not None
     reader = RecordReader(client._record.fd)
-    for index, (server_at, to) in enumerate((("::1", "::1"), ("::ffff:127.0.0.1", "127.0.0.1"))):
+    six: Any = {"family": socket.AF_INET6, "dualstack_ipv6": True}
+    for index, (listening, to) in enumerate((("::1", "::1"), ("::", "127.0.0.1"))):
         with (
-            socket.create_server((server_at, 0), family=socket.AF_INET6, dualstack_ipv6=False)
-            if index == 0
-            else _mapped_server() as server,
+            socket.create_server((listening, 0), **six) as server,
             socket.create_connection((to, server.getsockname()[1])),
             server.accept()[0] as accepted,
         ):
@@ -311,16 +267,8 @@ def test_ipv6_and_mapped_addresses() -> None:
     client.close()
 
 
-def _mapped_server() -> socket.socket:
-    server = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
-    server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-    server.bind(("::", 0))
-    server.listen()
-    return server
-
-
 @pytest.mark.root
-def test_from_a_container(start_daemon: StartDaemon, c_job: Callable[..., "CJob"]) -> None:
+def test_from_a_container(start_daemon: StartDaemon, c_job: Callable[..., CJob]) -> None:
     """Own network, process and mount namespace; only the socket's folder is mounted into it."""
     folder = tempfile.mkdtemp()
     target = tempfile.mkdtemp()
@@ -329,7 +277,6 @@ def test_from_a_container(start_daemon: StartDaemon, c_job: Callable[..., "CJob"
     unshare = ("unshare", "--mount", "--net", "--pid", "--fork", "sh", "-c", script)
     try:
         job = c_job(f"{target}/register.sock", unshare)
-        until(lambda: registered(job))
         record = daemon.record
         assert record.reader.pid == 1, "as the job sees itself"
         command = Path(f"/proc/{record.pid}/cmdline").read_bytes()
@@ -346,14 +293,13 @@ def test_from_a_container(start_daemon: StartDaemon, c_job: Callable[..., "CJob"
 
 
 @pytest.mark.root
-def test_a_job_of_another_user(start_daemon: StartDaemon, c_job: Callable[..., "CJob"]) -> None:
+def test_a_job_of_another_user(start_daemon: StartDaemon, c_job: Callable[..., CJob]) -> None:
     folder = tempfile.mkdtemp()
     os.chmod(folder, 0o755)
     try:
         daemon = start_daemon(path=f"{folder}/register.sock")
         setpriv = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
-        job = c_job(f"{folder}/register.sock", setpriv)
-        until(lambda: registered(job))
+        c_job(f"{folder}/register.sock", setpriv)
         assert daemon.record.uid == 65534
     finally:
         shutil.rmtree(folder)

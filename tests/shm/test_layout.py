@@ -74,19 +74,6 @@ def test_header_and_dtype_agree(compiler: str, standard: str, suffix: str, tmp_p
     assert printed.splitlines() == expected
 
 
-@pytest.mark.parametrize("dtype", STRUCTS.values(), ids=STRUCTS)
-def test_no_hidden_padding(dtype: np.dtype[np.void]) -> None:
-    assert sum(size for _, size in _fields(dtype).values()) == dtype.itemsize
-
-
-def test_quiet_took_the_place_of_a_reserved_word() -> None:
-    """Version 1 had zeros there from the start: old jobs and old daemons need not know it."""
-    assert layout.VERSION == 1
-    assert _fields(layout.HEADER)["quiet"] == (20, 4)
-    assert layout.offset("quiet", layout.HEADER) == 20
-    assert layout.offset("sport") == 12
-
-
 def test_packed_doorbell_is_the_doorbell() -> None:
     raw = layout.PACKED_DOORBELL.pack(layout.MAGIC, layout.VERSION, layout.Message.END, 7)
     bell = np.frombuffer(raw, layout.DOORBELL)[0]

@@ -9,22 +9,12 @@ from flowslot_shm.reader import RecordReader
 
 
 class Source(Protocol):
-    """A registered job process; `pid` as the kernel tells it."""
+    """A registered job process: its record. `id` tells registrations apart; `pid` is the kernel's
+    word, 0: not visible."""
 
-    @property
-    def id(self) -> int:
-        """Tells registrations apart."""
-        ...
-
-    @property
-    def pid(self) -> int:
-        """The process, 0: not visible."""
-        ...
-
-    @property
-    def reader(self) -> RecordReader:
-        """Its record."""
-        ...
+    id: int
+    pid: int
+    reader: RecordReader
 
 
 @dataclass(slots=True)

@@ -123,9 +123,7 @@ class FlowTable:
     def transfers(self, rates: Mapping[int, float]) -> list[LocalFlow]:
         """Flows to other hosts that others may wait for, or that may wait for others: as far as
         their ranks are known (not negative). `rates` in force, payload bytes/s, by cookie."""
-        columns = (
-            self.rows[name].tolist() for name in ("iteration", "target", "remaining", "ready")
-        )
+        columns = self.rows[["iteration", "target", "remaining", "ready"]].tolist()
         return [
             LocalFlow(
                 flow=info.cookie,
@@ -137,7 +135,7 @@ class FlowTable:
                 sent=target - remaining,
                 rate=rates.get(info.cookie, 0.0),
             )
-            for info, iteration, target, remaining, ready in zip(self.infos, *columns, strict=True)
+            for info, (iteration, target, remaining, ready) in zip(self.infos, columns, strict=True)
             if (role := ROLES.get(info.role)) is not None
             and info.rank >= 0
             and target > 0

@@ -25,8 +25,7 @@ class Binding:
         self.rows: Rows = np.zeros(0, np.intp)
         self.refused: list[FlowInfo] = []
         self.opened = -1  # as the reader counts
-        self.suppressed = False  # nobody waits for news
-        self.rarely = False  # to be looked at: suppressed, or idle
+        self.rarely = False  # to be looked at: nobody waits for news, or it is idle
         self.looked = 0  # in which slot
         self.seen = 0  # when, be it in a slot or between
 

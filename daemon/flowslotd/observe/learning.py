@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# cython: infer_types=True
 """What is learnt of flows by looking at them (compiled: learning.pxd).
 
 A look at 100 flows touches some tens of numbers of each. With arrays that takes hundreds of calls,
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flowslot.model.units import MILLISECOND
 from flowslot_shm.layout import State, offset
 from flowslotd.flows.rows import UNREPORTED, headers, whole
 
@@ -20,12 +22,13 @@ SMOOTHING = 0.25
 """Weight of the latest iteration in learnt periods and volumes."""
 MOST_STEPS, MOST_STEPS_RARELY = 8, 1000
 """Iterations from one look to the next; more say nothing about the period."""
+SHORTEST = MILLISECOND
+"""No period is shorter."""
 SUPPRESSED, IDLE, SEEN = 1, 2, 4
 """What `signs` tells."""
 
-# The same as C variables: learning.pxd declares them.
-_smoothing, _most_steps, _most_steps_rarely = SMOOTHING, MOST_STEPS, MOST_STEPS_RARELY
-_millisecond, _unreported, _active = 1_000_000, UNREPORTED, State.ACTIVE.value
+# C variables: learning.pxd declares them, and those above that only this file reads.
+_unreported, _active = UNREPORTED, State.ACTIVE.value
 _iteration, _ready, _posted = offset("iteration") // 8, offset("ready") // 8, offset("posted") // 8
 _done, _total = offset("done") // 8, offset("iteration_total") // 8
 _start = offset("t_iteration_start_ns") // 8
@@ -81,7 +84,7 @@ def advance(  # noqa: PLR0917
         joined = kernel and not (rows[r].kernel and seen)
         if began:
             if rows[r].target > 0:
-                rows[r].expected = smooth(rows[r].expected, rows[r].target, _smoothing)
+                rows[r].expected = smooth(rows[r].expected, rows[r].target, SMOOTHING)
             learn_unreported(rows, r)
             rows[r].inc += 1
             # An iteration that was complete ended at the counter's last value: libraries send
@@ -163,11 +166,11 @@ def begin(now: int, rows: Any, r: int, rarely: bool, said: int) -> None:
     start = said if rarely and onset < said <= now else now
     steps = rows[r].iteration - rows[r].onset_iteration
     # Several iterations at once: notice came late, or the job skips numbers.
-    most = _most_steps_rarely if rarely else _most_steps
+    most = MOST_STEPS_RARELY if rarely else MOST_STEPS
     if onset > 0 and 1 <= steps <= most:
-        sample = max((start - onset) // steps, _millisecond)
+        sample = max((start - onset) // steps, SHORTEST)
         # One sample of several iterations counts as much as they would have one by one.
-        weight = 1.0 - (1.0 - _smoothing) ** steps
+        weight = 1.0 - (1.0 - SMOOTHING) ** steps
         rows[r].period = smooth(rows[r].period, sample, weight)
     rows[r].onset, rows[r].onset_inc = start, rows[r].inc
     rows[r].onset_iteration = rows[r].iteration

@@ -119,16 +119,16 @@ class Observer:
             signs = 0
             if binding.rows.size:
                 signs = learning.signs(rows, binding.rows, not self.negotiated, ends_are_reported)
-            binding.suppressed = bool(signs & learning.SUPPRESSED)
-            idle = bool(signs & learning.IDLE) and not source.reader.is_torn
-            binding.rarely = binding.suppressed or idle
+            suppressed = bool(signs & learning.SUPPRESSED)
+            idle = bool(signs & learning.IDLE) and not source.reader.torn.size
+            binding.rarely = suppressed or idle
             ends = Quiet.ENDS if signs & learning.SEEN else Quiet.NONE
-            source.reader.set_quiet(Quiet.ALL if binding.suppressed else ends)
+            source.reader.set_quiet(Quiet.ALL if suppressed else ends)
 
     def stir(self) -> None:
         """A socket has come up that has no row: look at all records in the next slot."""
         for binding in self._bindings.values():
-            binding.suppressed = binding.rarely = False
+            binding.rarely = False
             binding.seen = 0
 
     def due(self, slot: int, sources: Iterable[Source]) -> list[Source]:

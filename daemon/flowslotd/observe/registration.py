@@ -11,7 +11,6 @@ import itertools
 import logging
 import os
 import socket
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -37,9 +36,8 @@ from flowslotd.unix_socket import Listener, peer_of
 _log = logging.getLogger(__name__)
 _DOORBELLS = {int(kind): kind for kind in (Message.BEGIN, Message.END)}
 _MAX_FDS = 4  # taken per message, so that the surplus can be closed; the kernel closes the rest
-_MUTE_S = 0.003  # after a message, a job's next ones wait so long, to be heard of together
-_WINDOW_S = 0.01
-_WINDOW_MESSAGES = 256  # of one job in a window: the rest waits in its socket, or is lost
+_MUTE_S = 0.003  # after a job's messages, its next ones wait so long, to be heard of together
+_BURST = 64  # messages of one job at once: the rest waits in its socket, or is lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +71,6 @@ class _Connection:
     timer: asyncio.TimerHandle | None = None
     record: Record | None = None
     pidfd: int = -1
-    window_s: float = 0.0  # when the current window began
-    messages: int = 0  # in it
 
 
 class RegistrationServer:
@@ -105,7 +101,6 @@ class RegistrationServer:
         self._on_register, self._on_doorbell, self._on_leave = on_register, on_doorbell, on_leave
         self._limits = limits or Limits()
         self._connections: set[_Connection] = set()
-        self._per_uid: Counter[int] = Counter()
         self._ids = itertools.count(1)
         self._listener: Listener | None = None
 
@@ -149,11 +144,10 @@ class RegistrationServer:
             pid, uid, _ = peer_of(sock)
             connection = _Connection(sock, pid, uid)
             self._connections.add(connection)
-            self._per_uid[uid] += 1
+            most = self._limits.connections_per_uid
             if len(self._connections) > self._limits.connections:
                 self._refuse(connection, "connections: this host has too many")
-            elif self._per_uid[uid] > self._limits.connections_per_uid:
-                most = self._limits.connections_per_uid
+            elif sum(one.uid == uid for one in self._connections) > most:
                 self._refuse(connection, f"connections: at most {most} for one user")
             else:
                 wait = self._limits.seconds_to_register
@@ -162,10 +156,7 @@ class RegistrationServer:
                 self._loop.add_reader(sock, self._readable, connection)
 
     def _readable(self, connection: _Connection) -> None:
-        now_s = self._loop.time()
-        if now_s - connection.window_s >= _WINDOW_S:
-            connection.window_s, connection.messages = now_s, 0
-        while connection.messages < _WINDOW_MESSAGES:
+        for _ in range(_BURST):
             fds: list[int] = []
             try:
                 if connection.record is None:
@@ -176,7 +167,6 @@ class RegistrationServer:
                 break
             except OSError:
                 data = b""
-            connection.messages += 1
             try:
                 if not data:
                     self._drop(connection)
@@ -189,8 +179,7 @@ class RegistrationServer:
                     os.close(fd)
             if connection not in self._connections:
                 return
-        busy = connection.messages >= _WINDOW_MESSAGES
-        self._pause(_WINDOW_S if busy else _MUTE_S, connection.sock, self._readable, connection)
+        self._pause(_MUTE_S, connection.sock, self._readable, connection)
 
     def _pause(
         self, wait_s: float, sock: socket.socket, reader: Callable[..., object], *args: object
@@ -253,9 +242,6 @@ class RegistrationServer:
         if connection not in self._connections:
             return
         self._connections.discard(connection)
-        self._per_uid[connection.uid] -= 1
-        if not self._per_uid[connection.uid]:
-            del self._per_uid[connection.uid]
         if connection.timer is not None:
             connection.timer.cancel()
         if connection.pidfd >= 0:

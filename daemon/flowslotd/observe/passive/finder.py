@@ -75,7 +75,6 @@ class Finder:
         self._addresses = frozenset(normal_ip(address) for address in addresses)
         self._processes: dict[int, _Process] = {}
         self._others: Counter[int] = Counter()  # looks at all since it was found
-        self._per_user: Counter[int] = Counter()
         self._warn = warnings()
         self._absent = _absent()
         if self._absent:
@@ -131,13 +130,19 @@ class Finder:
     def _examine(self, pid: int) -> None:
         """If it is a node it is one of ours from now on."""
         try:
-            if _node(pid) is None:
-                return
-            uid = os.stat(f"/proc/{pid}").st_uid
-            if len(self._processes) >= MAX_PROCESSES or self._per_user[uid] >= MAX_PER_USER:
-                self._warn("there are more ps-lite processes than are looked at")
-                return
-            self._take(pid, uid)
+            with ExitStack() as undo:
+                pidfd = os.pidfd_open(pid)
+                undo.callback(os.close, pidfd)
+                node, uid = _node(pid), os.stat(f"/proc/{pid}").st_uid
+                if node is None or _ended(pidfd):  # it lives: the number has been its own so far
+                    return
+                theirs = sum(process.uid == uid for process in self._processes.values())
+                if len(self._processes) >= MAX_PROCESSES or theirs >= MAX_PER_USER:
+                    self._warn("there are more ps-lite processes than are looked at")
+                    return
+                self._processes[pid] = _Process(node, pidfd, uid)
+                del self._others[pid]
+                undo.pop_all()
         except PermissionError:
             self._deny(pid)
         except OSError as error:  # ended just now, mostly
@@ -145,32 +150,20 @@ class Finder:
                 self._others[pid] = 0
                 self._warn(f"no further processes can be looked at: {error.strerror}")
 
-    def _take(self, pid: int, uid: int) -> None:
-        """Raises OSError."""
-        pidfd = os.pidfd_open(pid)
-        with ExitStack() as undo:
-            undo.callback(os.close, pidfd)
-            node = _node(pid)  # once more: now it cannot have been another process
-            if node is not None and not _ended(pidfd):
-                self._processes[pid] = _Process(node, pidfd, uid)
-                self._per_user[uid] += 1
-                del self._others[pid]
-                undo.pop_all()
-
     def _forget(self, pid: int) -> None:
-        process = self._processes.pop(pid)
-        os.close(process.pidfd)
-        self._per_user[process.uid] -= 1
+        os.close(self._processes.pop(pid).pidfd)
 
     # -- sockets ------------------------------------------------------------------------------
 
     def _data(self, pid: int, process: _Process) -> list[_Socket]:
         """Its data connections, as of now."""
+        links: dict[str, int] = {}
         try:
             links = _links(pid)
         except PermissionError:
             self._deny(pid)
-            links = {}
+        except OSError:  # it has ended meanwhile; or too many open files
+            pass
         known = process.sockets
         for link in known.keys() - links.keys():
             del known[link]
@@ -250,18 +243,12 @@ def _ended(pidfd: int) -> bool:
 
 
 def _links(pid: int) -> dict[str, int]:
-    """What the descriptors of a process refer to, and the first one that does. Raises
-    PermissionError."""
+    """What the descriptors of a process refer to, and the first one that does. Raises OSError."""
     found: dict[str, int] = {}
-    try:
-        with os.scandir(f"/proc/{pid}/fd") as entries:
-            for entry in islice(entries, MAX_DESCRIPTORS):
-                with suppress(FileNotFoundError, ValueError):  # closed meanwhile
-                    found.setdefault(os.readlink(entry.path), int(entry.name))
-    except PermissionError:
-        raise
-    except OSError:  # it has ended meanwhile; or too many open files
-        pass
+    with os.scandir(f"/proc/{pid}/fd") as entries:
+        for entry in islice(entries, MAX_DESCRIPTORS):
+            with suppress(FileNotFoundError, ValueError):  # closed meanwhile
+                found.setdefault(os.readlink(entry.path), int(entry.name))
     return found
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Iterations of a flow, and how many bytes they have, learnt from counters alone. Pure: no clock.
+"""Iterations of a flow, and how many bytes they have, learnt from counters alone. No clock.
 
 As in MLTCP, an iteration begins after a pause that is longer than a learnt threshold. Pauses within
 an iteration (a server waits for the next key) are short, those of computing are long. Where one
@@ -16,6 +16,7 @@ from math import isqrt
 from typing import NamedTuple
 
 from flowslot.model.units import MILLISECOND
+from flowslot_shm.writer import FlowWriter
 
 FLOOR_NS = 20 * MILLISECOND
 """Pauses this short are one like the other: with a look every 10 ms none is seen to be shorter."""
@@ -43,32 +44,15 @@ LARGEST = 1 << 40
 """An iteration of more bytes is none: a flow that never pauses. A record can hold 2^50."""
 
 
-class Move(NamedTuple):
-    """What one look has found."""
-
-    began: bool = False
-    """An iteration has begun."""
-    total: int = 0
-    """Expected in this iteration, now that it has begun or been corrected; 0: not known."""
-    posted: int = 0
-    """So many more bytes of this iteration were posted,"""
-    done: int = 0
-    """and so many more acknowledged."""
-    corrected: bool = False
-    """It has ended with fewer bytes than announced, or has gone on for so long that it must have:
-    `total`."""
-
-
-NOTHING = Move()
-
-
 class Phases:
-    """Of one flow. `iteration`: the present one's number, from 1. `threshold`: see above."""
+    """Of one flow, which are written to its slot. `iteration`: the present one's number, from 1.
+    `threshold`: see above."""
 
-    def __init__(self, now: int, posted: int, acked: int) -> None:
+    def __init__(self, now: int, posted: int, acked: int, writer: FlowWriter) -> None:
         """`posted` and `acked`: what the flow's counters are. The first iteration may have begun
         before, and is not learnt from."""
         self.iteration = 1
+        self._writer = writer
         self.threshold = FIRST_NS
         self._posted = self._acked = max(posted, 0)
         self._busy = acked < posted
@@ -79,6 +63,7 @@ class Phases:
         self._overdue = 0  # when what was announced is not believed any more
         # The pause before it, its bytes, and for how long it was sending.
         self._bursts: deque[list[int]] = deque(maxlen=KEEP)
+        writer.begin(self.iteration)
 
     @property
     def busy(self) -> bool:
@@ -89,8 +74,9 @@ class Phases:
         """How long it has been seen to send nothing."""
         return 0 if self._busy else now - self._last
 
-    def look(self, now: int, posted: int, acked: int) -> Move:
-        """What the counters are now. NOTHING, the object, where nothing has happened."""
+    def look(self, now: int, posted: int, acked: int) -> bool:
+        """What the counters are now. True: the iteration has ended with fewer bytes than were
+        announced, or has gone on for so long that it must have."""
         if not self._busy and posted == self._posted:
             return self._rest(now)
         posted = max(posted, self._posted)
@@ -115,7 +101,7 @@ class Phases:
             return self._begin(now, more, Learnt(self.threshold))
         return self._go_on(now)
 
-    def _start(self, now: int, more: int) -> Move:
+    def _start(self, now: int, more: int) -> bool:
         """It sends again, after a pause."""
         pause = now - self._last
         self._bursts.append([pause, 0, 0])
@@ -128,36 +114,38 @@ class Phases:
             return self._go_on(now)
         return self._begin(now, more, learnt)
 
-    def _begin(self, now: int, more: int, learnt: "Learnt") -> Move:
+    def _begin(self, now: int, more: int, learnt: "Learnt") -> bool:
         self.iteration += 1
         self._origin = self._posted - more
         self._reported = self._reported_done = 0
         self._total = learnt.total
         self._overdue = now + OVERDUE * learnt.longest + learnt.threshold
-        return self._go_on(now)._replace(began=True, total=learnt.total)
+        self._writer.begin(self.iteration, self._total)
+        return self._go_on(now)
 
-    def _go_on(self, now: int) -> Move:
-        before, done_before = self._reported, self._reported_done
-        self._reported = max(self._posted - self._origin, before)
-        self._reported_done = max(min(self._acked - self._origin, self._reported), done_before)
-        over = now > self._overdue and self._posted - self._acked <= BACKLOG
-        return self._correct(
-            Move(posted=self._reported - before, done=self._reported_done - done_before), over
-        )
+    def _go_on(self, now: int) -> bool:
+        posted = max(self._posted - self._origin, self._reported)
+        done = max(min(self._acked - self._origin, posted), self._reported_done)
+        self._report(posted, done)
+        return self._correct(now > self._overdue and self._posted - self._acked <= BACKLOG)
 
-    def _rest(self, now: int) -> Move:
+    def _rest(self, now: int) -> bool:
         """It sends nothing: then all was acknowledged."""
-        done = self._reported - self._reported_done
-        self._reported_done = self._reported
-        over = now - self._last > self.threshold or now > self._overdue
-        return self._correct(Move(done=done) if done else NOTHING, over)
+        self._report(self._reported, self._reported)
+        return self._correct(now - self._last > self.threshold or now > self._overdue)
 
-    def _correct(self, move: Move, over: bool) -> Move:
+    def _report(self, posted: int, done: int) -> None:
+        """So many bytes of this iteration."""
+        self._writer.advance(posted=posted - self._reported, done=done - self._reported_done)
+        self._reported, self._reported_done = posted, done
+
+    def _correct(self, over: bool) -> bool:
         """What was announced and will not come is taken back, once."""
         if not over or self._reported >= self._total:
-            return move
+            return False
         self._total = self._reported
-        return move._replace(total=self._reported, corrected=True)
+        self._writer.begin(self.iteration, self._total)
+        return True
 
 
 class Learnt(NamedTuple):

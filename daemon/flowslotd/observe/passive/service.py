@@ -16,8 +16,7 @@ AGAIN_S = 10.0
 """After an error of ours we begin anew so much later."""
 JOIN_S = 0.5
 MAX_STUCK = 8
-"""Watchers that were stopped, with threads that may come back or not. With so many there is no
-further one."""
+"""Threads that were stopped, and may come back or not. With so many no further watcher begins."""
 
 
 class PassiveSources:
@@ -41,7 +40,6 @@ class PassiveSources:
         self._congestion_control = ""
         self._timer: asyncio.TimerHandle | None = None
         """While a watcher watches: its next check. Else: the next beginning."""
-        self._stopped: list[Watcher] = []
 
     @property
     def watching(self) -> bool:
@@ -80,8 +78,7 @@ class PassiveSources:
             watcher.join(JOIN_S)
 
     def _begin(self) -> None:
-        self._stopped = [watcher for watcher in self._stopped if not watcher.ended]
-        if len(self._stopped) >= MAX_STUCK:
+        if len(watcher.threads()) >= MAX_STUCK:
             self._later(AGAIN_S, self._begin)
             return
         try:
@@ -97,10 +94,9 @@ class PassiveSources:
     def _end(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        watcher, self._watcher = self._watcher, None
-        if watcher is not None:
-            watcher.stop()
-            self._stopped.append(watcher)  # it may be held up, whoever stops it
+        if self._watcher is not None:
+            self._watcher.stop()
+        self._watcher = None
         for source in list(self.records.values()):
             try:
                 self._drop(source)

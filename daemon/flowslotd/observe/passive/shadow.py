@@ -14,7 +14,7 @@ from flowslot_shm.layout import Message, Quiet, Role, offset
 from flowslot_shm.reader import RecordError, RecordReader
 from flowslot_shm.writer import FlowWriter, Record, describe
 from flowslotd import sockets
-from flowslotd.observe.passive.phases import NOTHING, Phases
+from flowslotd.observe.passive.phases import Phases
 
 MAX_SOCKETS = 256
 """Of one process; further ones are left alone."""
@@ -140,7 +140,8 @@ class ShadowRecord:
                 ends = (UNKNOWN, 0)
                 content = bytearray(describe(sock, self.job, UNKNOWN, ends, self.role))
         except OSError as error:
-            self._refuse(error)
+            if error.errno not in sockets.GONE:  # an ordinary end
+                self._warn(f"sockets cannot be had: {error}")
             return
         struct.pack_into("=i", content, _FD, fd)
         slot = self._free.pop()
@@ -159,7 +160,7 @@ class ShadowRecord:
             if error.errno in sockets.GONE:
                 self._drop(flow.cookie)
             else:  # at this moment: too many open files, say
-                self._refuse(error)
+                self._warn(f"sockets cannot be had: {error}")
                 flow.next_ns = now + SECOND
             return False
         if info.state not in sockets.SENDING:
@@ -188,10 +189,6 @@ class ShadowRecord:
             else:
                 flow.enlist_ns = None
 
-    def _refuse(self, error: OSError) -> None:
-        if error.errno not in sockets.GONE:  # an ordinary end
-            self._warn(f"sockets cannot be had: {error}")
-
     def _drop(self, cookie: int) -> None:
         self._flows.pop(cookie).writer.close()
 
@@ -208,21 +205,11 @@ class _Flow:
         self.enlist_ns: int | None = None
         self.next_ns = now
         self._odometer = sockets.Odometer()
-        self.phases = Phases(now, *self._odometer.read(info))
-        writer.begin(self.phases.iteration)
+        self.phases = Phases(now, *self._odometer.read(info), writer)
 
     def look(self, now: int, info: sockets.Info) -> bool:
-        """Report what has happened. True: it has ended with less than was announced."""
-        phases, writer = self.phases, self.writer
-        move = phases.look(now, *self._odometer.read(info))
-        if move is NOTHING:
-            return False
-        if move.began:
-            writer.begin(phases.iteration, move.total)
-        writer.advance(posted=move.posted, done=move.done)
-        if move.corrected:
-            writer.begin(phases.iteration, move.total)
-        return move.corrected
+        """As `Phases.look`."""
+        return self.phases.look(now, *self._odometer.read(info))
 
     def rest(self, now: int, siblings: int) -> None:
         """Until the next look, as one of so many connections of its process."""

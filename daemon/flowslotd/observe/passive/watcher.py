@@ -10,7 +10,9 @@ says. `Watcher.stuck` tells; such a watcher can only be left to itself.
 import itertools
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
+from queue import Empty, SimpleQueue
 
 from flowslot.model.units import MILLISECOND, SECOND
 from flowslotd import sockets
@@ -56,10 +58,10 @@ class Watcher:
         this watcher first."""
         self.congestion_control = congestion_control
         self._registered, self._tell = registered, partial(tell, self)
-        self._stop, self._woken = threading.Event(), threading.Event()
+        self._stop = threading.Event()
         self._patience = dict(LATE)
         self._finder = Finder(addresses, self._alive)
-        self._found: list[Found] | None = None
+        self._found: SimpleQueue[list[Found] | None] = SimpleQueue()
         self._threads = [
             threading.Thread(target=self._guard, args=(work,), name=name, daemon=True)
             for name, work in zip(LATE, (self._find, self._watch), strict=True)
@@ -73,18 +75,13 @@ class Watcher:
     def stop(self) -> None:
         """Let go; returns at once. What it says from now on does not count."""
         self._stop.set()
-        self._woken.set()
+        self._found.put(None)  # wakes it up
 
     def stuck(self) -> str:
         """The threads that have got nowhere for some time; "": none. Call it every CHECK_S."""
         for name in LATE:
             self._patience[name] -= 1
         return " and ".join(name for name, left in self._patience.items() if left <= 0)
-
-    @property
-    def ended(self) -> bool:
-        """None of its threads lives."""
-        return not any(thread.is_alive() for thread in self._threads)
 
     def join(self, timeout_s: float) -> None:
         """After `stop`: wait for its threads, but not for long."""
@@ -109,8 +106,7 @@ class Watcher:
         try:
             while not self._stop.is_set():
                 began = monotonic()
-                self._found = self._finder.look()
-                self._woken.set()
+                self._found.put(self._finder.look())
                 self._alive()
                 rest_s = SHARE * (monotonic() - began) / SECOND
                 self._stop.wait(max(LOOK_S, min(rest_s, LONGEST_REST_S)))
@@ -119,23 +115,27 @@ class Watcher:
 
     def _watch(self) -> None:
         records = ShadowRecords(self._tell, self._alive)
+        found: list[Found] | None = None
         try:
-            while True:
-                self._woken.clear()  # before the test, or a `stop` in between is not heard
-                if self._stop.is_set():
-                    break
+            while not self._stop.is_set():
                 began = monotonic()
                 self._alive()
-                found, self._found = self._found, None
                 if found is not None:
                     speaking = {source.pid for source in list(self._registered.values())}
                     records.update((one for one in found if one.pid not in speaking), began)
                 due = records.look(began + COALESCE_NS, self.congestion_control)
                 now = monotonic()
                 rest_s = CHECK_S if due is None else max(due - now, SHARE * (now - began)) / SECOND
-                self._woken.wait(min(rest_s, CHECK_S))
+                found = None
+                with suppress(Empty):
+                    found = self._found.get(timeout=min(rest_s, CHECK_S))
         finally:
             records.close()
+
+
+def threads() -> list[threading.Thread]:
+    """Of all watchers, also of those that were stopped and have not ended."""
+    return [thread for thread in threading.enumerate() if thread.name in LATE]
 
 
 class ShadowRecords:
@@ -185,13 +185,13 @@ class ShadowRecords:
             if error.errno not in sockets.GONE:  # no memory, too many open files
                 self._warn(f"a process cannot be spoken for now: {error}")
             return
-        self._by_pid[found.pid] = source
         source.have(found.sockets, now)
-        if source.flows:
-            self._tell("joined", source)
-        else:  # nothing that it could speak of, and nobody has heard of it
-            self._by_pid.pop(found.pid).close()
+        if not source.flows:  # nothing that it could speak of, and nobody has heard of it
+            source.close()
             source.reader.close()
+            return
+        self._by_pid[found.pid] = source
+        self._tell("joined", source)
 
     def _drop(self, pid: int) -> None:
         source = self._by_pid.pop(pid)

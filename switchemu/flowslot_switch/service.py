@@ -79,7 +79,7 @@ class SwitchService:
         """Load of the next slots, link by link in the order asked, and their sum."""
         runner = self.runner
         now = runner.now()
-        horizon = runner.config.settings.horizon
+        horizon = runner.config.settings.arbiter.horizon
         links = read_links("links", request.links, runner.switch.link_index)
         if request.slots > horizon:
             raise ProtocolError(f"field `slots`: must be at most {horizon}")
@@ -96,7 +96,7 @@ class SwitchService:
         now = runner.now()
         slot = runner.slot(now)
         links = read_links("links", request.links, runner.switch.link_index)
-        rates = read_rates("rates", request.rates, runner.config.settings.horizon)
+        rates = read_rates("rates", request.rates, runner.config.settings.arbiter.horizon)
         if len(request.scheduler) > MAX_NAME:
             raise ProtocolError(f"field `scheduler`: must have at most {MAX_NAME} characters")
         owner = caller.owner
@@ -146,7 +146,7 @@ class SwitchService:
         now = runner.now()
         synced = [s for s in self._streams if s.session >= 0]
         return pb.DescribeReply(
-            name=runner.config.name,
+            name=runner.config.settings.name,
             pid=os.getpid(),
             uptime_ns=now - self._started,
             slot=runner.slot(now),
@@ -176,7 +176,7 @@ class SwitchService:
                 for s in synced
             ],
             links=self._rows(
-                runner, now, range(len(runner.config.links)), runner.config.settings.horizon
+                runner, now, range(len(runner.config.links)), runner.config.settings.arbiter.horizon
             ),
         )
 

@@ -22,11 +22,9 @@ from flowslot_switch.server import Call
 
 def check_links(field: str, names: Iterable[str], config: SwitchConfig, host: str) -> None:
     """Whether flows from that host may cross these links of ours; "": some host. Raises Denied."""
-    if not host:
-        return
-    others = {link.name for link in config.links} - config.crossed(host)
+    foreign = config.foreign(host) if host else ()
     for i, name in enumerate(names):
-        if name in others:
+        if name in foreign:
             problem = f'no flow from {host} crosses "{name}"; compare the topologies'
             raise Denied(f"field `{field}[{i}]`: {problem}")
 

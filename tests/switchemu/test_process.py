@@ -70,7 +70,9 @@ def test_usage_errors_are_status_2(tmp_path: Path) -> None:
     assert run().returncode == 2
     assert run("--name", "s1").returncode == 2
     assert run("--topology", tmp_path / "none", "--name", "s1").returncode == 2
-    assert "host:port" in run("--listen", "x").stderr
+    (tmp_path / "topology.toml").write_text(topology(7400))
+    bad = run("--topology", tmp_path / "topology.toml", "--name", "s1", "--listen", "x")
+    assert bad.returncode == 2 and "command line: field `listen`" in bad.stderr
 
 
 def test_a_taken_address_is_a_failure(switch: Switch) -> None:
@@ -149,7 +151,7 @@ def test_an_engine_that_cannot_be_had_leaves_the_last_good_one(
         assert (process._config, service.runner) == (good, engine)
         assert told == ["RELOADING=1", "READY=1"]
         process._reload(service)  # is not taken for the one in force
-        assert service.runner.config.settings.target == 0.5
+        assert service.runner.config.settings.arbiter.target == 0.5
         file.write_text('name = "s1"\n[arbiter]\nslot_ms = 20')
         process._reload(service)
         assert caplog.messages[-1] == (

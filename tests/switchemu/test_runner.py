@@ -54,8 +54,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def start(test: Callable[..., Any], failures: int = 0) -> None:
         async def main() -> None:
-            failed: list[Exception] = []
-            runner = Runner(config, failed.append)
+            failed: list[bool] = []
+            runner = Runner(config, lambda: failed.append(True))
             daemon, timers = Daemon(runner), list[float]()
             runner.join(daemon, HELLO)
             with monkeypatch.context() as patch:
@@ -151,7 +151,7 @@ def test_an_arbiter_knows_whether_others_hold_other_links(tmp_path: Path, alone:
     assert config.partial is not alone
 
     async def partial() -> bool:
-        allocator = Runner(config, lambda error: None).arbiter._allocator
+        allocator = Runner(config, lambda: None).arbiter._allocator
         assert isinstance(allocator, StaggerAllocator)
         return allocator._partial
 

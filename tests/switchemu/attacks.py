@@ -84,74 +84,96 @@ def rapid_reset(port: int, done: Counts) -> None:
             done["refused"] += 1
 
 
-def call_flood(port: int, done: Counts) -> None:
-    """As many whole unary calls as the server takes, on some connections."""
-    many = [connect(port) for _ in range(8)]
+def crowd(
+    port: int,
+    done: Counts,
+    most: int,
+    begin: Callable[[RawClient], None],
+    go_on: Callable[[RawClient], None],
+) -> None:
+    """Connections, each of which goes on until the server has ended it; then another is begun."""
+    opened: list[RawClient] = []
     while not ended():
-        for i, raw in enumerate(many):
+        try:
+            if len(opened) < most:
+                opened.append(connect(port))
+                done["connections"] += 1
+                begin(opened[-1])
+        except OSError:
+            done["refused"] += 1
+        for raw in list(opened):
             try:
-                for _ in range(8):
-                    if len(raw.pending()) < 30:
-                        raw.send(raw.begin(methods.DESCRIBE), message(b""), end=True)
-                        done["calls"] += 1
+                go_on(raw)
                 if not raw.hear() or 0 in raw.ended:
                     raise ConnectionError
             except OSError:
                 done["refused"] += 1
                 raw.sock.close()
-                try:
-                    many[i] = connect(port)
-                    done["connections"] += 1
-                except OSError:
-                    time.sleep(0.01)
+                opened.remove(raw)
+
+
+def call_flood(port: int, done: Counts) -> None:
+    """As many whole unary calls as the server takes, on some connections."""
+
+    def call(raw: RawClient) -> None:
+        for _ in range(8):
+            if len(raw.pending()) < 30:
+                raw.send(raw.begin(methods.DESCRIBE), message(b""), end=True)
+                done["calls"] += 1
+
+    crowd(port, done, 8, call, call)
 
 
 def unfinished(port: int, done: Counts) -> None:
     """Messages that are almost there, as many and as large as the windows allow."""
-    opened: list[RawClient] = []
-    while not ended():
-        try:
-            if len(opened) < 100:
-                raw = connect(port)
-                opened.append(raw)
-                done["connections"] += 1
-                for _ in range(32):
-                    raw.send(raw.begin(methods.NEGOTIATE), message(b"", announced=(1 << 19) - 1))
-        except OSError:
-            done["refused"] += 1
-        for raw in list(opened):
-            try:
-                for stream in list(raw.windows):
-                    if stream and stream not in raw.ended:
-                        done["bytes"] += raw.fill(stream, 1 << 19)
-                if not raw.hear() or 0 in raw.ended:
-                    raise ConnectionError
-            except OSError:
-                done["refused"] += 1
-                raw.sock.close()
-                opened.remove(raw)
+
+    def begin(raw: RawClient) -> None:
+        for _ in range(32):
+            raw.send(raw.begin(methods.NEGOTIATE), message(b"", announced=(1 << 19) - 1))
+
+    def fill(raw: RawClient) -> None:
+        for stream in raw.pending():
+            done["bytes"] += raw.fill(stream, 1 << 19)
+
+    crowd(port, done, 100, begin, fill)
 
 
 def sessions(port: int, done: Counts) -> None:
     """Daemons without number say Hello, and hold their streams."""
-    opened: list[RawClient] = []
     numbers = itertools.count(10_000)
-    while not ended():
-        try:
-            raw = connect(port)
-            opened.append(raw)
-            for _ in range(30):
-                n = next(numbers)
-                hello = pb.Hello(daemon=f"d{n}", host="h2", lease_ns=10**8)
-                said = pb.DaemonMessage(session=n, hello=hello).SerializeToString()
-                raw.send(raw.begin(methods.NEGOTIATE), message(said))
-                done["hellos"] += 1
-        except OSError:
-            done["refused"] += 1
-        for raw in list(opened):
-            if not raw.hear() or 0 in raw.ended or len(raw.ended) >= 30:
-                raw.sock.close()
-                opened.remove(raw)
+
+    def begin(raw: RawClient) -> None:
+        for _ in range(30):
+            n = next(numbers)
+            hello = pb.Hello(daemon=f"d{n}", host="h2", lease_ns=10**8)
+            said = pb.DaemonMessage(session=n, hello=hello).SerializeToString()
+            raw.send(raw.begin(methods.NEGOTIATE), message(said))
+            done["hellos"] += 1
+
+    crowd(port, done, 10_000, begin, begin_anew)
+
+
+def trickle(port: int, done: Counts) -> None:
+    """A byte now and then on as many streams as there may be: never silent, never done."""
+
+    def begin(raw: RawClient) -> None:
+        paths = itertools.cycle((methods.NEGOTIATE, methods.DESCRIBE))
+        for path in itertools.islice(paths, 30):
+            raw.send(raw.begin(path), message(b"", announced=100_000))
+
+    def say(raw: RawClient) -> None:
+        begin_anew(raw)
+        for stream in raw.pending():
+            raw.send(stream, b"x")
+            done["bytes"] += 1
+
+    crowd(port, done, 200, begin, say)
+
+
+def begin_anew(raw: RawClient) -> None:
+    """On another connection, when all calls of this one are over."""
+    if not raw.pending():
+        raise ConnectionError
 
 
 def handshakes(port: int, done: Counts) -> None:
@@ -185,35 +207,6 @@ def strangers(port: int, done: Counts) -> None:
                 done["connections"] += 1
         except OSError:
             done["refused"] += 1
-
-
-def trickle(port: int, done: Counts) -> None:
-    """A byte now and then on as many streams as there may be: never silent, never done."""
-    opened: list[tuple[RawClient, list[int]]] = []
-    while not ended():
-        try:
-            if len(opened) < 200:
-                raw = connect(port)
-                paths = itertools.islice(itertools.cycle((methods.NEGOTIATE, methods.DESCRIBE)), 30)
-                calls = [raw.begin(path) for path in paths]
-                for call in calls:
-                    raw.send(call, message(b"", announced=100_000))
-                opened.append((raw, calls))
-                done["connections"] += 1
-        except OSError:
-            done["refused"] += 1
-        for raw, calls in list(opened):
-            try:
-                for call in calls:
-                    if call not in raw.ended:
-                        raw.send(call, b"x")
-                        done["bytes"] += 1
-                if not raw.hear() or 0 in raw.ended or len(raw.ended) == len(calls):
-                    raise ConnectionError
-            except OSError:
-                done["refused"] += 1
-                raw.sock.close()
-                opened.remove((raw, calls))
 
 
 ATTACKS: dict[str, Callable[[int, Counts], None]] = {

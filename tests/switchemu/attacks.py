@@ -15,11 +15,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import psutil
 
@@ -61,6 +61,11 @@ def connect(port: int) -> RawClient:
 
 def ended() -> bool:
     return bool(select.select([sys.stdin], [], [], 0)[0])
+
+
+def nothing(port: int, done: Counts) -> None:
+    """For comparison."""
+    sys.stdin.read()
 
 
 def rapid_reset(port: int, done: Counts) -> None:
@@ -224,35 +229,26 @@ class Attack:
     """A process that attacks a switch; "none": nothing happens."""
 
     def __init__(self, switch: Switch, name: str, tls: Path | None = None) -> None:
-        self._name = name
         self._command = [sys.executable, __file__, name, str(switch.port)]
         self._command += [str(tls)] if tls else []
-        self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
-        if self._name != "none":
-            self._process = subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-            )
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(self._command, stdin=pipe, stdout=pipe, text=True)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+        self._process.kill()
+        self._process.wait()
 
     def wait_alive(self) -> None:
         """It has done something."""
-        if self._process is not None:
-            assert self._process.stdout is not None
-            assert self._process.stdout.readline() == "alive\n"
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "alive\n"
 
     def stop(self) -> Counts:
         """What it has achieved since it was alive."""
-        if self._process is None:
-            return {}
-        out, _ = self._process.communicate(timeout=DEADLINE_S)
-        counts: Counts = json.loads(out)
+        counts: Counts = json.loads(self._process.communicate(timeout=DEADLINE_S)[0])
         return counts
 
 
@@ -281,13 +277,21 @@ class Victim:
         self.peer.say(hello=hello)
         self.peer.demand(7, [0])
         self.peer.read_until(lambda: self.peer.rate(7) > 0)
-        self._threads = [threading.Thread(target=work) for work in (self._beat, self._call)]
+        stub, process = EmulatedSwitchStub(self._channels[1]), psutil.Process(self._switch.pid)
+
+        def call() -> None:
+            rss = process.memory_info().rss
+            self._result.most_rss = max(self._result.most_rss, rss)
+            stub.FetchFeedback(pb.FetchFeedbackRequest(links=["h1->s1"]), timeout=5)
+
+        work = ((0, 0.01, self.peer.fence), (1, 0.02, call))
+        self._threads = [threading.Thread(target=self._repeat, args=args) for args in work]
         for thread in self._threads:
             thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop()
+        self.result()
         self.peer.close()
         for channel in self._channels:
             channel.close()
@@ -301,56 +305,37 @@ class Victim:
         return self._result
 
     def result(self) -> Result:
-        self._stop()
-        return self._result
-
-    def _stop(self) -> None:
+        """In the end."""
         self._stopping.set()
         for thread in self._threads:
             thread.join()
+        return self._result
 
-    def _repeat(self, times: int, period_s: float, work: Callable[[], Any]) -> Iterator[None]:
-        while not self._stopping.wait(period_s):
+    def _repeat(self, times: int, period_s: float, work: Callable[[], object]) -> None:
+        while not (self._stopping.wait(period_s) or self._result.lost):
             began = time.monotonic()
             try:
                 work()
             except Exception as error:
-                yield self._result.errors.append(repr(error)[:300])
-                continue
-            self._result.times[times].append(time.monotonic() - began)
-
-    def _beat(self) -> None:
-        for _ in self._repeat(0, 0.01, self.peer.fence):
-            self._result.lost = str(self.peer.status())
-            return
-
-    def _call(self) -> None:
-        stub = EmulatedSwitchStub(self._channels[1])
-        request = pb.FetchFeedbackRequest(links=["h1->s1"])
-        process = psutil.Process(self._switch.pid)
-
-        def work() -> None:
-            rss = process.memory_info().rss
-            self._result.most_rss = max(self._result.most_rss, rss)
-            stub.FetchFeedback(request, timeout=5)
-
-        for _ in self._repeat(1, 0.02, work):
-            pass
+                self._result.errors.append(repr(error)[:300])
+                if times == 0:
+                    self._result.lost = str(self.peer.status())
+            else:
+                self._result.times[times].append(time.monotonic() - began)
 
 
 def main() -> None:
-    done: Counts = {"connections": 0, "refused": 0}
-    for key in ("resets", "calls", "bytes", "hellos"):
-        done[key] = 0
+    kinds = ("connections", "refused", "resets", "calls", "bytes", "hellos")
+    done: Counts = dict.fromkeys(kinds, 0)
 
     def tell() -> None:
-        until(lambda: sum(done.values()) > 0, "it attacks")
+        until(lambda: sys.argv[1] == "none" or sum(done.values()) > 0, "it attacks")
         for key in done:
             done[key] = 0
         print("alive", flush=True)
 
     threading.Thread(target=tell).start()
-    ATTACKS[sys.argv[1]](int(sys.argv[2]), done)
+    ATTACKS.get(sys.argv[1], nothing)(int(sys.argv[2]), done)
     print(json.dumps({key: value for key, value in done.items() if value}))
     sys.stdout.flush()
     os._exit(0)

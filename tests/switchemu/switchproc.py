@@ -24,9 +24,7 @@ LINKS = ("h1->s1", "s1->h1", "h2->s1", "s1->h2")
 LEASE_NS = 100_000_000
 
 
-def topology(
-    port: int, links: tuple[str, ...] = LINKS, switch: str | None = "s1", strict: bool = False
-) -> str:
+def topology(port: int, switch: str | None = "s1", strict: bool = False) -> str:
     """Two hosts, whose flows may cross all links; `strict`: only those between the two."""
     text = f'[[switches]]\nname = "s1"\naddress = "127.0.0.1:{port}"\n'
     for i in (1, 2):
@@ -34,7 +32,7 @@ def topology(
             f'[[hosts]]\nname = "h{i}"\n[[hosts.nics]]\nname = "eth0"\n'
             f'addresses = ["10.78.0.{i}"]\nup = "h{i}->s1"\ndown = "s1->h{i}"\n'
         )
-    for link in links:
+    for link in LINKS:
         text += f'[[links]]\nname = "{link}"\ncapacity_gbps = {GBPS}\n'
         text += f'switch = "{switch}"\n' if switch else ""
     for i in () if strict else (1, 2):

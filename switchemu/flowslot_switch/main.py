@@ -40,7 +40,7 @@ class SwitchProcess:
 
     async def run(self) -> int:
         """Serve until a signal or a failure; returns the exit status. Raises ConfigError."""
-        service = SwitchService(self._build(self._config))
+        service = SwitchService(self._runner(self._config))
         server = Server(
             service.handlers(),
             tls=self._config.tls,
@@ -68,12 +68,9 @@ class SwitchProcess:
         await server.stop(GRACE_S)
         return status
 
-    def _build(self, config: SwitchConfig) -> Runner:
-        try:  # after a bug, better start anew from the daemons' Hello than go on
-            return Runner(config, lambda: self._finish(1))
-        except ValueError as error:
-            source = str(self._file or self._overrides.topology)
-            raise ConfigError(source, "", f"cannot be used: {error}") from error
+    def _runner(self, config: SwitchConfig) -> Runner:
+        # After a bug, better start anew from the daemons' Hello than go on.
+        return Runner(config, lambda: self._finish(1))
 
     def _ready(self) -> None:
         config, tls = self._config, self._config.settings.tls.mode()
@@ -113,9 +110,8 @@ class SwitchProcess:
         if config == self._config:
             service.runner.config = config  # other hosts, perhaps
         else:
-            runner = self._build(config)
+            service.replace(self._runner(config), "the configuration has changed")
             self._config = config
-            service.replace(runner, "the configuration has changed")
 
 
 def _fixed(config: SwitchConfig) -> dict[str, object]:

@@ -13,10 +13,11 @@ from typing import Any
 
 import grpc
 
+from flowslot.model.errors import LimitExceeded, ProtocolError, SessionEnded
 from flowslot.model.topology_file import split_endpoint
 from flowslot_proto.tls import Material, TlsFiles
 from flowslot_switch import limits
-from flowslot_switch.caller import Caller
+from flowslot_switch.caller import Caller, Denied
 from flowslot_switch.guard import Guard, OnRejected
 
 Handler = Callable[["Call"], Awaitable[None]]
@@ -42,14 +43,28 @@ OPTIONS = (
 )
 
 
+class Closing(Exception):
+    """The process stops, or starts anew with another configuration."""
+
+
 class CallEnded(Exception):
     """A call ends otherwise than well."""
 
-    def __init__(self, code: grpc.StatusCode, details: str, *, rejected: bool = False) -> None:
+    def __init__(self, code: grpc.StatusCode, details: str, *, rejected: bool = True) -> None:
         """`rejected`: because the caller has broken a rule or a limit."""
         super().__init__(details)
         self.code = code
         self.rejected = rejected
+
+
+STATUS = {
+    ProtocolError: grpc.StatusCode.INVALID_ARGUMENT,
+    Denied: grpc.StatusCode.PERMISSION_DENIED,
+    LimitExceeded: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    SessionEnded: grpc.StatusCode.FAILED_PRECONDITION,
+    Closing: grpc.StatusCode.UNAVAILABLE,
+}
+"""What a call ends with whose handler raises this. The last two are not the caller's fault."""
 
 
 class Call:
@@ -93,7 +108,7 @@ def unary(answer: Callable[[Caller, bytes], bytes]) -> Handler:
                 await call.write(answer(call.caller, request))
         except TimeoutError:
             problem = f"not over within {limits.UNARY_S:g} s"
-            raise CallEnded(grpc.StatusCode.DEADLINE_EXCEEDED, problem, rejected=True) from None
+            raise CallEnded(grpc.StatusCode.DEADLINE_EXCEEDED, problem) from None
 
     return handle
 
@@ -159,6 +174,9 @@ class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
             self._admit(caller)
             try:
                 await handler(call)
+            except tuple(STATUS) as error:
+                theirs = not isinstance(error, SessionEnded | Closing)
+                raise CallEnded(STATUS[type(error)], str(error), rejected=theirs) from None
             finally:
                 self._calls.give_back(caller.owner)
         except CallEnded as end:
@@ -179,7 +197,7 @@ class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
             problem = f"more than {limits.CALLS_PER_CALLER} calls at once, or too many of all"
         else:
             return
-        raise CallEnded(grpc.StatusCode.RESOURCE_EXHAUSTED, problem, rejected=True)
+        raise CallEnded(grpc.StatusCode.RESOURCE_EXHAUSTED, problem)
 
     def _credentials(self, tls: TlsFiles) -> grpc.ServerCredentials:
         """Asks for the files anew at each handshake."""
@@ -200,4 +218,4 @@ def _certificates(files: Material) -> grpc.ServerCertificateConfiguration:
 
 
 async def _unknown(call: Call) -> None:
-    raise CallEnded(grpc.StatusCode.UNIMPLEMENTED, "there is no such method", rejected=True)
+    raise CallEnded(grpc.StatusCode.UNIMPLEMENTED, "there is no such method")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from google.protobuf.message import Message
 
-from flowslot.model.errors import LimitExceeded, ProtocolError, ScheduleRefused
+from flowslot.model.errors import ProtocolError, ScheduleRefused
 from flowslot.model.units import Nanos
 from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto import methods
@@ -17,8 +17,8 @@ from flowslot_proto.convert import read_links, read_rates
 from flowslot_switch import limits
 from flowslot_switch.caller import Caller, Denied
 from flowslot_switch.runner import Runner
-from flowslot_switch.server import Call, CallEnded, Handler, unary
-from flowslot_switch.stream import STATUS, Closing, Stream, check_links
+from flowslot_switch.server import Call, Closing, Handler, unary
+from flowslot_switch.stream import Stream, check_links
 
 log = logging.getLogger(__name__)
 
@@ -64,12 +64,9 @@ class SwitchService:
 
     def _unary(self, kind: type[M], answer: Callable[[M, Caller], Message]) -> Handler:
         def handle(caller: Caller, raw: bytes) -> bytes:
-            try:
-                if caller.names and not any(map(self.runner.config.knows, caller.names)):
-                    raise Denied(f"no host of the topology is called {caller.host}")
-                return answer(parse(kind, raw), caller).SerializeToString()
-            except (ProtocolError, Denied) as error:
-                raise _as_status(error) from None
+            if caller.names and not any(map(self.runner.config.knows, caller.names)):
+                raise Denied(f"no host of the topology is called {caller.host}")
+            return answer(parse(kind, raw), caller).SerializeToString()
 
         return unary(handle)
 
@@ -125,13 +122,11 @@ class SwitchService:
     # --- the stream
 
     async def _negotiate(self, call: Call) -> None:
-        """See Stream; whatever ends it becomes a status code with a reason."""
+        """See Stream."""
         stream = Stream(self.runner, call)
         self._streams.add(stream)
         try:
             await stream.run()
-        except tuple(STATUS) as error:
-            raise _as_status(error) from None
         finally:
             self._streams.discard(stream)
             self._messages_in += stream.messages_in
@@ -195,9 +190,3 @@ class SwitchService:
             )
             for i in links
         ]
-
-
-def _as_status(error: Exception) -> CallEnded:
-    """What the call is closed with; only breaking a rule or a limit is the other side's fault."""
-    theirs = isinstance(error, ProtocolError | LimitExceeded | Denied)
-    return CallEnded(STATUS[type(error)], str(error), rejected=theirs)

@@ -6,9 +6,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 
-import grpc
-
-from flowslot.model.errors import LimitExceeded, ProtocolError, SessionEnded
+from flowslot.model.errors import LimitExceeded, ProtocolError
 from flowslot.protocol.messages import Opening
 from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto.checks import parse
@@ -29,19 +27,6 @@ def check_links(field: str, names: Iterable[str], config: SwitchConfig, host: st
             raise Denied(f"field `{field}[{i}]`: {problem}")
 
 
-class Closing(Exception):
-    """The process stops, or starts anew with another configuration."""
-
-
-STATUS = {
-    ProtocolError: grpc.StatusCode.INVALID_ARGUMENT,
-    SessionEnded: grpc.StatusCode.FAILED_PRECONDITION,
-    Denied: grpc.StatusCode.PERMISSION_DENIED,
-    LimitExceeded: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    Closing: grpc.StatusCode.UNAVAILABLE,
-}
-
-
 class Stream:
     """Reads what a daemon says into the runner, and writes out what is posted for it."""
 
@@ -59,7 +44,7 @@ class Stream:
         self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
-        """Until either side closes. Raises what the stream is to be closed with, see STATUS."""
+        """Until either side closes. Raises what the stream is to be closed with."""
         tasks = {asyncio.create_task(self._read()), asyncio.create_task(self._write())}
         try:
             done, _ = await asyncio.wait({*tasks, self._end}, return_when=asyncio.FIRST_COMPLETED)

@@ -19,7 +19,8 @@ from flowslot.protocol.switch import REST_NS, SPACING_NS
 from flowslot_switch.caller import Caller
 from flowslot_switch.config import Overrides, load
 from flowslot_switch.runner import Runner
-from flowslot_switch.stream import Closing, Stream
+from flowslot_switch.server import Closing
+from flowslot_switch.stream import Stream
 
 HELLO = Opening(Hello("d1", 1), ("h1->s1",), 10**6)
 

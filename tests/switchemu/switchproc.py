@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import grpc
+from google.protobuf.message_factory import GetMessageClass
 
 from flowslot.arbiter import LEASE_SLOTS
 from flowslot_proto import flowslot_pb2 as pb
-from flowslot_proto import methods
 
 T = TypeVar("T")
 DEADLINE_S = 30.0
@@ -66,26 +66,21 @@ def until(probe: Callable[[], T], what: str) -> T:
 class EmulatedSwitchStub:
     """The service's methods by the reference implementation of gRPC, which is not ours."""
 
+    FetchFeedback: Any
+    UpdateSchedule: Any
+    Describe: Any
+    Negotiate: Any
+
     def __init__(self, channel: grpc.Channel) -> None:
-        def unary(path: str, asks: type[Any], answers: type[Any]) -> Any:
-            return channel.unary_unary(
-                path,
+        for method in pb.DESCRIPTOR.services_by_name["EmulatedSwitch"].methods:
+            kind = channel.stream_stream if method.client_streaming else channel.unary_unary
+            asks, answers = map(GetMessageClass, (method.input_type, method.output_type))
+            call = kind(
+                f"/{method.containing_service.full_name}/{method.name}",
                 request_serializer=asks.SerializeToString,
                 response_deserializer=answers.FromString,
             )
-
-        self.FetchFeedback = unary(
-            methods.FETCH_FEEDBACK, pb.FetchFeedbackRequest, pb.FetchFeedbackReply
-        )
-        self.UpdateSchedule = unary(
-            methods.UPDATE_SCHEDULE, pb.UpdateScheduleRequest, pb.UpdateScheduleReply
-        )
-        self.Describe = unary(methods.DESCRIBE, pb.DescribeRequest, pb.DescribeReply)
-        self.Negotiate: Any = channel.stream_stream(
-            methods.NEGOTIATE,
-            request_serializer=pb.DaemonMessage.SerializeToString,
-            response_deserializer=pb.ArbiterMessage.FromString,
-        )
+            setattr(self, method.name, call)
 
 
 class Switch:

@@ -5,6 +5,7 @@ which sessions live: tests/core, whose objects these are (see test_same_decision
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -38,14 +39,15 @@ def connect(unhurried_switch: Switch) -> Iterator[Connect]:
 _sessions = count(100)
 
 
-def test_what_is_said_is_answered_and_counted_until_the_lease_ends(patient_switch: Switch) -> None:
-    with patient_switch.channel() as channel:
+def test_what_is_said_is_answered_and_counted_until_the_lease_ends(tmp_path: Path) -> None:
+    with Switch(tmp_path, slot_ms=500) as switch, switch.channel() as channel:
+        switch.start().wait_recovered()
         peer = Peer(channel, 1)
         peer.hello()
         peer.demand(7, [UP, DOWN])
         peer.read_until(lambda: peer.rate(7) > 0.99 * RESERVABLE)
         assert peer.rate(7) <= RESERVABLE * (1 + 1e-9)
-        assert patient_switch.load("s1->h2") == pytest.approx(peer.rate(7))
+        assert switch.load("s1->h2") == pytest.approx(peer.rate(7))
         peer.demand(8, [UP, DOWN], job="other")
         peer.read_until(lambda: peer.grants[7][2])
         peer.demand(9, [])
@@ -56,7 +58,7 @@ def test_what_is_said_is_answered_and_counted_until_the_lease_ends(patient_switc
         while (echo := peer.read().echo).n != 41:
             pass
         assert echo.wall_ns > 1_600_000_000 * 10**9
-        reply = patient_switch.describe()
+        reply = switch.describe()
         [session] = reply.sessions
         assert (session.session, session.daemon) == (1, "h1")
         assert (session.messages_in, session.messages_out > 3) == (5, True)
@@ -65,11 +67,11 @@ def test_what_is_said_is_answered_and_counted_until_the_lease_ends(patient_switc
         again = Peer(channel, 1)
         again.hello()
         assert again.status()[0] == OVER
-    assert patient_switch.load("s1->h2") == 0.0
-    counters = patient_switch.describe().counters
-    assert counters.granted > counters.preempted > 0
-    assert (counters.refused, counters.expired) == (1, 1)
-    assert counters.messages_out >= session.messages_out
+        assert switch.load("s1->h2") == 0.0
+        counters = switch.describe().counters
+        assert counters.granted > counters.preempted > 0
+        assert (counters.refused, counters.expired) == (1, 1)
+        assert counters.messages_out >= session.messages_out
 
 
 # --- hostile

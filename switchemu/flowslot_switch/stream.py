@@ -41,15 +41,19 @@ class Stream:
         self._messages = limits.TokenBucket(limits.MESSAGES_PER_S, limits.MESSAGE_BURST)
         self._items = limits.TokenBucket(limits.ITEMS_PER_S, limits.ITEM_BURST)
         self._wake = asyncio.Event()
-        self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._error: Exception | None = None
+        self._writer: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         """Until either side closes. Raises what the stream is to be closed with."""
-        tasks = {asyncio.create_task(self._read()), asyncio.create_task(self._write())}
+        self._writer = asyncio.create_task(self._write())
+        tasks = {asyncio.create_task(self._read()), self._writer}
         try:
-            done, _ = await asyncio.wait({*tasks, self._end}, return_when=asyncio.FIRST_COMPLETED)
-            for future in done:
-                future.result()
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if self._error is not None:
+                raise self._error
+            for task in done:
+                task.result()
         finally:
             self._runner.leave(self)
             for task in tasks:
@@ -64,11 +68,9 @@ class Stream:
 
     def end(self, error: Exception) -> None:
         """See Listener."""
-        if not self._end.done():
-            self._end.set_exception(error)
-            # Taken note of, though `run` may be on its way out and look no more: asyncio would log
-            # a traceback for each daemon that leaves while the process stops.
-            self._end.exception()
+        if self._writer is not None and self._error is None:
+            self._error = error
+            self._writer.cancel()
 
     # --- both directions
 

@@ -94,6 +94,7 @@ def test_sigterm_closes_streams_and_ends_with_0(switch: Switch) -> None:
     assert (code.name, details) == ("UNAVAILABLE", "the switch process stops")
     assert switch.process is not None
     assert switch.process.wait(timeout=30) == 0
+    assert "Traceback" not in switch.log.read_text()
 
 
 def test_a_bad_reload_keeps_the_last_good_configuration(switch: Switch) -> None:

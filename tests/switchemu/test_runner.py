@@ -2,10 +2,9 @@
 """When the switch process decides: at once, with what comes a moment later, or never again."""
 
 import asyncio
-import gc
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -17,11 +16,9 @@ from flowslot.model.units import SECOND, Nanos
 from flowslot.policy.stagger import StaggerAllocator
 from flowslot.protocol.messages import Demand, FromArbiter, FromDaemon, Hello, Opening
 from flowslot.protocol.switch import REST_NS, SPACING_NS
-from flowslot_switch.caller import Caller
 from flowslot_switch.config import Overrides, load
 from flowslot_switch.runner import Runner
 from flowslot_switch.server import Closing
-from flowslot_switch.stream import Stream
 
 HELLO = Opening(Hello("d1", 1), ("h1->s1",), 10**6)
 
@@ -145,28 +142,3 @@ def test_an_arbiter_knows_whether_others_hold_other_links(tmp_path: Path, alone:
         return allocator._partial
 
     assert asyncio.run(partial()) is not alone
-
-
-def test_a_stream_that_is_on_its_way_out_when_it_is_ended_leaves_no_traceback() -> None:
-    class Context:
-        caller = Caller("daemon", "daemon", (), "daemon")
-
-        async def read(self) -> None:
-            await asyncio.Event().wait()
-
-    async def main() -> None:
-        logged: list[dict[str, Any]] = []
-        asyncio.get_running_loop().set_exception_handler(lambda _, what: logged.append(what))
-        runner = cast(Any, type("Runner", (), {"leave": lambda self, stream: None})())
-        stream = Stream(runner, cast(Any, Context()))
-        running = asyncio.create_task(stream.run())
-        await asyncio.sleep(0.01)
-        stream.end(Closing("the switch process stops"))
-        running.cancel()  # as gRPC does when it is stopped, in the same moment
-        await asyncio.gather(running, return_exceptions=True)
-        del stream, running
-        await asyncio.sleep(0)  # until then the loop itself still holds what it has ended
-        gc.collect()
-        assert logged == []
-
-    asyncio.run(main())

@@ -8,7 +8,6 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import uvloop
@@ -31,15 +30,17 @@ log = logging.getLogger("flowslot-switch")
 class SwitchProcess:
     """The process while it runs."""
 
-    def __init__(self, file: Path | None, overrides: Overrides, config: SwitchConfig) -> None:
+    def __init__(self, file: Path | None, overrides: Overrides) -> None:
+        """Raises ConfigError."""
         self._file = file
         self._overrides = overrides
-        self._config = config
+        self._config = load(file, overrides)
         self._notifier = Notifier()
-        self._stop: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> int:
-        """Serve until a signal or a failure; returns the exit status. Raises ConfigError."""
+        """Serve until a signal or a failure; returns the exit status."""
+        loop = asyncio.get_running_loop()
+        self._stop: asyncio.Future[int] = loop.create_future()
         service = SwitchService(self._runner(self._config))
         server = Server(
             service.handlers(),
@@ -48,7 +49,6 @@ class SwitchProcess:
             on_rejected=service.rejected,
         )
         NativeLog(server.guard.handshake_failed)
-        loop = asyncio.get_running_loop()
         try:
             await server.listen(self._config.listen)
         except OSError as error:
@@ -126,7 +126,7 @@ def _fixed(config: SwitchConfig) -> dict[str, object]:
     }
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Entry point. Exit status: 0 stopped, 1 failure, 2 bad configuration or usage."""
     parser = argparse.ArgumentParser(
         prog="flowslot-switch",
@@ -136,18 +136,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--name", help="which switch process of the topology this is")
     parser.add_argument("--topology", type=Path, metavar="FILE", help="instead of the file's")
     parser.add_argument("--listen", metavar="HOST:PORT", help="instead of the topology's address")
-    args = parser.parse_args(argv)
+    args = parser.parse_args()
     logging.basicConfig(format="flowslot-switch: %(message)s", level=logging.INFO)
-    overrides = Overrides(args.name, args.topology, args.listen)
-
-    async def serve(config: SwitchConfig) -> int:
-        return await SwitchProcess(args.config, overrides, config).run()
-
     try:
-        sys.exit(uvloop.run(serve(load(args.config, overrides))))
+        process = SwitchProcess(args.config, Overrides(args.name, args.topology, args.listen))
     except ConfigError as error:
         print(f"flowslot-switch: {error}", file=sys.stderr)
         sys.exit(2)
+    sys.exit(uvloop.run(process.run()))
 
 
 if __name__ == "__main__":

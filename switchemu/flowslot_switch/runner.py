@@ -22,11 +22,9 @@ class Listener(Protocol):
 
     def wake(self) -> None:
         """Something waits to be taken and sent."""
-        ...
 
     def end(self, error: Exception) -> None:
         """Close the stream with that error."""
-        ...
 
 
 class Runner:

@@ -163,6 +163,21 @@ class Switch:
         until(lambda: not self.describe().recovering, "the switch has recovered")
 
 
+def one_demand(flow: int, path: list[int]) -> pb.DemandBatch:
+    """Of a job of its own."""
+    zero = ("job", "path", "wait_ns", "period_ns", "next_in_ns", "next_bytes")
+    return pb.DemandBatch(
+        jobs=[f"job{flow}"],
+        path_hops=[len(path)],
+        path_links=path,
+        flow=[flow],
+        inc=[1],
+        remaining=[10**8],
+        cap=[float("inf")],
+        **{field: [0] for field in zero},
+    )
+
+
 class Peer:
     """A daemon's end of a stream, by hand."""
 
@@ -180,36 +195,11 @@ class Peer:
     def say(self, **parts: object) -> None:
         self._out.put(pb.DaemonMessage(session=self.session, **parts))
 
-    def hello(
-        self, daemon: str = "h1", links: tuple[str, ...] = LINKS, **held: list[float]
-    ) -> None:
-        self.say(
-            hello=pb.Hello(daemon=daemon, links=links, lease_ns=LEASE_NS, held=pb.HeldBatch(**held))
-        )
+    def hello(self, daemon: str = "h1") -> None:
+        self.say(hello=pb.Hello(daemon=daemon, links=LINKS, lease_ns=LEASE_NS))
 
-    def demand(
-        self, flow: int, path: list[int], remaining: int = 10**8, inc: int = 1, job: str = ""
-    ) -> None:
-        self.say(
-            demands=pb.DemandBatch(
-                jobs=[job or f"job{flow}"],
-                path_hops=[len(path)],
-                path_links=path,
-                flow=[flow],
-                inc=[inc],
-                job=[0],
-                path=[0],
-                remaining=[remaining],
-                cap=[float("inf")],
-                wait_ns=[0],
-                period_ns=[0],
-                next_in_ns=[0],
-                next_bytes=[0],
-            )
-        )
-
-    def ack(self, flow: int, inc: int = 1) -> None:
-        self.say(acks=pb.AckBatch(flow=[flow], inc=[inc], seq=[self.grants[flow][1]]))
+    def demand(self, flow: int, path: list[int]) -> None:
+        self.say(demands=one_demand(flow, path))
 
     def read(self) -> pb.ArbiterMessage:
         message = next(self.call)

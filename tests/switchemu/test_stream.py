@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
-from switchproc import GBPS, LEASE_NS, LINKS, Peer, Switch, until
+from switchproc import GBPS, LEASE_NS, LINKS, Peer, Switch, one_demand, until
 
 from flowslot.model.units import goodput
 from flowslot_proto import flowslot_pb2 as pb
@@ -48,7 +48,7 @@ def test_what_is_said_is_answered_and_counted_until_the_lease_ends(tmp_path: Pat
         peer.read_until(lambda: peer.rate(7) > 0.99 * RESERVABLE)
         assert peer.rate(7) <= RESERVABLE * (1 + 1e-9)
         assert switch.load("s1->h2") == pytest.approx(peer.rate(7))
-        peer.demand(8, [UP, DOWN], job="other")
+        peer.demand(8, [UP, DOWN])
         peer.read_until(lambda: peer.grants[7][2])
         peer.demand(9, [])
         while not (refusals := peer.read().refusals):
@@ -77,26 +77,8 @@ def test_what_is_said_is_answered_and_counted_until_the_lease_ends(tmp_path: Pat
 # --- hostile
 
 
-def one_demand() -> pb.DemandBatch:
-    return pb.DemandBatch(
-        jobs=["j"],
-        path_hops=[1],
-        path_links=[0],
-        flow=[1],
-        inc=[1],
-        job=[0],
-        path=[0],
-        remaining=[1],
-        cap=[1.0],
-        wait_ns=[0],
-        period_ns=[0],
-        next_in_ns=[0],
-        next_bytes=[0],
-    )
-
-
 def changed(**fields: list[Any]) -> dict[str, object]:
-    batch = one_demand()
+    batch = one_demand(1, [0])
     for name, values in fields.items():
         getattr(batch, name)[:] = values
     return {"demands": batch}

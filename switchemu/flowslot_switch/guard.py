@@ -96,7 +96,8 @@ class Guard:
     def handshake(self) -> None:
         """One begins. In any thread."""
         if self._looks.take(time.monotonic_ns()):
-            self._look()
+            with contextlib.suppress(OSError):  # no file is left to look with
+                self._look()
         self._handshakes += 1
         if self._task is not None and self._handshakes > limits.NEW_CONNECTIONS:
             self._files.set(0)  # connections that end soon leave room: no more until the next look
@@ -117,7 +118,8 @@ class Guard:
             now = time.monotonic()
             self._barred = {a: until for a, until in self._barred.items() if until > now}
             if self._barred or now - self._looked >= limits.LOOK_S or self._files.reached():
-                self._shut_all()
+                with contextlib.suppress(OSError):
+                    self._shut_all()
             await asyncio.sleep(limits.GUARD_S)
 
     def _shut_all(self) -> None:

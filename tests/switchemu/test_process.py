@@ -60,18 +60,13 @@ def test_usage_errors_are_status_2(tmp_path: Path) -> None:
     assert bad.returncode == 2 and "command line: field `listen`" in bad.stderr
 
 
-def test_a_taken_address_is_a_failure(switch: Switch) -> None:
-    result = run("--config", switch.config)
-    assert result.returncode == 1
-    assert switch.address in result.stderr.splitlines()[-1]
-
-
-def test_an_address_that_cannot_be_one_is_a_failure(switch: Switch) -> None:
+def test_an_address_that_cannot_be_had_is_a_failure(switch: Switch) -> None:
     switch.configure("[tls]\ninsecure = true\n")
-    result = run("--config", switch.config, "--listen", "a..b:7400")
-    assert result.returncode == 1
-    [line] = result.stderr.splitlines()
-    assert "cannot listen on a..b:7400" in line
+    for address in (switch.address, "a..b:7400"):
+        result = run("--config", switch.config, "--listen", address)
+        assert result.returncode == 1
+        [line] = result.stderr.splitlines()
+        assert f"cannot listen on {address}" in line
 
 
 def test_overrides_replace_the_file(switch: Switch, tmp_path: Path) -> None:

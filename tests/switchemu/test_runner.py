@@ -12,6 +12,7 @@ import uvloop
 from switchproc import topology
 
 from flowslot.arbiter import Arbiter
+from flowslot.model.errors import SessionEnded
 from flowslot.model.units import SECOND, Nanos
 from flowslot.policy.stagger import StaggerAllocator
 from flowslot.protocol.messages import Demand, FromArbiter, FromDaemon, Hello, Opening
@@ -94,6 +95,9 @@ def test_what_has_come_is_decided_on_together_as_soon_as_it_is_read_or_there_is_
     runner._step()
     (message,) = daemon.messages
     assert {grant.flow for grant in message.grants} == {7, 8, 9}
+    runner.leave(daemon)
+    with pytest.raises(SessionEnded):
+        runner.take(daemon, begun(10))
 
 
 def test_no_delay_is_too_short_for_the_loop() -> None:

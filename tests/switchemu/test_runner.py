@@ -72,7 +72,6 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Runner, Daemo
     runner.join(daemon, HELLO)
     rested(runner)
     runner._step()
-    loop.timers.clear()
     return runner, daemon, loop.timers
 
 
@@ -88,10 +87,10 @@ def test_what_has_come_is_decided_on_together_as_soon_as_it_is_read_or_there_is_
     runner, daemon, timers = made
     runner.take(daemon, begun(7))
     runner.take(daemon, begun(8))
-    assert timers == [SPACING_NS / SECOND], "there is time for other things"
+    assert timers[-1] == SPACING_NS / SECOND, "there is time for other things"
     rested(runner)
     runner.take(daemon, begun(9))
-    assert (timers[1:], daemon.messages) == ([0.0], []), "brought forward"
+    assert (timers[-1], daemon.messages) == (0.0, []), "brought forward"
     runner._step()
     (message,) = daemon.messages
     assert {grant.flow for grant in message.grants} == {7, 8, 9}
@@ -112,20 +111,22 @@ def test_no_delay_is_too_short_for_the_loop() -> None:
 def test_a_bug_in_a_decision_is_told_and_nothing_is_decided_after_it(made: Any) -> None:
     runner, _, timers = made
     runner.switch.decide = lambda now: 1 / 0
+    before = list(timers)
     runner._step()
-    assert timers == []
+    assert timers == before
     runner._on_failure.assert_called_once_with()
 
 
 def test_a_runner_that_is_closed_decides_nothing_any_more(made: Any) -> None:
     runner, daemon, timers = made
     rested(runner)
+    before = list(timers)
     runner.close(Closing("another configuration"))
     for late in (runner.take, runner.join):  # was read already; was opened before
         with pytest.raises(Closing):
             late(daemon, begun(7) if late == runner.take else HELLO)
     runner.leave(daemon)
-    assert (timers, daemon.messages) == ([], [])
+    assert (timers, daemon.messages) == (before, [])
     assert len(daemon.ended) == 1
     runner._on_failure.assert_not_called()
 

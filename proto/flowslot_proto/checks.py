@@ -49,9 +49,7 @@ def check_counts(field: str, values: Sequence[int]) -> Sequence[int]:
 
 def check_count(field: str, value: int) -> int:
     """Returns it."""
-    if value > MAX_INT:
-        raise ProtocolError(f"field `{field}`: must be at most 2^62, got {value}")
-    return value
+    return check_counts(field, (value,))[0]
 
 
 def check_rates(field: str, values: Sequence[float]) -> Sequence[float]:

@@ -9,7 +9,7 @@ from pydantic import Field, FiniteFloat
 
 from flowslot.arbiter import COALESCE_NS, LEASE_SLOTS, ArbiterConfig
 from flowslot.model.errors import ConfigError, why_unreadable
-from flowslot.model.settings import PathText, Settings, parse_toml
+from flowslot.model.settings import PathText, Settings, parse_toml, validate
 from flowslot.model.topology import Link, Topology, parse_topology
 from flowslot.model.topology_file import Endpoint, Name
 from flowslot.model.units import MILLISECOND, Nanos
@@ -49,48 +49,44 @@ class Overrides:
 class SwitchConfig:
     """A configuration that was read and checked as a whole. `links`: those that we hold.
 
-    `partial`: other switch processes hold other links of the topology.
+    `partial`: other switch processes hold other links of the topology. `tls` None: plaintext.
     """
 
-    name: str
+    settings: SwitchSettings
     listen: str
     links: tuple[Link, ...]
-    settings: ArbiterSettings
-    partial: bool = False
-    tls_settings: TlsSettings = field(default_factory=TlsSettings)
-    tls: TlsFiles | None = field(default=None, compare=False)
-    """None: plaintext."""
-    topology: Topology | None = field(default=None, compare=False)
-    _crossed: dict[str, frozenset[str]] = field(default_factory=dict, compare=False)
+    partial: bool
+    tls: TlsFiles | None = field(compare=False)
+    topology: Topology = field(compare=False)
+    _foreign: dict[str, frozenset[str]] = field(default_factory=dict, compare=False)
 
     def knows(self, host: str) -> bool:
         """The topology has such a host."""
-        return self.topology is not None and host in self.topology.hosts
+        return host in self.topology.hosts
 
-    def crossed(self, host: str) -> frozenset[str]:
-        """Names of all links that flows from this host may cross; none if it is not known."""
-        if self.topology is None or not self.knows(host):
-            return frozenset()
-        if host not in self._crossed:
-            names = (self.topology.links[i].name for i in self.topology.links_crossed(host))
-            self._crossed[host] = frozenset(names)
-        return self._crossed[host]
+    def foreign(self, host: str) -> frozenset[str]:
+        """Names of those of our links that no flow from this host crosses."""
+        if host not in self._foreign:
+            crossed = self.topology.links_crossed(host) if self.knows(host) else ()
+            names = {self.topology.links[i].name for i in crossed}
+            self._foreign[host] = frozenset({link.name for link in self.links} - names)
+        return self._foreign[host]
 
     @property
     def slot_ns(self) -> Nanos:
         """Length of a slot."""
-        return Nanos(round(self.settings.slot_ms * MILLISECOND))
+        return Nanos(round(self.settings.arbiter.slot_ms * MILLISECOND))
 
     def arbiter(self, slot_origin_ns: Nanos) -> ArbiterConfig:
         """Settings of core's arbiter; `slot_origin_ns` on its clock."""
-        lease_ns = Nanos(self.settings.lease_slots * self.slot_ns)
+        lease_ns = Nanos(self.settings.arbiter.lease_slots * self.slot_ns)
         return ArbiterConfig(
-            target=self.settings.target,
+            target=self.settings.arbiter.target,
             lease_ns=lease_ns,
             ack_timeout_ns=Nanos(2 * lease_ns),
             slot_ns=self.slot_ns,
             slot_origin_ns=slot_origin_ns,
-            horizon=self.settings.horizon,
+            horizon=self.settings.arbiter.horizon,
             coalesce_ns=COALESCE_NS,
         )
 
@@ -113,32 +109,25 @@ def load(file: Path | None, overrides: Overrides) -> SwitchConfig:
     links = tuple(topology.links[i] for i in topology.switch_links(settings.name))
     if not links:
         raise ConfigError(str(path), "links", f'no link has switch = "{settings.name}"')
-    address = topology.switches[settings.name].address
-    partial = any(link.switch not in (None, settings.name) for link in topology.links)
-    listen = settings.listen or address
+    listen = settings.listen or topology.switches[settings.name].address
     settings.tls.check(source, [listen])
     return SwitchConfig(
-        settings.name,
+        settings,
         listen,
         links,
-        settings.arbiter,
-        partial,
-        settings.tls,
+        any(link.switch not in (None, settings.name) for link in topology.links),
         open_files(settings.tls, source, Path(source).parent, settings.name),
         topology,
     )
 
 
 def _settings(file: Path | None, overrides: Overrides, source: str) -> SwitchSettings:
-    if file:
-        settings = parse_toml(_read(file), source, SwitchSettings)
-    elif overrides.name and overrides.topology:
-        settings = SwitchSettings(name=overrides.name)
-    else:
+    if not file and not (overrides.name and overrides.topology):
         raise ConfigError(source, "", "give --config FILE, or both --topology and --name")
+    said = parse_toml(_read(file), source, SwitchSettings).model_dump() if file else {}
     given = {"name": overrides.name, "listen": overrides.listen}
-    changes = {key: value for key, value in given.items() if value is not None}
-    return settings.model_copy(update=changes)
+    said |= {key: value for key, value in given.items() if value is not None}
+    return validate(said, "command line", SwitchSettings)
 
 
 def _read(file: Path) -> str:

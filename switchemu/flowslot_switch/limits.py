@@ -33,6 +33,8 @@ FEW_CONNECTIONS = 4
 LOOK_S, BURST_CONNECTIONS = 0.5, 64
 """So often connections are counted, and so many may come until then; when they do, or somebody is
 shut out, it is done in each GUARD_S."""
+LOOKS_PER_S, LOOK_BURST = 2.0, 20.0
+"""So often we look whose handshake it is that begins or has failed."""
 HELLO_TIMEOUT_S = 5
 """A connection that has not ended its handshake, or a stream that has not said Hello by then, is
 closed."""

@@ -8,15 +8,11 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import uvloop
-from pydantic import TypeAdapter, ValidationError
 
 from flowslot.model.errors import ConfigError
-from flowslot.model.topology_file import Endpoint, Name
 from flowslot_proto.systemd import Notifier, watchdog_s
 from flowslot_switch.config import Overrides, SwitchConfig, load
 from flowslot_switch.nativelog import NativeLog
@@ -34,30 +30,25 @@ log = logging.getLogger("flowslot-switch")
 class SwitchProcess:
     """The process while it runs."""
 
-    def __init__(self, file: Path | None, overrides: Overrides, config: SwitchConfig) -> None:
+    def __init__(self, file: Path | None, overrides: Overrides) -> None:
+        """Raises ConfigError."""
         self._file = file
         self._overrides = overrides
-        self._config = config
+        self._config = load(file, overrides)
         self._notifier = Notifier()
-        self._stop: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> int:
-        """Serve until a signal or a failure; returns the exit status. Raises ConfigError."""
-        service = SwitchService(self._build(self._config))
+        """Serve until a signal or a failure; returns the exit status."""
+        loop = asyncio.get_running_loop()
+        self._stop: asyncio.Future[int] = loop.create_future()
+        service = SwitchService(self._runner(self._config))
         server = Server(
             service.handlers(),
             tls=self._config.tls,
             guarded=True,
             on_rejected=service.rejected,
         )
-        native = NativeLog(server.handshake_failed)
-        try:
-            return await self._serve(service, server)
-        finally:
-            native.close()
-
-    async def _serve(self, service: SwitchService, server: Server) -> int:
-        loop = asyncio.get_running_loop()
+        NativeLog(server.guard.handshake_failed)
         try:
             await server.listen(self._config.listen)
         except OSError as error:
@@ -77,19 +68,14 @@ class SwitchProcess:
         await server.stop(GRACE_S)
         return status
 
-    def _build(self, config: SwitchConfig) -> Runner:
-        try:
-            return Runner(config, self._failed)
-        except ValueError as error:
-            source = str(self._file or self._overrides.topology)
-            raise ConfigError(source, "", f"cannot be used: {error}") from error
+    def _runner(self, config: SwitchConfig) -> Runner:
+        # After a bug, better start anew from the daemons' Hello than go on.
+        return Runner(config, lambda: self._finish(1))
 
     def _ready(self) -> None:
-        config = self._config
-        text = f"{config.name}: {len(config.links)} links, listening on {config.listen}"
-        text += {"mutual": ", TLS", "insecure": ", insecure: no TLS"}.get(
-            config.tls_settings.mode(), ""
-        )
+        config, tls = self._config, self._config.settings.tls.mode()
+        text = f"{config.settings.name}: {len(config.links)} links, listening on {config.listen}"
+        text += {"mutual": ", TLS", "insecure": ", insecure: no TLS"}.get(tls, "")
         self._notifier.ready(text)
         log.info(text)
 
@@ -102,10 +88,6 @@ class SwitchProcess:
     def _finish(self, status: int) -> None:
         if not self._stop.done():
             self._stop.set_result(status)
-
-    def _failed(self, error: Exception) -> None:
-        """A bug: better start anew from the daemons' Hello than go on with a broken table."""
-        self._finish(1)
 
     def _reload(self, service: SwitchService) -> None:
         """Take a changed configuration over; a bad one changes nothing."""
@@ -128,66 +110,40 @@ class SwitchProcess:
         if config == self._config:
             service.runner.config = config  # other hosts, perhaps
         else:
-            runner = self._build(config)
+            service.replace(self._runner(config), "the configuration has changed")
             self._config = config
-            service.replace(runner, "the configuration has changed")
 
 
 def _fixed(config: SwitchConfig) -> dict[str, object]:
     """What only a restart changes. Grants of long leases would outlive a short recovery."""
-    arbiter = config.settings
+    settings = config.settings
     return {
-        "name": config.name,
+        "name": settings.name,
         "listen": config.listen,
-        "tls": config.tls_settings,
-        "arbiter.slot_ms": arbiter.slot_ms,
-        "arbiter.lease_slots": arbiter.lease_slots,
+        "tls": settings.tls,
+        "arbiter.slot_ms": settings.arbiter.slot_ms,
+        "arbiter.lease_slots": settings.arbiter.lease_slots,
     }
 
 
-def _checked(kind: Any) -> Callable[[str], str]:
-    """An argument that obeys the same rules as the field of the configuration file."""
-    adapter: TypeAdapter[str] = TypeAdapter(kind)
-
-    def parse(text: str) -> str:
-        try:
-            return adapter.validate_python(text)
-        except ValidationError as error:
-            problem = error.errors()[0]["msg"].removeprefix("Value error, ")
-            raise argparse.ArgumentTypeError(problem) from None
-
-    return parse
-
-
-def main(argv: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Entry point. Exit status: 0 stopped, 1 failure, 2 bad configuration or usage."""
     parser = argparse.ArgumentParser(
         prog="flowslot-switch",
         description="Emulates the switches of one contention domain and arbitrates their links.",
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="configuration (TOML)")
-    parser.add_argument(
-        "--name", type=_checked(Name), help="which switch process of the topology this is"
-    )
+    parser.add_argument("--name", help="which switch process of the topology this is")
     parser.add_argument("--topology", type=Path, metavar="FILE", help="instead of the file's")
-    parser.add_argument(
-        "--listen",
-        type=_checked(Endpoint),
-        metavar="HOST:PORT",
-        help="instead of the topology's address",
-    )
-    args = parser.parse_args(argv)
+    parser.add_argument("--listen", metavar="HOST:PORT", help="instead of the topology's address")
+    args = parser.parse_args()
     logging.basicConfig(format="flowslot-switch: %(message)s", level=logging.INFO)
-    overrides = Overrides(args.name, args.topology, args.listen)
-
-    async def serve(config: SwitchConfig) -> int:
-        return await SwitchProcess(args.config, overrides, config).run()
-
     try:
-        sys.exit(uvloop.run(serve(load(args.config, overrides))))
+        process = SwitchProcess(args.config, Overrides(args.name, args.topology, args.listen))
     except ConfigError as error:
         print(f"flowslot-switch: {error}", file=sys.stderr)
         sys.exit(2)
+    sys.exit(uvloop.run(process.run()))
 
 
 if __name__ == "__main__":

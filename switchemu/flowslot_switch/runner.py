@@ -22,23 +22,21 @@ class Listener(Protocol):
 
     def wake(self) -> None:
         """Something waits to be taken and sent."""
-        ...
 
     def end(self, error: Exception) -> None:
         """Close the stream with that error."""
-        ...
 
 
 class Runner:
     """A Switch, its clock and its timer. Lives in one event loop."""
 
-    def __init__(self, config: SwitchConfig, on_failure: Callable[[Exception], None]) -> None:
+    def __init__(self, config: SwitchConfig, on_failure: Callable[[], None]) -> None:
         """`on_failure` is called when deciding fails: a bug of ours, so the state is lost."""
         self.config = config
         self._on_failure = on_failure
         # Slots are numbered as on the wall clock, as all hosts number them.
         self._origin = Nanos(time.monotonic_ns() - time.time_ns())
-        options = registry.PolicyOptions(floor_share=config.settings.floor_share)
+        options = registry.PolicyOptions(floor_share=config.settings.arbiter.floor_share)
         if config.partial:
             options = registry.beside_others(options)
         allocator = registry.get("stagger").allocator
@@ -140,9 +138,9 @@ class Runner:
         now = self.now()
         try:
             self.switch.decide(now)
-        except Exception as error:
+        except Exception:
             log.exception("deciding failed")
-            self._on_failure(error)
+            self._on_failure()
             return
         self.switch.decided(self.now())
         self.step_ns += self.now() - now

@@ -11,17 +11,15 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
+from flowslot.model.errors import LimitExceeded, ProtocolError, SessionEnded
 from flowslot.model.topology_file import split_endpoint
 from flowslot_proto.grpcio import grpc
 from flowslot_proto.tls import Material, TlsFiles
 from flowslot_switch import limits
-from flowslot_switch.caller import Caller
-from flowslot_switch.connections import FILES, Connection, Connections
-from flowslot_switch.nativelog import Strangers
+from flowslot_switch.caller import Caller, Denied
+from flowslot_switch.guard import Guard, OnRejected
 
 Handler = Callable[["Call"], Awaitable[None]]
-OnRejected = Callable[[str, str], None]
-"""A caller's address, and what it did."""
 
 OPTIONS = (
     ("grpc.so_reuseport", 0),  # a second process at the same address fails
@@ -44,17 +42,28 @@ OPTIONS = (
 )
 
 
-CLOSED_S = 0.05
+class Closing(Exception):
+    """The process stops, or starts anew with another configuration."""
 
 
 class CallEnded(Exception):
     """A call ends otherwise than well."""
 
-    def __init__(self, code: grpc.StatusCode, details: str, *, rejected: bool = False) -> None:
+    def __init__(self, code: grpc.StatusCode, details: str, *, rejected: bool = True) -> None:
         """`rejected`: because the caller has broken a rule or a limit."""
         super().__init__(details)
         self.code = code
         self.rejected = rejected
+
+
+STATUS = {
+    ProtocolError: grpc.StatusCode.INVALID_ARGUMENT,
+    Denied: grpc.StatusCode.PERMISSION_DENIED,
+    LimitExceeded: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    SessionEnded: grpc.StatusCode.FAILED_PRECONDITION,
+    Closing: grpc.StatusCode.UNAVAILABLE,
+}
+"""What a call ends with whose handler raises this. The last two are not the caller's fault."""
 
 
 class Call:
@@ -98,7 +107,7 @@ def unary(answer: Callable[[Caller, bytes], bytes]) -> Handler:
                 await call.write(answer(call.caller, request))
         except TimeoutError:
             problem = f"not over within {limits.UNARY_S:g} s"
-            raise CallEnded(grpc.StatusCode.DEADLINE_EXCEEDED, problem, rejected=True) from None
+            raise CallEnded(grpc.StatusCode.DEADLINE_EXCEEDED, problem) from None
 
     return handle
 
@@ -114,21 +123,15 @@ class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
         guarded: bool = False,
         on_rejected: OnRejected = lambda peer, why: None,
     ) -> None:
-        """`tls` None: plaintext. `guarded`: connections have limits, see Connections; for a process
-        that does nothing else. `on_rejected`: a caller has broken a rule or a limit."""
+        """`tls` None: plaintext. `guarded`: see Guard; for a process that does nothing else.
+        `on_rejected`: a caller has broken a rule or a limit."""
         self._handlers = handlers
         self._tls = tls
         self._guarded = guarded
         self._on_rejected = on_rejected
+        self.guard = Guard(on_rejected)
         self._calls = limits.Quota(limits.MAX_CALLS, limits.CALLS_PER_CALLER)
         self._rates = limits.Rates(limits.CALLS_PER_S, limits.CALL_BURST)
-        self._patience = limits.Rates(limits.REFUSALS_PER_S, limits.REFUSAL_BURST)
-        self._barred: dict[str, float] = {}
-        self._strangers: Strangers | None = None
-        self._connections: Connections | None = None
-        self._looked = 0.0
-        self._handshakes = 0
-        self._guarding: asyncio.Task[None] | None = None
         self._server: grpc.aio.Server | None = None
 
     async def listen(self, address: str) -> int:
@@ -145,22 +148,15 @@ class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
             port = server.add_insecure_port(target)
         else:
             port = server.add_secure_port(target, self._credentials(self._tls))
-        if self._tls is not None:
-            self._strangers = Strangers(int(port))
         await server.start()
         self._server = server
-        if not self._guarded:
-            return int(port)
-        self._connections = Connections(int(port))
-        self._connections.queue(limits.BACKLOG)
-        self._guarding = asyncio.create_task(self._guard())
+        if self._guarded:
+            self.guard.start(int(port))
         return int(port)
 
     async def stop(self, grace_s: float) -> None:
         """Take no more calls; those that run have so long to end."""
-        if self._guarding is not None:
-            self._guarding.cancel()
-            FILES.set(None)
+        self.guard.stop()
         if self._server is not None:
             await self._server.stop(grace_s)
 
@@ -172,25 +168,27 @@ class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
     async def _serve(self, handler: Handler, _: Any, context: Any) -> None:
         caller = Caller.of(context)
         call = Call(context, caller)
-        if self._strangers is not None:
-            self._strangers.called(caller.peer)
+        self.guard.called(caller.peer)
         try:
             self._admit(caller)
             try:
                 await handler(call)
+            except tuple(STATUS) as error:
+                theirs = not isinstance(error, SessionEnded | Closing)
+                raise CallEnded(STATUS[type(error)], str(error), rejected=theirs) from None
             finally:
                 self._calls.give_back(caller.owner)
         except CallEnded as end:
             if end.rejected:
                 self._on_rejected(str(caller), str(end))
-                self._bear(caller.address)
-            if not await call.settled() and self._connections is not None:
-                self._connections.cut(caller.peer)  # it does not read: that ends the call, too
+                self.guard.bear(caller.address)
+            if not await call.settled():
+                self.guard.cut(caller.peer)  # it does not read: that ends the call, too
             await call.settled()
             await context.abort(end.code, str(end))
 
     def _admit(self, caller: Caller) -> None:
-        if caller.address in self._barred:
+        if self.guard.bars(caller.address):
             problem = "asks too much again and again"
         elif not self._rates.take(caller.owner, time.monotonic_ns()):
             problem = f"more than {limits.CALLS_PER_S:g} calls per second"
@@ -198,78 +196,25 @@ class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
             problem = f"more than {limits.CALLS_PER_CALLER} calls at once, or too many of all"
         else:
             return
-        raise CallEnded(grpc.StatusCode.RESOURCE_EXHAUSTED, problem, rejected=True)
-
-    def _bear(self, address: str) -> None:
-        """It has broken a rule or a limit; who does so again and again is shut out."""
-        if not self._patience.take(address, time.monotonic_ns()) and address not in self._barred:
-            self._barred[address] = time.monotonic() + limits.BARRED_S
-            self._shut()
-
-    def handshake_failed(self, why: str) -> None:
-        """gRPC says so in its log; a moment later the connection is closed."""
-
-        def tell() -> None:
-            who = self._strangers.gone() if self._strangers else "somebody"
-            self._on_rejected(who, f"TLS: {why}")
-
-        asyncio.get_running_loop().call_later(CLOSED_S, tell)
+        raise CallEnded(grpc.StatusCode.RESOURCE_EXHAUSTED, problem)
 
     def _credentials(self, tls: TlsFiles) -> grpc.ServerCredentials:
         """Asks for the files anew at each handshake."""
         used = tls.current()
 
-        def of(files: Material) -> grpc.ServerCertificateConfiguration:
-            pair = (files.key, files.certificate)
-            return grpc.ssl_server_certificate_configuration([pair], files.ca)
-
         def fetch() -> grpc.ServerCertificateConfiguration | None:
             nonlocal used
-            if self._strangers is not None:
-                self._strangers.look()
-            self._handshakes += 1
-            if self._connections is not None and self._handshakes > limits.NEW_CONNECTIONS:
-                FILES.set(0)  # connections that end soon leave room: no more until the next look
+            self.guard.handshake()
             before, used = used, tls.current()
-            return None if used is before else of(used)
+            return None if used is before else _certificates(used)
 
-        return grpc.dynamic_ssl_server_credentials(of(used), fetch, True)
+        return grpc.dynamic_ssl_server_credentials(_certificates(used), fetch, True)
 
-    async def _guard(self) -> None:
-        """Connections that make no call are seen by nobody else."""
-        assert self._connections is not None
-        while True:
-            now = time.monotonic()
-            self._barred = {a: until for a, until in self._barred.items() if until > now}
-            if self._barred or now - self._looked >= limits.LOOK_S or self._connections.full():
-                self._shut()
-            await asyncio.sleep(limits.GUARD_S)
 
-    def _shut(self) -> None:
-        if self._connections is None:
-            return
-        now = time.monotonic()
-        more = limits.NEW_CONNECTIONS
-        if self._barred:
-            more = limits.FEW_CONNECTIONS
-        elif now - self._looked >= limits.LOOK_S:
-            more = limits.BURST_CONNECTIONS
-        self._looked, self._handshakes = now, 0
-        each = limits.CONNECTIONS_PER_ADDRESS
-
-        def on_shut(connection: Connection) -> None:
-            why = f"more than {each} connections"
-            if connection.owner in self._barred:
-                why = f"asks too much again and again: shut out for {limits.BARRED_S:g} s"
-            self._on_rejected(connection.peer, why)
-
-        self._connections.shut(
-            each,
-            self._barred,
-            more,
-            on_shut,
-        )
+def _certificates(files: Material) -> grpc.ServerCertificateConfiguration:
+    pair = (files.key, files.certificate)
+    return grpc.ssl_server_certificate_configuration([pair], files.ca)
 
 
 async def _unknown(call: Call) -> None:
-    raise CallEnded(grpc.StatusCode.UNIMPLEMENTED, "there is no such method", rejected=True)
+    raise CallEnded(grpc.StatusCode.UNIMPLEMENTED, "there is no such method")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from google.protobuf.message import Message
 
-from flowslot.model.errors import LimitExceeded, ProtocolError, ScheduleRefused
+from flowslot.model.errors import ProtocolError, ScheduleRefused
 from flowslot.model.units import Nanos
 from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto import methods
@@ -17,8 +17,8 @@ from flowslot_proto.convert import read_links, read_rates
 from flowslot_switch import limits
 from flowslot_switch.caller import Caller, Denied
 from flowslot_switch.runner import Runner
-from flowslot_switch.server import Call, CallEnded, Handler, unary
-from flowslot_switch.stream import STATUS, Closing, Stream, check_links
+from flowslot_switch.server import Call, Closing, Handler, unary
+from flowslot_switch.stream import Stream, check_links
 
 log = logging.getLogger(__name__)
 
@@ -64,12 +64,9 @@ class SwitchService:
 
     def _unary(self, kind: type[M], answer: Callable[[M, Caller], Message]) -> Handler:
         def handle(caller: Caller, raw: bytes) -> bytes:
-            try:
-                if caller.names and not any(map(self.runner.config.knows, caller.names)):
-                    raise Denied(f"no host of the topology is called {caller.host}")
-                return answer(parse(kind, raw), caller).SerializeToString()
-            except (ProtocolError, Denied) as error:
-                raise _as_status(error) from None
+            if caller.names and not any(map(self.runner.config.knows, caller.names)):
+                raise Denied(f"no host of the topology is called {caller.host}")
+            return answer(parse(kind, raw), caller).SerializeToString()
 
         return unary(handle)
 
@@ -79,7 +76,7 @@ class SwitchService:
         """Load of the next slots, link by link in the order asked, and their sum."""
         runner = self.runner
         now = runner.now()
-        horizon = runner.config.settings.horizon
+        horizon = runner.config.settings.arbiter.horizon
         links = read_links("links", request.links, runner.switch.link_index)
         if request.slots > horizon:
             raise ProtocolError(f"field `slots`: must be at most {horizon}")
@@ -96,7 +93,7 @@ class SwitchService:
         now = runner.now()
         slot = runner.slot(now)
         links = read_links("links", request.links, runner.switch.link_index)
-        rates = read_rates("rates", request.rates, runner.config.settings.horizon)
+        rates = read_rates("rates", request.rates, runner.config.settings.arbiter.horizon)
         if len(request.scheduler) > MAX_NAME:
             raise ProtocolError(f"field `scheduler`: must have at most {MAX_NAME} characters")
         owner = caller.owner
@@ -125,13 +122,11 @@ class SwitchService:
     # --- the stream
 
     async def _negotiate(self, call: Call) -> None:
-        """See Stream; whatever ends it becomes a status code with a reason."""
+        """See Stream."""
         stream = Stream(self.runner, call)
         self._streams.add(stream)
         try:
             await stream.run()
-        except tuple(STATUS) as error:
-            raise _as_status(error) from None
         finally:
             self._streams.discard(stream)
             self._messages_in += stream.messages_in
@@ -146,7 +141,7 @@ class SwitchService:
         now = runner.now()
         synced = [s for s in self._streams if s.session >= 0]
         return pb.DescribeReply(
-            name=runner.config.name,
+            name=runner.config.settings.name,
             pid=os.getpid(),
             uptime_ns=now - self._started,
             slot=runner.slot(now),
@@ -176,7 +171,7 @@ class SwitchService:
                 for s in synced
             ],
             links=self._rows(
-                runner, now, range(len(runner.config.links)), runner.config.settings.horizon
+                runner, now, range(len(runner.config.links)), runner.config.settings.arbiter.horizon
             ),
         )
 
@@ -195,9 +190,3 @@ class SwitchService:
             )
             for i in links
         ]
-
-
-def _as_status(error: Exception) -> CallEnded:
-    """What the call is closed with; only breaking a rule or a limit is the other side's fault."""
-    theirs = isinstance(error, ProtocolError | LimitExceeded | Denied)
-    return CallEnded(STATUS[type(error)], str(error), rejected=theirs)

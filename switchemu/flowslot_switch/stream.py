@@ -6,12 +6,11 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 
-from flowslot.model.errors import LimitExceeded, ProtocolError, SessionEnded
+from flowslot.model.errors import LimitExceeded, ProtocolError
 from flowslot.protocol.messages import Opening
 from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto.checks import parse
 from flowslot_proto.convert import read_daemon, read_opening, write_arbiter
-from flowslot_proto.grpcio import grpc
 from flowslot_switch import limits
 from flowslot_switch.caller import Denied
 from flowslot_switch.config import SwitchConfig
@@ -21,26 +20,11 @@ from flowslot_switch.server import Call
 
 def check_links(field: str, names: Iterable[str], config: SwitchConfig, host: str) -> None:
     """Whether flows from that host may cross these links of ours; "": some host. Raises Denied."""
-    if not host:
-        return
-    others = {link.name for link in config.links} - config.crossed(host)
+    foreign = config.foreign(host) if host else ()
     for i, name in enumerate(names):
-        if name in others:
+        if name in foreign:
             problem = f'no flow from {host} crosses "{name}"; compare the topologies'
             raise Denied(f"field `{field}[{i}]`: {problem}")
-
-
-class Closing(Exception):
-    """The process stops, or starts anew with another configuration."""
-
-
-STATUS = {
-    ProtocolError: grpc.StatusCode.INVALID_ARGUMENT,
-    SessionEnded: grpc.StatusCode.FAILED_PRECONDITION,
-    Denied: grpc.StatusCode.PERMISSION_DENIED,
-    LimitExceeded: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    Closing: grpc.StatusCode.UNAVAILABLE,
-}
 
 
 class Stream:
@@ -57,15 +41,19 @@ class Stream:
         self._messages = limits.TokenBucket(limits.MESSAGES_PER_S, limits.MESSAGE_BURST)
         self._items = limits.TokenBucket(limits.ITEMS_PER_S, limits.ITEM_BURST)
         self._wake = asyncio.Event()
-        self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._error: Exception | None = None
+        self._writer: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Until either side closes. Raises what the stream is to be closed with, see STATUS."""
-        tasks = {asyncio.create_task(self._read()), asyncio.create_task(self._write())}
+        """Until either side closes. Raises what the stream is to be closed with."""
+        self._writer = asyncio.create_task(self._write())
+        tasks = {asyncio.create_task(self._read()), self._writer}
         try:
-            done, _ = await asyncio.wait({*tasks, self._end}, return_when=asyncio.FIRST_COMPLETED)
-            for future in done:
-                future.result()
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if self._error is not None:
+                raise self._error
+            for task in done:
+                task.result()
         finally:
             self._runner.leave(self)
             for task in tasks:
@@ -80,11 +68,9 @@ class Stream:
 
     def end(self, error: Exception) -> None:
         """See Listener."""
-        if not self._end.done():
-            self._end.set_exception(error)
-            # Taken note of, though `run` may be on its way out and look no more: asyncio would log
-            # a traceback for each daemon that leaves while the process stops.
-            self._end.exception()
+        if self._writer is not None and self._error is None:
+            self._error = error
+            self._writer.cancel()
 
     # --- both directions
 

@@ -9,13 +9,15 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from flowslot_shm.layout import State
 from flowslotd.observe.registration import Record, RegistrationServer
 
 ROOT = Path(__file__).parents[2]
@@ -122,11 +124,26 @@ def training(variant: str, compute_s: float, **more: Any) -> PsJob:
     return PsJob(sys.executable, arguments, variant=variant, **more)
 
 
+def used(records: Iterable[Any]) -> list[Any]:
+    """Their slots that are not free."""
+    snapshots = [record.reader.snapshot() for record in records]
+    return [slot for snap in snapshots for slot in snap if slot["state"] != State.FREE]
+
+
+def until(check: Callable[[], Any], seconds: float) -> None:
+    """Wait for it, and so long at most; what it has led to is for the test to say."""
+    end = time.monotonic() + seconds
+    while not check() and time.monotonic() < end:
+        time.sleep(0.01)
+
+
 class Daemon:
     """The registration server on a thread of its own; names a congestion control."""
 
     def __init__(self, path: str, congestion_control: str) -> None:
         self.left: list[Record] = []
+        self.environment = {"FLOWSLOT_SOCKET": path}
+        """Of jobs that are to find it."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
@@ -145,6 +162,9 @@ class Daemon:
 
     def records(self) -> list[Record]:
         return list(self.server.records.values())
+
+    def slots(self) -> list[Any]:
+        return used(self.records())
 
     def close(self) -> None:
         self._call(self.server.close)

@@ -24,14 +24,6 @@ def files(folder: Path) -> dict[str, list[str]]:
     return {name: (folder / name).read_text().split("\n") for name in names}
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_they_only_insert_and_quote_nothing(name: str) -> None:
-    text = (PATCHES / name).read_text()
-    for line in text.splitlines():
-        assert line.startswith(("+", "@@", "---", "diff"))
-    assert "@@" in text
-
-
 @pytest.mark.parametrize("names", [NAMES, NAMES[:1], NAMES[1:], NAMES[2:]])
 def test_what_was_there_is_there_still(tmp_path: Path, names: tuple[str, ...]) -> None:
     shutil.copytree(SOURCE, tmp_path / "ps-lite")
@@ -43,6 +35,8 @@ def test_what_was_there_is_there_still(tmp_path: Path, names: tuple[str, ...]) -
         assert all(line in rest for line in before)  # in this order
         added += len(files(tmp_path / "ps-lite")[name]) - len(before)
     texts = [(PATCHES / name).read_text().splitlines() for name in names]
+    kinds = ("+", "@@", "---", "diff")  # nothing is quoted
+    assert all(line.startswith(kinds) for text in texts for line in text)
     assert added == sum(line[0] == "+" and line[:3] != "+++" for text in texts for line in text)
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from flowslot_shm.layout import Role, State, Transport
+from flowslot_shm.layout import Role, Transport
 
-from .conftest import ROOT, Daemon, PsJob, training
+from .conftest import ROOT, Daemon, PsJob, training, until
 
 VALUE, KEYS, REPEAT = 100_000, 10, 20
 """Bytes of a key's value, keys per server, iterations after the first one, which only pushes."""
@@ -60,16 +60,14 @@ def test_totals_of_thousands_of_keys() -> None:
 
 @pytest.mark.parametrize("congestion_control", ["", "reno", "nonexistent"])
 def test_totals_are_the_applications_with_a_daemon(
-    start_daemon: Callable[..., Daemon], tmp_path: Path, congestion_control: str
+    start_daemon: Callable[..., Daemon], congestion_control: str
 ) -> None:
     daemon = start_daemon(congestion_control)
-    environment = {"FLOWSLOT_SOCKET": str(tmp_path / "register.sock"), "FLOWSLOT_JOB": "bert"}
+    environment = daemon.environment | {"FLOWSLOT_JOB": "bert"}
     with benchmark("push and pull", environment=environment) as job:
         assert job.wait() == [0] * 5, job.said
         assert job.totals() == expected("push and pull")
-    end = time.monotonic() + 10
-    while len(daemon.left) < 4 and time.monotonic() < end:
-        time.sleep(0.01)
+    until(lambda: len(daemon.left) >= 4, 10)
     jobs = [(record.job, record.rank) for record in daemon.left]
     assert sorted(jobs) == [("bert", node) for node in sorted((*SERVERS, *WORKERS))]
 
@@ -89,55 +87,49 @@ def sockets(pids: list[int]) -> dict[tuple[int, int], str]:
 
 @pytest.mark.root
 def test_data_connections_are_enlisted_and_no_others(
-    start_daemon: Callable[..., Daemon], tmp_path: Path
+    start_daemon: Callable[..., Daemon],
 ) -> None:
     daemon = start_daemon("reno")  # not what connections have by default
-    environment = {"FLOWSLOT_SOCKET": str(tmp_path / "register.sock")}
-    with benchmark("push and pull", repeat=10**6, environment=environment) as job:
-        slots: list[Any] = []
-        found: dict[tuple[int, int], str] = {}
-        reported: set[tuple[int, int]] = set()
-        end = time.monotonic() + 60
-        while time.monotonic() < end and (
-            len(slots) < 8 or {ports for ports in found if found[ports] == "reno"} != reported
-        ):
-            time.sleep(0.1)
-            snapshots = [record.reader.snapshot() for record in daemon.records()]
-            slots = [slot for snap in snapshots for slot in snap if slot["state"] != State.FREE]
-            reported = {(int(slot["sport"]), int(slot["dport"])) for slot in slots}
-            found = sockets(job.pids)
+    with benchmark("push and pull", repeat=10**6, environment=daemon.environment) as job:
+
+        def enlisted() -> set[tuple[int, int]]:
+            return {ports for ports, name in sockets(job.pids).items() if name == "reno"}
+
+        def reported() -> set[tuple[int, int]]:
+            return {(int(slot["sport"]), int(slot["dport"])) for slot in daemon.slots()}
+
+        until(lambda: len(daemon.slots()) == 8 and enlisted() == reported(), 60)
+        slots, found = daemon.slots(), sockets(job.pids)
         assert sorted((int(slot["rank"]), int(slot["peer"])) for slot in slots) == sorted(
             expected("push")
         )
         for slot in slots:
             role = Role.PUSH if slot["rank"] in WORKERS else Role.PULL
             assert (slot["role"], slot["transport"]) == (role, Transport.TCP)
-        assert {(there, here) for here, there in reported} == reported  # each from both ends
-        assert reported < set(found)
-        assert {ports for ports, name in found.items() if name == "reno"} == reported
+        mine = reported()
+        assert {(there, here) for here, there in mine} == mine  # each from both ends
+        assert mine < set(found)
+        assert enlisted() == mine
         scheduled = {ports for ports in found if job.port in ports}
-        assert scheduled and not scheduled & reported
+        assert scheduled and not scheduled & mine
 
 
-def test_a_record_follows_iterations(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+def test_a_record_follows_iterations(start_daemon: Callable[..., Daemon]) -> None:
     daemon = start_daemon()
-    environment = {"FLOWSLOT_SOCKET": str(tmp_path / "register.sock")}
     seen: dict[tuple[int, int], list[tuple[int, ...]]] = {}
-    with benchmark("push and pull", repeat=10**6, environment=environment):
-        end = time.monotonic() + 30
-        # On a busy machine looks are rare, and each may be at a beginning.
-        while time.monotonic() < end and not (
-            seen and all(rows[-1][0] >= 20 and _moved(rows) for rows in seen.values())
-        ):
-            time.sleep(0.002)
-            for record in daemon.records():
-                slots = record.reader.snapshot()
-                assert not record.reader.faults.any()  # nothing had to be put right
-                for slot in slots:
-                    if slot["state"] != State.FREE:
-                        counts = ("iteration", "ready", "posted", "done", "iteration_total")
-                        row = tuple(int(slot[name]) for name in counts)
-                        seen.setdefault((int(slot["rank"]), int(slot["peer"])), []).append(row)
+
+    def look() -> bool:
+        """On a busy machine looks are rare, and each may be at a beginning."""
+        for slot in daemon.slots():
+            counts = ("iteration", "ready", "posted", "done", "iteration_total")
+            row = tuple(int(slot[name]) for name in counts)
+            seen.setdefault((int(slot["rank"]), int(slot["peer"])), []).append(row)
+        # Nothing had to be put right.
+        assert not any(record.reader.faults.any() for record in daemon.records())
+        return bool(seen) and all(rows[-1][0] >= 20 and _moved(rows) for rows in seen.values())
+
+    with benchmark("push and pull", repeat=10**6, environment=daemon.environment):
+        until(look, 30)
     assert set(seen) == set(expected("push"))
     each = VALUE * KEYS
     for rows in seen.values():
@@ -152,27 +144,22 @@ def test_a_record_follows_iterations(start_daemon: Callable[..., Daemon], tmp_pa
 
 @pytest.mark.parametrize("variant", ["flowslot", "flowslot-calm"])
 def test_servers_forget_a_worker_that_died_while_nothing_was_under_way(
-    start_daemon: Callable[..., Daemon], tmp_path: Path, variant: str
+    start_daemon: Callable[..., Daemon], variant: str
 ) -> None:
     """Otherwise ps-lite's servers abort."""
     daemon = start_daemon()
-    environment = {"FLOWSLOT_SOCKET": str(tmp_path / "register.sock")}
 
     def connections() -> set[tuple[int, int]]:
         """Of servers, to workers."""
-        servers = [record for record in daemon.records() if record.rank in SERVERS]
-        slots = [slot for server in servers for slot in server.reader.snapshot()]
-        used = [slot for slot in slots if slot["state"] != State.FREE]
-        return {(int(slot["rank"]), int(slot["peer"])) for slot in used}
+        pairs = {(int(slot["rank"]), int(slot["peer"])) for slot in daemon.slots()}
+        return {(rank, peer) for rank, peer in pairs if rank in SERVERS}
 
-    with training(variant, compute_s=4, environment=environment) as job:
+    with training(variant, compute_s=4, environment=daemon.environment) as job:
         assert job.says("iteration")
         assert connections() == {(server, worker) for server in SERVERS for worker in WORKERS}
         time.sleep(1)
         os.kill(job.pids[-1], signal.SIGKILL)
-        end = time.monotonic() + 5
-        while (not daemon.left or len(connections()) > 2) and time.monotonic() < end:
-            time.sleep(0.01)
+        until(lambda: daemon.left and len(connections()) <= 2, 5)
         (left,) = (worker for worker in WORKERS if worker != daemon.left[0].rank)
         assert connections() == {(server, left) for server in SERVERS}
         assert not job.ended()
@@ -184,33 +171,14 @@ def _moved(rows: list[tuple[int, ...]]) -> bool:
 
 
 @pytest.mark.parametrize("daemon_is_there", [False, True])
-@pytest.mark.parametrize(
-    ("program", "arguments"),
-    [("test_benchmark", (VALUE, 20, 0)), ("test_sparse_benchmark", (VALUE, VALUE // 2, 5))],
-)
-def test_its_own_programs_pass(
-    start_daemon: Callable[..., Daemon],
-    tmp_path: Path,
-    program: str,
-    arguments: tuple[int, ...],
-    daemon_is_there: bool,
-) -> None:
-    if daemon_is_there:
-        start_daemon("reno")
-    environment = {"FLOWSLOT_SOCKET": str(tmp_path / "register.sock"), "NUM_KEY_PER_SERVER": "4"}
-    with PsJob(program, arguments, environment=environment) as job:
-        assert job.wait() == [0] * 5, job.said
-
-
-@pytest.mark.parametrize("daemon_is_there", [False, True])
 def test_its_endless_program_goes_on(
-    start_daemon: Callable[..., Daemon], tmp_path: Path, daemon_is_there: bool
+    start_daemon: Callable[..., Daemon], daemon_is_there: bool
 ) -> None:
     """It says so after every ten rounds, and leaves its shared memory behind when it is killed."""
     before = set(Path("/dev/shm").glob("BytePS_ShM_*"))
+    environment = {"NUM_KEY_PER_SERVER": "4"}
     if daemon_is_there:
-        start_daemon("reno")
-    environment = {"FLOWSLOT_SOCKET": str(tmp_path / "register.sock"), "NUM_KEY_PER_SERVER": "4"}
+        environment |= start_daemon("reno").environment
     try:
         one_each = PsJob("test_ipc_benchmark", (VALUE,), 1, 1, environment=environment)
         with one_each as job:  # with more, unpatched ps-lite's aborts, too
@@ -230,20 +198,13 @@ def with_asan() -> str:
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("congestion_control", [None, "", "reno"])
 def test_address_sanitizer_finds_nothing_of_ours(
-    with_asan: str,
-    start_daemon: Callable[..., Daemon],
-    tmp_path: Path,
-    congestion_control: str | None,
+    with_asan: str, start_daemon: Callable[..., Daemon], congestion_control: str | None
 ) -> None:
     """ps-lite itself leaks at its end; and its benchmark's mode 1 keeps addresses of variables that
     have gone, so modes 0 and 2 are run here."""
+    environment = {"NUM_KEY_PER_SERVER": "4", "ASAN_OPTIONS": "exitcode=0"}
     if congestion_control is not None:
-        start_daemon(congestion_control)
-    environment = {
-        "FLOWSLOT_SOCKET": str(tmp_path / "register.sock"),
-        "NUM_KEY_PER_SERVER": "4",
-        "ASAN_OPTIONS": "exitcode=0",
-    }
+        environment |= start_daemon(congestion_control).environment
     programs = [("test_benchmark", (VALUE, 10, mode)) for mode in (0, 2)]
     for program, arguments in [*programs, ("test_sparse_benchmark", (VALUE, VALUE // 2, 5))]:
         binary = ROOT / "build" / "pslite" / with_asan / "tests" / program

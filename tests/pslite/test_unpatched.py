@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from flowslot_shm.layout import Role, State, address
+from flowslot_shm.layout import Role, address
 from flowslotd.observe.passive.service import PassiveSources
 
-from .conftest import NODE_KEYS, NODE_VALUE, PsJob, training
+from .conftest import NODE_KEYS, NODE_VALUE, PsJob, training, used
 from .test_run import sockets
 
 EACH = NODE_KEYS * NODE_VALUE // 2
@@ -23,8 +23,7 @@ pytestmark = pytest.mark.root
 
 
 def slots(one: PassiveSources) -> list[Any]:
-    snapshots = [source.reader.snapshot() for source in one.records.values()]
-    return [slot for snap in snapshots for slot in snap if slot["state"] != State.FREE]
+    return used(one.records.values())
 
 
 def ports(of: list[Any]) -> set[tuple[int, int]]:

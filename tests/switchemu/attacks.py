@@ -15,11 +15,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import psutil
 
@@ -63,6 +63,11 @@ def ended() -> bool:
     return bool(select.select([sys.stdin], [], [], 0)[0])
 
 
+def nothing(port: int, done: Counts) -> None:
+    """For comparison."""
+    sys.stdin.read()
+
+
 def rapid_reset(port: int, done: Counts) -> None:
     """Streams that are reset as soon as they are begun, on connections that come again."""
     begin, burst = fields(methods.DESCRIBE), 500
@@ -84,74 +89,96 @@ def rapid_reset(port: int, done: Counts) -> None:
             done["refused"] += 1
 
 
-def call_flood(port: int, done: Counts) -> None:
-    """As many whole unary calls as the server takes, on some connections."""
-    many = [connect(port) for _ in range(8)]
+def crowd(
+    port: int,
+    done: Counts,
+    most: int,
+    begin: Callable[[RawClient], None],
+    go_on: Callable[[RawClient], None],
+) -> None:
+    """Connections, each of which goes on until the server has ended it; then another is begun."""
+    opened: list[RawClient] = []
     while not ended():
-        for i, raw in enumerate(many):
+        try:
+            if len(opened) < most:
+                opened.append(connect(port))
+                done["connections"] += 1
+                begin(opened[-1])
+        except OSError:
+            done["refused"] += 1
+        for raw in list(opened):
             try:
-                for _ in range(8):
-                    if len(raw.pending()) < 30:
-                        raw.send(raw.begin(methods.DESCRIBE), message(b""), end=True)
-                        done["calls"] += 1
+                go_on(raw)
                 if not raw.hear() or 0 in raw.ended:
                     raise ConnectionError
             except OSError:
                 done["refused"] += 1
                 raw.sock.close()
-                try:
-                    many[i] = connect(port)
-                    done["connections"] += 1
-                except OSError:
-                    time.sleep(0.01)
+                opened.remove(raw)
+
+
+def call_flood(port: int, done: Counts) -> None:
+    """As many whole unary calls as the server takes, on some connections."""
+
+    def call(raw: RawClient) -> None:
+        for _ in range(8):
+            if len(raw.pending()) < 30:
+                raw.send(raw.begin(methods.DESCRIBE), message(b""), end=True)
+                done["calls"] += 1
+
+    crowd(port, done, 8, call, call)
 
 
 def unfinished(port: int, done: Counts) -> None:
     """Messages that are almost there, as many and as large as the windows allow."""
-    opened: list[RawClient] = []
-    while not ended():
-        try:
-            if len(opened) < 100:
-                raw = connect(port)
-                opened.append(raw)
-                done["connections"] += 1
-                for _ in range(32):
-                    raw.send(raw.begin(methods.NEGOTIATE), message(b"", announced=(1 << 19) - 1))
-        except OSError:
-            done["refused"] += 1
-        for raw in list(opened):
-            try:
-                for stream in list(raw.windows):
-                    if stream and stream not in raw.ended:
-                        done["bytes"] += raw.fill(stream, 1 << 19)
-                if not raw.hear() or 0 in raw.ended:
-                    raise ConnectionError
-            except OSError:
-                done["refused"] += 1
-                raw.sock.close()
-                opened.remove(raw)
+
+    def begin(raw: RawClient) -> None:
+        for _ in range(32):
+            raw.send(raw.begin(methods.NEGOTIATE), message(b"", announced=(1 << 19) - 1))
+
+    def fill(raw: RawClient) -> None:
+        for stream in raw.pending():
+            done["bytes"] += raw.fill(stream, 1 << 19)
+
+    crowd(port, done, 100, begin, fill)
 
 
 def sessions(port: int, done: Counts) -> None:
     """Daemons without number say Hello, and hold their streams."""
-    opened: list[RawClient] = []
     numbers = itertools.count(10_000)
-    while not ended():
-        try:
-            raw = connect(port)
-            opened.append(raw)
-            for _ in range(30):
-                n = next(numbers)
-                hello = pb.Hello(daemon=f"d{n}", host="h2", lease_ns=10**8)
-                said = pb.DaemonMessage(session=n, hello=hello).SerializeToString()
-                raw.send(raw.begin(methods.NEGOTIATE), message(said))
-                done["hellos"] += 1
-        except OSError:
-            done["refused"] += 1
-        for raw in list(opened):
-            if not raw.hear() or 0 in raw.ended or len(raw.ended) >= 30:
-                raw.sock.close()
-                opened.remove(raw)
+
+    def begin(raw: RawClient) -> None:
+        for _ in range(30):
+            n = next(numbers)
+            hello = pb.Hello(daemon=f"d{n}", host="h2", lease_ns=10**8)
+            said = pb.DaemonMessage(session=n, hello=hello).SerializeToString()
+            raw.send(raw.begin(methods.NEGOTIATE), message(said))
+            done["hellos"] += 1
+
+    crowd(port, done, 10_000, begin, begin_anew)
+
+
+def trickle(port: int, done: Counts) -> None:
+    """A byte now and then on as many streams as there may be: never silent, never done."""
+
+    def begin(raw: RawClient) -> None:
+        paths = itertools.cycle((methods.NEGOTIATE, methods.DESCRIBE))
+        for path in itertools.islice(paths, 30):
+            raw.send(raw.begin(path), message(b"", announced=100_000))
+
+    def say(raw: RawClient) -> None:
+        begin_anew(raw)
+        for stream in raw.pending():
+            raw.send(stream, b"x")
+            done["bytes"] += 1
+
+    crowd(port, done, 200, begin, say)
+
+
+def begin_anew(raw: RawClient) -> None:
+    """On another connection, when all calls of this one are over."""
+    if not raw.pending():
+        raise ConnectionError
 
 
 def handshakes(port: int, done: Counts) -> None:
@@ -187,35 +214,6 @@ def strangers(port: int, done: Counts) -> None:
             done["refused"] += 1
 
 
-def trickle(port: int, done: Counts) -> None:
-    """A byte now and then on as many streams as there may be: never silent, never done."""
-    opened: list[tuple[RawClient, list[int]]] = []
-    while not ended():
-        try:
-            if len(opened) < 200:
-                raw = connect(port)
-                paths = itertools.islice(itertools.cycle((methods.NEGOTIATE, methods.DESCRIBE)), 30)
-                calls = [raw.begin(path) for path in paths]
-                for call in calls:
-                    raw.send(call, message(b"", announced=100_000))
-                opened.append((raw, calls))
-                done["connections"] += 1
-        except OSError:
-            done["refused"] += 1
-        for raw, calls in list(opened):
-            try:
-                for call in calls:
-                    if call not in raw.ended:
-                        raw.send(call, b"x")
-                        done["bytes"] += 1
-                if not raw.hear() or 0 in raw.ended or len(raw.ended) == len(calls):
-                    raise ConnectionError
-            except OSError:
-                done["refused"] += 1
-                raw.sock.close()
-                opened.remove((raw, calls))
-
-
 ATTACKS: dict[str, Callable[[int, Counts], None]] = {
     "rapid_reset": rapid_reset,
     "call_flood": call_flood,
@@ -231,35 +229,26 @@ class Attack:
     """A process that attacks a switch; "none": nothing happens."""
 
     def __init__(self, switch: Switch, name: str, tls: Path | None = None) -> None:
-        self._name = name
         self._command = [sys.executable, __file__, name, str(switch.port)]
         self._command += [str(tls)] if tls else []
-        self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
-        if self._name != "none":
-            self._process = subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-            )
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(self._command, stdin=pipe, stdout=pipe, text=True)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+        self._process.kill()
+        self._process.wait()
 
     def wait_alive(self) -> None:
         """It has done something."""
-        if self._process is not None:
-            assert self._process.stdout is not None
-            assert self._process.stdout.readline() == "alive\n"
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "alive\n"
 
     def stop(self) -> Counts:
         """What it has achieved since it was alive."""
-        if self._process is None:
-            return {}
-        out, _ = self._process.communicate(timeout=DEADLINE_S)
-        counts: Counts = json.loads(out)
+        counts: Counts = json.loads(self._process.communicate(timeout=DEADLINE_S)[0])
         return counts
 
 
@@ -288,13 +277,21 @@ class Victim:
         self.peer.say(hello=hello)
         self.peer.demand(7, [0])
         self.peer.read_until(lambda: self.peer.rate(7) > 0)
-        self._threads = [threading.Thread(target=work) for work in (self._beat, self._call)]
+        stub, process = EmulatedSwitchStub(self._channels[1]), psutil.Process(self._switch.pid)
+
+        def call() -> None:
+            rss = process.memory_info().rss
+            self._result.most_rss = max(self._result.most_rss, rss)
+            stub.FetchFeedback(pb.FetchFeedbackRequest(links=["h1->s1"]), timeout=5)
+
+        work = ((0, 0.01, self.peer.fence), (1, 0.02, call))
+        self._threads = [threading.Thread(target=self._repeat, args=args) for args in work]
         for thread in self._threads:
             thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop()
+        self.result()
         self.peer.close()
         for channel in self._channels:
             channel.close()
@@ -308,56 +305,37 @@ class Victim:
         return self._result
 
     def result(self) -> Result:
-        self._stop()
-        return self._result
-
-    def _stop(self) -> None:
+        """In the end."""
         self._stopping.set()
         for thread in self._threads:
             thread.join()
+        return self._result
 
-    def _repeat(self, times: int, period_s: float, work: Callable[[], Any]) -> Iterator[None]:
-        while not self._stopping.wait(period_s):
+    def _repeat(self, times: int, period_s: float, work: Callable[[], object]) -> None:
+        while not (self._stopping.wait(period_s) or self._result.lost):
             began = time.monotonic()
             try:
                 work()
             except Exception as error:
-                yield self._result.errors.append(repr(error)[:300])
-                continue
-            self._result.times[times].append(time.monotonic() - began)
-
-    def _beat(self) -> None:
-        for _ in self._repeat(0, 0.01, self.peer.fence):
-            self._result.lost = str(self.peer.status())
-            return
-
-    def _call(self) -> None:
-        stub = EmulatedSwitchStub(self._channels[1])
-        request = pb.FetchFeedbackRequest(links=["h1->s1"])
-        process = psutil.Process(self._switch.pid)
-
-        def work() -> None:
-            rss = process.memory_info().rss
-            self._result.most_rss = max(self._result.most_rss, rss)
-            stub.FetchFeedback(request, timeout=5)
-
-        for _ in self._repeat(1, 0.02, work):
-            pass
+                self._result.errors.append(repr(error)[:300])
+                if times == 0:
+                    self._result.lost = str(self.peer.status())
+            else:
+                self._result.times[times].append(time.monotonic() - began)
 
 
 def main() -> None:
-    done: Counts = {"connections": 0, "refused": 0}
-    for key in ("resets", "calls", "bytes", "hellos"):
-        done[key] = 0
+    kinds = ("connections", "refused", "resets", "calls", "bytes", "hellos")
+    done: Counts = dict.fromkeys(kinds, 0)
 
     def tell() -> None:
-        until(lambda: sum(done.values()) > 0, "it attacks")
+        until(lambda: sys.argv[1] == "none" or sum(done.values()) > 0, "it attacks")
         for key in done:
             done[key] = 0
         print("alive", flush=True)
 
     threading.Thread(target=tell).start()
-    ATTACKS[sys.argv[1]](int(sys.argv[2]), done)
+    ATTACKS.get(sys.argv[1], nothing)(int(sys.argv[2]), done)
     print(json.dumps({key: value for key, value in done.items() if value}))
     sys.stdout.flush()
     os._exit(0)

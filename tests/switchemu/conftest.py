@@ -20,14 +20,6 @@ def switch(tmp_path: Path) -> Iterator[Switch]:
         yield process.start()
 
 
-@pytest.fixture
-def patient_switch(tmp_path: Path) -> Iterator[Switch]:
-    """One whose leases of 1 s survive a busy machine; recovered already."""
-    with Switch(tmp_path, slot_ms=500) as process:
-        process.start().wait_recovered()
-        yield process
-
-
 @pytest.fixture(scope="module")
 def shared_switch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Switch]:
     """One for tests that leave nothing behind in it."""

@@ -15,7 +15,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
     return head + payload
 
 
-def fields(path: str, **more: str) -> bytes:
+def fields(path: str) -> bytes:
     """Those of a request, packed without compression (RFC 7541, 6.2.2)."""
     named = {
         ":method": "POST",
@@ -24,7 +24,6 @@ def fields(path: str, **more: str) -> bytes:
         ":authority": "x",
         "te": "trailers",
         "content-type": "application/grpc",
-        **more,
     }
     return b"".join(b"\0" + _text(name) + _text(value) for name, value in named.items())
 
@@ -70,11 +69,11 @@ class RawClient:
     def __exit__(self, *_: object) -> None:
         self.sock.close()
 
-    def begin(self, path: str, flags: int = END_HEADERS, **more: str) -> int:
+    def begin(self, path: str) -> int:
         """A call; returns its number."""
         self._stream += 2
         self.windows[self._stream] = self._initial
-        self.sock.sendall(frame(HEADERS, flags, self._stream, fields(path, **more)))
+        self.sock.sendall(frame(HEADERS, END_HEADERS, self._stream, fields(path)))
         return self._stream
 
     def send(self, stream: int, data: bytes, end: bool = False) -> None:

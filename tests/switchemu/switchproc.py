@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import grpc
+from google.protobuf.message_factory import GetMessageClass
 
 from flowslot.arbiter import LEASE_SLOTS
 from flowslot_proto import flowslot_pb2 as pb
-from flowslot_proto import methods
 
 T = TypeVar("T")
 DEADLINE_S = 30.0
@@ -24,9 +24,7 @@ LINKS = ("h1->s1", "s1->h1", "h2->s1", "s1->h2")
 LEASE_NS = 100_000_000
 
 
-def topology(
-    port: int, links: tuple[str, ...] = LINKS, switch: str | None = "s1", strict: bool = False
-) -> str:
+def topology(port: int, switch: str | None = "s1", strict: bool = False) -> str:
     """Two hosts, whose flows may cross all links; `strict`: only those between the two."""
     text = f'[[switches]]\nname = "s1"\naddress = "127.0.0.1:{port}"\n'
     for i in (1, 2):
@@ -34,7 +32,7 @@ def topology(
             f'[[hosts]]\nname = "h{i}"\n[[hosts.nics]]\nname = "eth0"\n'
             f'addresses = ["10.78.0.{i}"]\nup = "h{i}->s1"\ndown = "s1->h{i}"\n'
         )
-    for link in links:
+    for link in LINKS:
         text += f'[[links]]\nname = "{link}"\ncapacity_gbps = {GBPS}\n'
         text += f'switch = "{switch}"\n' if switch else ""
     for i in () if strict else (1, 2):
@@ -68,26 +66,21 @@ def until(probe: Callable[[], T], what: str) -> T:
 class EmulatedSwitchStub:
     """The service's methods by the reference implementation of gRPC, which is not ours."""
 
+    FetchFeedback: Any
+    UpdateSchedule: Any
+    Describe: Any
+    Negotiate: Any
+
     def __init__(self, channel: grpc.Channel) -> None:
-        def unary(path: str, asks: type[Any], answers: type[Any]) -> Any:
-            return channel.unary_unary(
-                path,
+        for method in pb.DESCRIPTOR.services_by_name["EmulatedSwitch"].methods:
+            kind = channel.stream_stream if method.client_streaming else channel.unary_unary
+            asks, answers = map(GetMessageClass, (method.input_type, method.output_type))
+            call = kind(
+                f"/{method.containing_service.full_name}/{method.name}",
                 request_serializer=asks.SerializeToString,
                 response_deserializer=answers.FromString,
             )
-
-        self.FetchFeedback = unary(
-            methods.FETCH_FEEDBACK, pb.FetchFeedbackRequest, pb.FetchFeedbackReply
-        )
-        self.UpdateSchedule = unary(
-            methods.UPDATE_SCHEDULE, pb.UpdateScheduleRequest, pb.UpdateScheduleReply
-        )
-        self.Describe = unary(methods.DESCRIBE, pb.DescribeRequest, pb.DescribeReply)
-        self.Negotiate: Any = channel.stream_stream(
-            methods.NEGOTIATE,
-            request_serializer=pb.DaemonMessage.SerializeToString,
-            response_deserializer=pb.ArbiterMessage.FromString,
-        )
+            setattr(self, method.name, call)
 
 
 class Switch:
@@ -170,6 +163,21 @@ class Switch:
         until(lambda: not self.describe().recovering, "the switch has recovered")
 
 
+def one_demand(flow: int, path: list[int]) -> pb.DemandBatch:
+    """Of a job of its own."""
+    zero = ("job", "path", "wait_ns", "period_ns", "next_in_ns", "next_bytes")
+    return pb.DemandBatch(
+        jobs=[f"job{flow}"],
+        path_hops=[len(path)],
+        path_links=path,
+        flow=[flow],
+        inc=[1],
+        remaining=[10**8],
+        cap=[float("inf")],
+        **{field: [0] for field in zero},
+    )
+
+
 class Peer:
     """A daemon's end of a stream, by hand."""
 
@@ -187,36 +195,11 @@ class Peer:
     def say(self, **parts: object) -> None:
         self._out.put(pb.DaemonMessage(session=self.session, **parts))
 
-    def hello(
-        self, daemon: str = "h1", links: tuple[str, ...] = LINKS, **held: list[float]
-    ) -> None:
-        self.say(
-            hello=pb.Hello(daemon=daemon, links=links, lease_ns=LEASE_NS, held=pb.HeldBatch(**held))
-        )
+    def hello(self, daemon: str = "h1") -> None:
+        self.say(hello=pb.Hello(daemon=daemon, links=LINKS, lease_ns=LEASE_NS))
 
-    def demand(
-        self, flow: int, path: list[int], remaining: int = 10**8, inc: int = 1, job: str = ""
-    ) -> None:
-        self.say(
-            demands=pb.DemandBatch(
-                jobs=[job or f"job{flow}"],
-                path_hops=[len(path)],
-                path_links=path,
-                flow=[flow],
-                inc=[inc],
-                job=[0],
-                path=[0],
-                remaining=[remaining],
-                cap=[float("inf")],
-                wait_ns=[0],
-                period_ns=[0],
-                next_in_ns=[0],
-                next_bytes=[0],
-            )
-        )
-
-    def ack(self, flow: int, inc: int = 1) -> None:
-        self.say(acks=pb.AckBatch(flow=[flow], inc=[inc], seq=[self.grants[flow][1]]))
+    def demand(self, flow: int, path: list[int]) -> None:
+        self.say(demands=one_demand(flow, path))
 
     def read(self) -> pb.ArbiterMessage:
         message = next(self.call)

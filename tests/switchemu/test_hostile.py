@@ -51,12 +51,19 @@ def test_who_attacks_is_shut_out_and_let_in_again(tmp_path: Path) -> None:
         switch.start()
         with Attack(switch, "sessions") as attack:
             attack.wait_alive()
-            until(lambda: not answered(switch, SOURCE), "it is shut out")
+            until(lambda: not answered(switch, SOURCE), "its calls are refused")
+            until(lambda: closed(switch, SOURCE), "and its connections")
             assert answered(switch, "127.0.0.1")
             attack.stop()
         until(lambda: answered(switch, SOURCE), "it may come again")
         log = switch.logged("rejected")
         assert f"rejected {SOURCE}:" in log and log.count("\n") < 20
+
+
+def closed(switch: Switch, source: str) -> bool:
+    """A connection that asks nothing, and would have 5 s for that."""
+    with RawClient(switch.port, source) as raw:
+        return not all(raw.hear(0.1) for _ in range(20))
 
 
 def answered(switch: Switch, source: str) -> bool:

@@ -2,39 +2,43 @@
 """Which calls count as rejected: those that the caller has spoilt, not those that it ended; and
 what stock clients of gRPC are told."""
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 
 import grpc
 import pytest
-from rawhttp2 import END_HEADERS, END_STREAM, RawClient, message
+from rawhttp2 import RawClient, message
 from switchproc import Switch, until
 
 from flowslot_proto import methods
 from flowslot_switch import limits
 
 CUT_OFF = message(b"cut", announced=5)
-both_kinds = pytest.mark.parametrize("path", [methods.DESCRIBE, methods.NEGOTIATE])
+TOO_LARGE = message(b"x", announced=limits.MAX_MESSAGE_BYTES + 1)
 
 
 def rejected(switch: Switch) -> int:
     return switch.describe().counters.rejected
 
 
-@pytest.fixture
-def raw(unhurried_switch: Switch) -> Iterator[RawClient]:
-    with RawClient(unhurried_switch.port) as client:
-        yield client
-
-
-def test_a_second_message_of_a_unary_call_is_counted(
-    unhurried_switch: Switch, raw: RawClient
+@pytest.mark.parametrize(
+    ("path", "said", "whole", "counted"),
+    [
+        (methods.DESCRIBE, 2 * message(b""), True, 1),
+        (methods.DESCRIBE, b"", True, 0),  # the caller may have gone
+        (methods.DESCRIBE, TOO_LARGE, False, 0),
+        (methods.NEGOTIATE, TOO_LARGE, False, 0),
+    ],
+)
+def test_what_is_no_call_is_ended_and_counted_if_the_caller_is_to_blame(
+    unhurried_switch: Switch, path: str, said: bytes, whole: bool, counted: int
 ) -> None:
     before = rejected(unhurried_switch)
-    call = raw.begin(methods.DESCRIBE)
-    raw.send(call, 2 * message(b""), end=True)
-    raw.wait(call)
-    assert rejected(unhurried_switch) == before + 1
+    with RawClient(unhurried_switch.port) as raw:
+        call = raw.begin(path)
+        raw.send(call, said, end=whole)
+        raw.wait(call)
+        assert call in raw.ended
+    assert rejected(unhurried_switch) == before + counted
 
 
 def test_a_method_that_is_not_there_is_counted(unhurried_switch: Switch) -> None:
@@ -68,7 +72,7 @@ def test_one_caller_has_so_many_calls_at_once_and_the_next_is_counted(
     until(lambda: rejected(unhurried_switch) > before, "counted")
 
 
-@both_kinds
+@pytest.mark.parametrize("path", [methods.DESCRIBE, methods.NEGOTIATE])
 @pytest.mark.parametrize("cancels", [True, False])
 def test_a_call_that_is_cancelled_or_lost_is_not(
     unhurried_switch: Switch, path: str, cancels: bool
@@ -88,22 +92,6 @@ def test_compressed_messages_are_refused(unhurried_switch: Switch) -> None:
         method = channel.unary_unary(methods.DESCRIBE)
         method(b"\0" * 10_000, timeout=20, compression=grpc.Compression.Gzip)
     assert error.value.code() == grpc.StatusCode.UNIMPLEMENTED
-
-
-@both_kinds
-def test_a_message_that_is_too_large_is_refused_before_it_is_there(
-    raw: RawClient, path: str
-) -> None:
-    call = raw.begin(path)
-    raw.send(call, message(b"x", announced=limits.MAX_MESSAGE_BYTES + 1))
-    raw.wait(call)
-    assert call in raw.ended
-
-
-def test_a_call_without_a_message_is_no_unary_call(raw: RawClient) -> None:
-    call = raw.begin(methods.DESCRIBE, END_HEADERS | END_STREAM)
-    raw.wait(call)
-    assert call in raw.ended
 
 
 def test_an_answer_that_nobody_takes_is_not_kept(unhurried_switch: Switch) -> None:

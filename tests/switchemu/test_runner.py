@@ -2,24 +2,24 @@
 """When the switch process decides: at once, with what comes a moment later, or never again."""
 
 import asyncio
-import gc
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import uvloop
 from switchproc import topology
 
 from flowslot.arbiter import Arbiter
+from flowslot.model.errors import SessionEnded
 from flowslot.model.units import SECOND, Nanos
 from flowslot.policy.stagger import StaggerAllocator
 from flowslot.protocol.messages import Demand, FromArbiter, FromDaemon, Hello, Opening
 from flowslot.protocol.switch import REST_NS, SPACING_NS
-from flowslot_switch.caller import Caller
 from flowslot_switch.config import Overrides, load
 from flowslot_switch.runner import Runner
-from flowslot_switch.stream import Closing, Stream
+from flowslot_switch.server import Closing
 
 HELLO = Opening(Hello("d1", 1), ("h1->s1",), 10**6)
 
@@ -44,35 +44,35 @@ def begun(flow: int) -> FromDaemon:
     return FromDaemon(1, demands=[Demand(flow, 1, "job", (0,), 10**6)])
 
 
+class Loop:
+    """No timer fires by itself; `timers` has the delays in s, 0: as soon as what has come is
+    read."""
+
+    def __init__(self) -> None:
+        self.timers: list[float] = []
+
+    def call_soon(self, work: Callable[[], None]) -> Mock:
+        return self.call_later(0.0, work)
+
+    def call_later(self, delay: float, work: Callable[[], None]) -> Mock:
+        self.timers.append(delay)
+        return Mock()
+
+
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Runs a test with a runner past its recovery and one daemon. No timer fires by itself:
-    `timers` has the delays in s, 0: as soon as what has come is read."""
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Runner, Daemon, list[float]]:
+    """A runner past its recovery, one daemon, and the runner's timers."""
+    loop = Loop()
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
     monkeypatch.setattr(Arbiter, "recovered", lambda *_: True)
     (tmp_path / "topology.toml").write_text(topology(port=7400))
     config = load(None, Overrides(name="s1", topology=tmp_path / "topology.toml"))
-
-    def start(test: Callable[..., Any], failures: int = 0) -> None:
-        async def main() -> None:
-            failed: list[Exception] = []
-            runner = Runner(config, failed.append)
-            daemon, timers = Daemon(runner), list[float]()
-            runner.join(daemon, HELLO)
-            with monkeypatch.context() as patch:
-                loop = asyncio.get_running_loop()
-                patch.setattr(loop, "call_later", lambda delay, _: timers.append(delay))
-                patch.setattr(loop, "call_soon", lambda _, **__: timers.append(0.0))
-                runner._alarm = None
-                rested(runner)
-                runner._step()
-                timers.clear()
-                test(runner, daemon, timers)
-            runner.close(Closing("over"))
-            assert len(failed) == failures
-
-        asyncio.run(main())
-
-    return start
+    runner = Runner(config, Mock())
+    daemon = Daemon(runner)
+    runner.join(daemon, HELLO)
+    rested(runner)
+    runner._step()
+    return runner, daemon, loop.timers
 
 
 def rested(runner: Runner) -> None:
@@ -81,29 +81,22 @@ def rested(runner: Runner) -> None:
     runner.now = lambda: now  # type: ignore[method-assign]
 
 
-def test_what_has_come_is_decided_on_together_as_soon_as_it_is_read(run: Any) -> None:
-    def test(runner: Runner, daemon: Daemon, timers: list[float]) -> None:
-        rested(runner)
-        runner.take(daemon, begun(7))
-        runner.take(daemon, begun(8))
-        assert (timers, daemon.messages) == ([0.0], [])
-        runner._step()
-        (message,) = daemon.messages
-        assert {grant.flow for grant in message.grants} == {7, 8}
-
-    run(test)
-
-
-def test_there_is_time_for_other_things_between_two_decisions(run: Any) -> None:
-    def test(runner: Runner, daemon: Daemon, timers: list[float]) -> None:
-        runner.take(daemon, begun(7))
-        runner.take(daemon, begun(8))
-        assert timers == [SPACING_NS / SECOND]
-        rested(runner)
-        runner.take(daemon, begun(9))
-        assert timers == [SPACING_NS / SECOND, 0.0], "brought forward"
-
-    run(test)
+def test_what_has_come_is_decided_on_together_as_soon_as_it_is_read_or_there_is_time(
+    made: Any,
+) -> None:
+    runner, daemon, timers = made
+    runner.take(daemon, begun(7))
+    runner.take(daemon, begun(8))
+    assert timers[-1] == SPACING_NS / SECOND, "there is time for other things"
+    rested(runner)
+    runner.take(daemon, begun(9))
+    assert (timers[-1], daemon.messages) == (0.0, []), "brought forward"
+    runner._step()
+    (message,) = daemon.messages
+    assert {grant.flow for grant in message.grants} == {7, 8, 9}
+    runner.leave(daemon)
+    with pytest.raises(SessionEnded):
+        runner.take(daemon, begun(10))
 
 
 def test_no_delay_is_too_short_for_the_loop() -> None:
@@ -115,29 +108,27 @@ def test_no_delay_is_too_short_for_the_loop() -> None:
     assert uvloop.run(wait())
 
 
-def test_a_bug_in_a_decision_is_told_and_nothing_is_decided_after_it(
-    run: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def test(runner: Runner, daemon: Daemon, timers: list[float]) -> None:
-        monkeypatch.setattr(runner.switch, "decide", lambda now: 1 / 0)
-        runner._step()
-        assert timers == []
-
-    run(test, failures=1)
+def test_a_bug_in_a_decision_is_told_and_nothing_is_decided_after_it(made: Any) -> None:
+    runner, _, timers = made
+    runner.switch.decide = lambda now: 1 / 0
+    before = list(timers)
+    runner._step()
+    assert timers == before
+    runner._on_failure.assert_called_once_with()
 
 
-def test_a_runner_that_is_closed_decides_nothing_any_more(run: Any) -> None:
-    def test(runner: Runner, daemon: Daemon, timers: list[float]) -> None:
-        rested(runner)
-        runner.close(Closing("another configuration"))
-        for late in (runner.take, runner.join):  # was read already; was opened before
-            with pytest.raises(Closing):
-                late(daemon, begun(7) if late == runner.take else HELLO)
-        runner.leave(daemon)
-        assert (timers, daemon.messages) == ([], [])
-        assert len(daemon.ended) == 1
-
-    run(test)
+def test_a_runner_that_is_closed_decides_nothing_any_more(made: Any) -> None:
+    runner, daemon, timers = made
+    rested(runner)
+    before = list(timers)
+    runner.close(Closing("another configuration"))
+    for late in (runner.take, runner.join):  # was read already; was opened before
+        with pytest.raises(Closing):
+            late(daemon, begun(7) if late == runner.take else HELLO)
+    runner.leave(daemon)
+    assert (timers, daemon.messages) == (before, [])
+    assert len(daemon.ended) == 1
+    runner._on_failure.assert_not_called()
 
 
 @pytest.mark.parametrize("alone", [True, False])
@@ -151,33 +142,8 @@ def test_an_arbiter_knows_whether_others_hold_other_links(tmp_path: Path, alone:
     assert config.partial is not alone
 
     async def partial() -> bool:
-        allocator = Runner(config, lambda error: None).arbiter._allocator
+        allocator = Runner(config, lambda: None).arbiter._allocator
         assert isinstance(allocator, StaggerAllocator)
         return allocator._partial
 
     assert asyncio.run(partial()) is not alone
-
-
-def test_a_stream_that_is_on_its_way_out_when_it_is_ended_leaves_no_traceback() -> None:
-    class Context:
-        caller = Caller("daemon", "daemon", (), "daemon")
-
-        async def read(self) -> None:
-            await asyncio.Event().wait()
-
-    async def main() -> None:
-        logged: list[dict[str, Any]] = []
-        asyncio.get_running_loop().set_exception_handler(lambda _, what: logged.append(what))
-        runner = cast(Any, type("Runner", (), {"leave": lambda self, stream: None})())
-        stream = Stream(runner, cast(Any, Context()))
-        running = asyncio.create_task(stream.run())
-        await asyncio.sleep(0.01)
-        stream.end(Closing("the switch process stops"))
-        running.cancel()  # as gRPC does when it is stopped, in the same moment
-        await asyncio.gather(running, return_exceptions=True)
-        del stream, running
-        await asyncio.sleep(0)  # until then the loop itself still holds what it has ended
-        gc.collect()
-        assert logged == []
-
-    asyncio.run(main())

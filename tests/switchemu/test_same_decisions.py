@@ -3,7 +3,6 @@
 (tests/sim/test_wire.py): the server and the channel are those that ship."""
 
 import asyncio
-import threading
 from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar
 
@@ -30,16 +29,14 @@ LIMIT_S = 30.0
 
 
 class Transport:
-    """A server, and channels to it, in an event loop of their own thread."""
+    """A server, and channels to it, in an event loop that runs while something is waited for."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
-        self._thread.start()
         self.wait(self._start())
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(LIMIT_S)
+        return self._loop.run_until_complete(asyncio.wait_for(work, LIMIT_S))
 
     async def _start(self) -> None:
         self._calls: asyncio.Queue[tuple[Call, asyncio.Event]] = asyncio.Queue()
@@ -65,8 +62,6 @@ class Transport:
         for channel in self._channels:
             self.wait(channel.close())
         self.wait(self._server.stop(0.0))
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
         self._loop.close()
 
 
@@ -96,10 +91,7 @@ class Rpc:
         return read_arbiter(parse(pb.ArbiterMessage, self._got(self._stream.read())))
 
     def close(self) -> None:
-        async def end() -> None:
-            self._over.set()
-
-        self._transport.wait(end())
+        self._over.set()
 
     def _got(self, read: Coroutine[Any, Any, bytes | None]) -> bytes:
         message = self._transport.wait(read)

@@ -6,13 +6,14 @@ import ctypes
 import struct
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from errno import ENODEV, ENOENT
 from pathlib import Path
 
 from flowslotd.pace import guardian
 from flowslotd.pace.pacer import PacingError
-from flowslotd.pace.rtnetlink import attributes, create, packed
+from flowslotd.pace.rtnetlink import Rtnetlink, attributes, packed, qdisc
 
 DEFAULT_QDISC = Path("/proc/sys/net/core/default_qdisc")
 QUEUE_LENGTH = "txqueuelen: 0 becomes 1000"
@@ -60,7 +61,7 @@ def every(index: int = 0) -> list[Device]:
     """All devices, or the one with this index. Raises OSError."""
     qdiscs = guardian.found(_GETQDISC)
     return [
-        _device(at, fields, [qdisc for qdisc in qdiscs if qdisc.device == at])
+        _device(at, fields, [one for one in qdiscs if one.device == at])
         for at, _, fields in _links()
         if index in {0, at}
     ]
@@ -108,12 +109,12 @@ def _text(value: bytes) -> str:
 
 def _device(index: int, fields: dict[int, bytes], qdiscs: list[guardian.Found]) -> Device:
     root, ingress, leaves = None, "", set()
-    for qdisc in qdiscs:
-        kind = _text(attributes(qdisc.attributes)[_KIND])
-        if qdisc.parent == guardian.CLSACT_ROOT:
+    for one in qdiscs:
+        kind = _text(attributes(one.attributes)[_KIND])
+        if one.parent == guardian.CLSACT_ROOT:
             ingress = kind
-        elif qdisc.parent == guardian.ROOT:
-            root = None if kind == "noqueue" else Qdisc(kind, qdisc.handle)
+        elif one.parent == guardian.ROOT:
+            root = None if kind == "noqueue" else Qdisc(kind, one.handle)
         else:
             leaves.add(kind)
     mtu, queue_length = (struct.unpack("=I", fields[field])[0] for field in (_MTU, _TXQLEN))
@@ -166,10 +167,8 @@ def qdisc_trial(*kinds: str) -> str | None:
 def _try_qdiscs(kinds: tuple[str, ...]) -> str | None:
     if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNET):
         return None
-    for kind in kinds:
-        try:
-            create(guardian.NEWQDISC, kind, _LOOPBACK, 0, guardian.ROOT)
-        except OSError as error:
-            if error.errno == ENOENT:
+    with closing(Rtnetlink()) as rtnetlink:
+        for kind in kinds:
+            if ENOENT in rtnetlink.put([qdisc(kind, _LOOPBACK)]).values():
                 return f"this kernel has no sch_{kind}: modprobe it, or use a kernel with it"
     return ""

@@ -19,7 +19,7 @@ from flowslotd.pace.devices import Device, root_changes
 from flowslotd.pace.egress import Change
 from flowslotd.pace.libbpf import Object, read
 from flowslotd.pace.pacer import PacingError, Traits
-from flowslotd.pace.rtnetlink import add_clsact, add_filter, add_fq
+from flowslotd.pace.rtnetlink import clsact, egress_filter, root_fq
 from flowslotd.pace.sockopt import SocketPacer
 
 OBJECT = "edt.bpf.o"
@@ -107,14 +107,14 @@ class EdtPacer(SocketPacer):
             f"{guardian.FILTER_NAME}{number:x}{guardian.OWN if ours or not device.ingress else ''}"
         )
         program = self._object.program("flowslot_edt")
-        added = False
+        added, rtnetlink = False, self._egress.rtnetlink
         try:
             if not _has_fq(device):
-                add_fq(index)
+                rtnetlink.make(root_fq(index))
             if not device.ingress:
-                add_clsact(index)
+                rtnetlink.make(clsact(index))
                 added = True
-            add_filter(index, program, name, PREFERENCE + number)
+            rtnetlink.make(egress_filter(index, program, name, PREFERENCE + number))
         except OSError:  # leave nothing half done
             guardian.remove_filter(index, number)
             if added:

@@ -55,7 +55,7 @@ class Egress:
 
         Raises PacingError when no device can be set up here.
         """
-        if guardian.ask(guardian.DELQDISC, _NO_DEVICE, 0, guardian.ROOT) == EPERM:
+        if guardian.remove(guardian.DELQDISC, _NO_DEVICE, 0, guardian.ROOT) == EPERM:
             raise PacingError("needs CAP_NET_ADMIN: run as root or grant it")
         self._names, self._addresses = tuple(names), tuple(addresses)
         self._undo, self._change = undo, change

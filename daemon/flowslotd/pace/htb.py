@@ -7,7 +7,6 @@ each class a TBF cuts super-packets (see `cutter`). When the daemon dies, a guar
 all of it.
 """
 
-import os
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -21,7 +20,7 @@ from flowslotd.pace.attached import GUARDED, AttachedPacer
 from flowslotd.pace.devices import Device, root_changes
 from flowslotd.pace.egress import Change
 from flowslotd.pace.pacer import PacingError, Traits
-from flowslotd.pace.rtnetlink import Request, add_htb, class_counts, cutter, htb_class, packed
+from flowslotd.pace.rtnetlink import Request, class_counts, cutter, htb_class, packed, root_htb
 
 MOST_CLASSES = guardian.KEEPER - 1
 """Of one daemon: minors have 16 bits, four of them are the daemon's number."""
@@ -122,11 +121,9 @@ class HtbPacer(AttachedPacer):
     def _add(self, device: Device) -> None:
         assert self._egress is not None
         if device.root is None or device.root.handle != guardian.HTB:
-            add_htb(device.index)
+            self._egress.rtnetlink.make(root_htb(device.index))
         keeper = self._handle(guardian.KEEPER)
-        ours = htb_class(device.index, keeper, UNLIMITED, SUPER_PACKET)
-        for code in self._egress.rtnetlink.put([ours]).values():
-            raise OSError(code, os.strerror(code))
+        self._egress.rtnetlink.make(htb_class(device.index, keeper, UNLIMITED, SUPER_PACKET))
 
     # -- rates --------------------------------------------------------------------------------
 

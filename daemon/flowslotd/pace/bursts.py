@@ -31,24 +31,16 @@ class SmallBursts:
 
     def filenos(self) -> tuple[int, ...]:
         """Take the lock if it is free. Returns the descriptors that the guardian is to hold."""
-        self._seize()
-        return () if self._lock is None else (self._lock.fileno(),)
-
-    def _seize(self) -> None:
         if self._allowed and self._lock is None:
             self._lock = lock("tso-rtt-log")
-
-    def follow(self, undo: UndoTable) -> None:
-        """To be called now and then: the daemon that had the lock may have ended."""
-        with suppress(OSError):
-            self._seize()
-        # The other daemon's guardian may restore the sysctl after it was read here.
-        if self._lock is not None and not self._before:
-            self.hold(undo)
+        return () if self._lock is None else (self._lock.fileno(),)
 
     def hold(self, undo: UndoTable) -> None:
-        """Set the sysctl to 0, if this daemon has the lock."""
-        if self._lock is None:
+        """Set the sysctl to 0, if this daemon has or gets the lock. To be called now and then: the
+        daemon that had it may have ended, and its guardian restores the sysctl after that."""
+        with suppress(OSError):
+            self.filenos()
+        if self._lock is None or self._before or not self._allowed:
             return
         try:
             self._before = int(Path(guardian.SYSCTL).read_text())
@@ -56,6 +48,7 @@ class SmallBursts:
                 undo.list(guardian.Row(guardian.TSO_RTT_LOG, 0, self._before))
                 Path(guardian.SYSCTL).write_text("0")
         except (OSError, ValueError, PacingError) as error:
+            self._allowed = False  # not tried again
             log.warning(
                 "%s stays: flows below 0.5 Gbit/s send in bursts: %s", guardian.SYSCTL, error
             )

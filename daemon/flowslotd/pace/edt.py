@@ -91,11 +91,6 @@ class EdtPacer(SocketPacer):
             self._object.close()
             self._object = None
 
-    def _undone(self) -> None:
-        super()._undone()
-        for cookie in list(self._slots):
-            self._drop(cookie)
-
     # -- devices ------------------------------------------------------------------------------
 
     def _add(self, device: Device) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from socket import IPPROTO_TCP, SO_PRIORITY, SO_PROTOCOL, SOL_SOCKET, TCP_INFO, socket
+from socket import IPPROTO_TCP, SO_PRIORITY, SOL_SOCKET, TCP_INFO, socket
 
 from flowslotd.pace import guardian
 from flowslotd.pace.attached import GUARDED, AttachedPacer
@@ -21,6 +21,7 @@ from flowslotd.pace.devices import Device, root_changes
 from flowslotd.pace.egress import Change
 from flowslotd.pace.pacer import PacingError, Traits
 from flowslotd.pace.rtnetlink import Request, class_counts, cutter, htb_class, packed, root_htb
+from flowslotd.sockets import is_tcp
 
 MOST_CLASSES = guardian.KEEPER - 1
 """Of one daemon: minors have 16 bits, four of them are the daemon's number."""
@@ -134,24 +135,17 @@ class HtbPacer(AttachedPacer):
             flow = self._flows.get(cookie) or self._take(cookie)
             if flow is not None and flow.rate != rate:
                 changed.append((cookie, rate))
-        return len(changed) - len(self._write(changed))
-
-    def _undone(self) -> None:
-        for cookie in self._flows:  # the guardian may have been half-way when we came back
-            self._undo.undo(guardian.SOCKET, cookie)
-        self._flows.clear()
-        self._free = _minors()
+        self._write(changed)
+        return sum(cookie in self._flows for cookie, _ in changed)
 
     def _take(self, cookie: int) -> _Flow | None:
         """A class for a flow that has none. None: the flow cannot be paced."""
-        if self._egress is None:
-            return None
-        flow = self._touch(cookie, lambda sock: self._classified(sock, cookie))
+        flow = self._touch(cookie, partial(self._classified, cookie))
         if flow is not None:
             self._flows[cookie] = flow
         return flow
 
-    def _classified(self, sock: socket, cookie: int) -> _Flow:
+    def _classified(self, cookie: int, sock: socket) -> _Flow:
         """Raises PacingError and OSError."""
         assert self._egress is not None
         if not any(self._free):
@@ -169,58 +163,49 @@ class HtbPacer(AttachedPacer):
         free.pop()
         return flow
 
-    def _write(self, wanted: Sequence[tuple[int, int]]) -> set[int]:
-        """Set rates (payload bytes/s) of flows that have classes. Returns flows that are not
-        paced."""
+    def _write(self, wanted: Sequence[tuple[int, int]]) -> None:
+        """Set rates (payload bytes/s) of flows that have classes. Those that cannot be paced are
+        let go."""
         if not wanted or self._egress is None:
-            return set()
-        messages: list[Request] = []
-        whose: list[int] = []
-        new = []
-        for cookie, rate in wanted:
-            flow = self._flows[cookie]
-            if not flow.rate:
-                new.append(cookie)
-            cut = _cuts(flow.rate) != _cuts(rate) or not flow.rate
-            flow.rate = rate
-            for index in flow.devices:
-                messages += self._messages(flow, index, cut)
-            whose += [cookie] * (len(messages) - len(whose))
+            return
+        new = [cookie for cookie, _ in wanted if not self._flows[cookie].rate]
+        messages = [
+            (cookie, message)
+            for cookie, rate in wanted
+            for message in self._messages(self._flows[cookie], rate)
+        ]
         try:
-            failed = {whose[k] for k in self._egress.rtnetlink.put(messages)}
+            refused = self._egress.rtnetlink.put([message for _, message in messages])
+            failed = {messages[k][0] for k in refused}
         except OSError:  # no answer: any of them may have failed
-            failed = set(whose)
-        if failed:
-            self._begin_anew({index for cookie in failed for index in self._flows[cookie].devices})
+            failed = {cookie for cookie, _ in wanted}
+        # Their devices were changed: all flows there are let go until they are applied again.
+        anew = {index for cookie in failed for index in self._flows[cookie].devices}
+        for cookie in [c for c, flow in self._flows.items() if anew & set(flow.devices)]:
+            self._let_go(cookie)
+        if anew:
+            self._egress.forget(anew)
         for cookie in new:
             if cookie in self._flows and not self._touch(cookie, partial(self._direct, cookie)):
                 self._let_go(cookie)
-        return {cookie for cookie, _ in wanted if cookie not in self._flows}
-
-    def _begin_anew(self, devices: set[int]) -> None:
-        """These devices were changed: all flows there are let go until they are applied again."""
-        assert self._egress is not None
-        for cookie in [c for c, flow in self._flows.items() if devices & set(flow.devices)]:
-            self._let_go(cookie)
-        self._egress.forget(devices)
 
     def _let_go(self, cookie: int) -> None:
         """Let a flow go until it is applied again."""
-        why = self._why.get(cookie)
         self._gone(cookie)
         self._in_force = False
-        if why is not None:
-            self._why[cookie] = why
 
-    def _messages(self, flow: _Flow, index: int, cut: bool) -> list[Request]:
+    def _messages(self, flow: _Flow, rate: int) -> list[Request]:
+        cut = not flow.rate or _cuts(flow.rate) != _cuts(rate)
+        flow.rate = rate
         wire, handle = flow.wire(), self._handle(flow.minor)
-        packet = round(flow.payload) + flow.headers
-        burst = max(2 * packet, round(wire * BURST_S))
-        messages: list[Request] = [htb_class(index, handle, wire, burst)]
-        if cut:
-            whole = max(PACKET, flow.mtu + 100)
-            most = whole if _cuts(flow.rate) else max(whole, SUPER_PACKET)
-            messages.append(cutter(index, handle, most, WAITING))
+        burst = max(2 * (round(flow.payload) + flow.headers), round(wire * BURST_S))
+        whole = max(PACKET, flow.mtu + 100)
+        most = whole if _cuts(rate) else max(whole, SUPER_PACKET)
+        messages = []
+        for index in flow.devices:
+            messages.append(htb_class(index, handle, wire, burst))
+            if cut:
+                messages.append(cutter(index, handle, most, WAITING))
         return messages
 
     def _direct(self, cookie: int, sock: socket) -> bool:
@@ -295,7 +280,7 @@ def _described(sock: socket, minor: int, devices: tuple[int, ...], mtu: int) -> 
     except OSError as error:
         raise PacingError("it is not connected") from error
     headers = 14 + (20 if len(peer) == 4 else 40)
-    if sock.getsockopt(SOL_SOCKET, SO_PROTOCOL) != IPPROTO_TCP:
+    if not is_tcp(sock):
         return _Flow(minor, devices, mtu, headers + 8, 1500 - headers - 8 + 14, udp=True)
     info = sock.getsockopt(IPPROTO_TCP, TCP_INFO, _SND_MSS + 4)
     mss = int.from_bytes(info[_SND_MSS:], sys.byteorder)

@@ -8,12 +8,13 @@ control that the job uses.
 import struct
 import sys
 from collections.abc import Mapping, Sequence
-from socket import IPPROTO_TCP, SO_PROTOCOL, SOL_SOCKET, socket
+from socket import SOL_SOCKET, socket
 
 from flowslotd.pace import guardian
 from flowslotd.pace.attached import GUARDED, AttachedPacer
 from flowslotd.pace.bursts import SmallBursts
 from flowslotd.pace.pacer import PacingError, Traits
+from flowslotd.sockets import is_tcp
 
 MARK = 0xF5
 """The last byte of rates that flowslot has set. So a rate that a killed daemon and guardian have
@@ -76,7 +77,7 @@ class SocketPacer(AttachedPacer):
 
     def _limit(self, sock: socket, cookie: int, rate: int) -> int:
         """Returns the rate that the application had set. Raises PacingError and OSError."""
-        if sock.getsockopt(SOL_SOCKET, SO_PROTOCOL) != IPPROTO_TCP:
+        if not is_tcp(sock):
             # The kernel lowers the rate of a UDP socket for good. TCP computes it anew.
             raise PacingError("its socket is not TCP")
         own = self._own.get(cookie)
@@ -90,11 +91,8 @@ class SocketPacer(AttachedPacer):
 
     def refresh(self, deadline_ns: int) -> bool:
         """See `Pacer`."""
-        self._bursts.follow(self._undo)
+        self._bursts.hold(self._undo)
         return super().refresh(deadline_ns)
-
-    def _undone(self) -> None:
-        self._rates.clear()
 
     def _gone(self, cookie: int) -> None:
         self._rates.pop(cookie, None)

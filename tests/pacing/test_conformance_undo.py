@@ -119,7 +119,7 @@ pacer.attach(cookie, pid, fd)
 entry = PaceEntry(cookie, 1e6, 1e6, True, 0)
 applied = pacer.apply(pack([entry]), time.monotonic_ns() + 2 * 10**9)
 guard = getattr(getattr(pacer, "_undo", None), "guard", None)
-print(applied, guard.pid if guard else 0, flush=True)
+print(applied, guard.process.pid if guard else 0, flush=True)
 while True:
     pacer.refresh(time.monotonic_ns() + 2 * 10**9)
     time.sleep(0.2)
@@ -294,7 +294,7 @@ def test_closing_restores_everything_without_a_guardian_too(on: Bench) -> None:
     flow = on.flow(pacer)
     own = options(flow)
     set_rate(pacer, {flow: MB})
-    os.kill(pacer._undo.guard.pid, signal.SIGKILL)
+    os.kill(pacer._undo.guard.process.pid, signal.SIGKILL)
     pacer.close()
     assert on.host() == before
     assert options(flow) == own

@@ -54,7 +54,7 @@ def test_the_rate_is_the_sockets_own_limit_until_closing(
     sockets.release(made[0].cookie)
     assert limit(made[0]) == guardian.UNLIMITED
     assert sockets._undo.guard is not None
-    watcher = sockets._undo.guard.pid
+    watcher = sockets._undo.guard.process.pid
     sockets.close()
     assert [limit(flow) for flow in made] == [guardian.UNLIMITED] * 3
     assert not os.path.exists(f"/proc/{watcher}")
@@ -134,10 +134,10 @@ def test_drained_is_noticed(sockets: SocketPacer, flows: Flows) -> None:
 
 def test_a_dead_guardian_is_replaced(sockets: SocketPacer, flows: Flows) -> None:
     assert sockets._undo.guard is not None
-    first = sockets._undo.guard.pid
+    first = sockets._undo.guard.process.pid
     os.kill(first, signal.SIGKILL)
-    sockets._undo.guard._process.wait()
+    sockets._undo.guard.process.wait()
     flow = flows(busy=False)
     attach(sockets, flow)
     assert set_rate(sockets, {flow: MB}) == 1
-    assert sockets._undo.guard.pid != first
+    assert sockets._undo.guard.process.pid != first

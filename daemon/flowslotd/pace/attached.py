@@ -82,7 +82,7 @@ class AttachedPacer(Pacer, ABC):
 
     def _keep(self) -> tuple[int, ...]:
         """Descriptors for the guardian."""
-        return () if self._egress is None else (self._egress.fileno(),)
+        return () if self._egress is None else (self._egress.instance.held.fileno(),)
 
     def close(self) -> None:
         """Let all flows go, and remove what is ours from the devices."""

@@ -93,7 +93,7 @@ class EdtPacer(SocketPacer):
 
     def _add(self, device: Device) -> None:
         assert self._egress is not None and self._object is not None
-        index, number = device.index, self._egress.number
+        index, number = device.index, self._egress.instance.number
         filters = guardian.filters(index, guardian.EGRESS)
         ours = any(guardian.OWN.encode() in one.attributes for one in filters)
         own = guardian.OWN if ours or not device.ingress else ""
@@ -192,10 +192,7 @@ def changes_to(device: Device, number: int) -> list[str]:
 
 def _has_fq(device: Device) -> bool:
     """Whether fq, which keeps packets until their departure times, is there already."""
-    root = device.root
-    return root is not None and (
-        root.kind == "fq" or (root.kind == "mq" and device.leaves == {"fq"})
-    )
+    return device.root == "fq" or (device.root == "mq" and device.leaves == {"fq"})
 
 
 def _bytes(number: int, size: int) -> bytes:

@@ -9,7 +9,7 @@ all of it.
 
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -44,8 +44,8 @@ DRAIN_S = 0.1
 """So long, packets that still wait may leave before all is removed."""
 _SND_MSS, _TIMESTAMPS = 16, 1  # in struct tcp_info: offset; bit in tcpi_options
 
-_Counts = dict[int, dict[int, tuple[int, int, int]]]
-"""By device and handle: see `class_counts`."""
+_Counts = Mapping[tuple[int, int], tuple[int, int, int]]
+"""See `class_counts`."""
 
 
 @dataclass(slots=True)
@@ -65,10 +65,6 @@ class _Flow:
     """For UDP: bytes and packets (modulo 2^32) that the class had sent at the last look."""
     sent: int = 0
     """Payload bytes sent by that look."""
-
-    def wire(self) -> int:
-        """The rate in bytes/s with headers."""
-        return round(self.rate * (1 + self.headers / self.payload))
 
 
 class HtbPacer(AttachedPacer):
@@ -115,13 +111,12 @@ class HtbPacer(AttachedPacer):
         """Whether there are packets in our classes. Raises OSError."""
         return any(
             waiting and handle >> 12 == self._handle(0) >> 12
-            for counts in _class_counts(devices).values()
-            for handle, (_, _, waiting) in counts.items()
+            for (_, handle), (_, _, waiting) in class_counts(devices).items()
         )
 
     def _add(self, device: Device) -> None:
         assert self._egress is not None
-        if device.root is None or device.root.handle != guardian.HTB:
+        if device.handle != guardian.HTB:
             self._egress.rtnetlink.make(root_htb(device.index))
         keeper = self._handle(guardian.KEEPER)
         self._egress.rtnetlink.make(htb_class(device.index, keeper, UNLIMITED, SUPER_PACKET))
@@ -155,10 +150,9 @@ class HtbPacer(AttachedPacer):
         if priority >> 16 == guardian.HTB >> 16:  # left behind: the application's own is lost
             priority = 0
         free = self._free[priority & 15] or next(filter(None, self._free))
-        mtu = max(map(self._egress.mtu, devices))
-        flow = _described(sock, free[-1], devices, mtu)
+        flow = _described(sock, free[-1], devices)
         if flow.udp:  # the class may have served another flow before
-            flow.seen = self._counts(flow, _class_counts(flow.devices))
+            flow.seen = self._counts(flow, class_counts(flow.devices))
         self._list(cookie, SO_PRIORITY, 4, priority)
         free.pop()
         return flow
@@ -197,7 +191,8 @@ class HtbPacer(AttachedPacer):
     def _messages(self, flow: _Flow, rate: int) -> list[Request]:
         cut = not flow.rate or _cuts(flow.rate) != _cuts(rate)
         flow.rate = rate
-        wire, handle = flow.wire(), self._handle(flow.minor)
+        wire = round(rate * (1 + flow.headers / flow.payload))
+        handle = self._handle(flow.minor)
         burst = max(2 * (round(flow.payload) + flow.headers), round(wire * BURST_S))
         whole = max(PACKET, flow.mtu + 100)
         most = whole if _cuts(rate) else max(whole, SUPER_PACKET)
@@ -228,7 +223,7 @@ class HtbPacer(AttachedPacer):
 
     def _handle(self, minor: int) -> int:
         assert self._egress is not None
-        return guardian.HTB | self._egress.number << 12 | minor
+        return guardian.HTB | self._egress.instance.number << 12 | minor
 
     # -- what the kernel tells ------------------------------------------------------------------
 
@@ -236,7 +231,7 @@ class HtbPacer(AttachedPacer):
         """Payload bytes of UDP flows. Also learns how large their packets are."""
         flows = {cookie: flow for cookie, flow in self._flows.items() if flow.udp}
         try:
-            counts = _class_counts({index for flow in flows.values() for index in flow.devices})
+            counts = class_counts({index for flow in flows.values() for index in flow.devices})
         except OSError:
             return {}
         sent, wanted = {}, []
@@ -254,8 +249,8 @@ class HtbPacer(AttachedPacer):
         return sent
 
     def _counts(self, flow: _Flow, counts: _Counts) -> tuple[int, int]:
-        handle = self._handle(flow.minor)
-        known = [c for index in flow.devices if (c := counts[index].get(handle)) is not None]
+        classes = ((index, self._handle(flow.minor)) for index in flow.devices)
+        known = [counts[one] for one in classes if one in counts]
         return sum(count[0] for count in known), sum(count[1] for count in known)
 
 
@@ -265,33 +260,30 @@ def _minors() -> list[list[int]]:
     return [[n for n in range(MOST_CLASSES, 0, -1) if n & 15 == low] for low in range(16)]
 
 
-def _class_counts(devices: Iterable[int]) -> _Counts:
-    return {index: class_counts(index) for index in devices}
-
-
 def _cuts(rate: int) -> bool:
     return rate * WHOLE_S < SUPER_PACKET
 
 
-def _described(sock: socket, minor: int, devices: tuple[int, ...], mtu: int) -> _Flow:
+def _described(sock: socket, minor: int, devices: tuple[Device, ...]) -> _Flow:
     """A flow from its socket. Raises OSError, and PacingError for a socket without a peer."""
     try:
         peer = packed(sock.getpeername()[0])
     except OSError as error:
         raise PacingError("it is not connected") from error
+    where = tuple(device.index for device in devices), max(device.mtu for device in devices)
     headers = 14 + (20 if len(peer) == 4 else 40)
     if not is_tcp(sock):
-        return _Flow(minor, devices, mtu, headers + 8, 1500 - headers - 8 + 14, udp=True)
+        return _Flow(minor, *where, headers + 8, 1500 - headers - 8 + 14, udp=True)
     info = sock.getsockopt(IPPROTO_TCP, TCP_INFO, _SND_MSS + 4)
     mss = int.from_bytes(info[_SND_MSS:], sys.byteorder)
     options = 12 if info[5] & _TIMESTAMPS else 0
-    return _Flow(minor, devices, mtu, headers + 20 + options, max(mss, 1), udp=False)
+    return _Flow(minor, *where, headers + 20 + options, max(mss, 1), udp=False)
 
 
 def changes_to(device: Device, number: int) -> list[str]:
     """What pacing changes on a device, whatever the daemon's number, one sentence each. Raises
     PacingError with the reason where it cannot be."""
     each = "below it a class and a TBF for each flow"
-    if device.root is not None and device.root.handle == guardian.HTB:
+    if device.handle == guardian.HTB:
         return ["the root qdisc htb f510: is flowslot's already", each]
     return [*root_changes(device, guardian.HTB, "htb f510:"), each]

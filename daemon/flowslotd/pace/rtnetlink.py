@@ -5,7 +5,7 @@ import ipaddress
 import os
 import socket
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from flowslotd.pace import guardian
 from flowslotd.pace.pacer import PacingError
@@ -67,23 +67,19 @@ class Rtnetlink:
         in `wanted`. Raises OSError."""
         failed: dict[int, int] = {}
         for first in range(0, len(wanted), _AT_ONCE):
-            failed |= self._put(wanted[first : first + _AT_ONCE], first)
-        return failed
-
-    def _put(self, wanted: Sequence[Request], first: int) -> dict[int, int]:
-        begin = self._seq % _MOST_SEQ + 1
-        self._seq = begin + len(wanted) - 1
-        self._socket.send(
-            b"".join(guardian.message(*one, seq) for seq, one in enumerate(wanted, begin))
-        )
-        failed, answered = {}, 0
-        while answered < len(wanted):
-            for _, seq, answer in guardian.messages(self._socket.recv(1 << 16)):
-                if begin <= seq <= self._seq:
-                    answered += 1
-                    (error,) = struct.unpack_from("=i", answer)
-                    if error:
-                        failed[first + seq - begin] = -error
+            batch = wanted[first : first + _AT_ONCE]
+            begin = self._seq % _MOST_SEQ + 1
+            self._seq = begin + len(batch) - 1
+            numbered = enumerate(batch, begin)
+            self._socket.send(b"".join(guardian.message(*one, seq) for seq, one in numbered))
+            answered = 0
+            while answered < len(batch):
+                for _, seq, answer in guardian.messages(self._socket.recv(1 << 16)):
+                    if begin <= seq <= self._seq:
+                        answered += 1
+                        (error,) = struct.unpack_from("=i", answer)
+                        if error:
+                            failed[first + seq - begin] = -error
         return failed
 
 
@@ -177,14 +173,15 @@ def cutter(device: int, parent: int, most: int, limit: int) -> Request:
     return kind, flags | _REPLACE, body
 
 
-def class_counts(device: int) -> dict[int, tuple[int, int, int]]:
-    """Bytes and packets that our classes have sent, and packets that wait, by handle. Raises
-    OSError."""
+def class_counts(devices: Iterable[int]) -> dict[tuple[int, int], tuple[int, int, int]]:
+    """Bytes and packets that our classes have sent, and packets that wait, by device and handle.
+    Raises OSError."""
     counts = {}
-    for one in guardian.classes(device):
-        stats = attributes(one.attributes).get(_TCA_STATS)
-        if stats is not None:
-            counts[one.handle] = _STATS.unpack_from(stats)
+    for device in devices:
+        for one in guardian.classes(device):
+            stats = attributes(one.attributes).get(_TCA_STATS)
+            if stats is not None:
+                counts[device, one.handle] = _STATS.unpack_from(stats)
     return counts
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from pytest import MonkeyPatch
 
+from flowslot_shm.writer import cookie_of
 from flowslotd.pace.pacer import PaceEntry, PacingError
 from flowslotd.pace.select import make_pacer
 
@@ -23,13 +24,12 @@ from .conformance import (
     OWN,
     Bench,
     apply,
-    change,
     later,
     possible,
     set_rate,
     tc,
 )
-from .traffic import HERE, cookie_of, soon
+from .traffic import HERE, change, soon
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
 

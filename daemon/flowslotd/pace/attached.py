@@ -49,7 +49,6 @@ class AttachedPacer(Pacer, ABC):
     def __init__(self, devices: Sequence[str] = ()) -> None:
         """`devices`: see `make_pacer`."""
         self._names = devices
-        self._addresses: Collection[str] = ()
         self._egress: Egress | None = None  # of back ends that set devices up
         self._undo = UndoTable()
         self._sockets: dict[int, _Socket] = {}  # by cookie
@@ -71,7 +70,7 @@ class AttachedPacer(Pacer, ABC):
             lacking = qdisc_trial(*self.qdiscs)
             if lacking:
                 raise PacingError(lacking)
-            self._egress = Egress(self._names, self._addresses, self._undo, self._change())
+            self._egress = Egress(self._names, self._undo, self._change())
         self._undo.open(self._keep())
         if self._egress is not None:
             self._egress.ensure_named()
@@ -96,7 +95,6 @@ class AttachedPacer(Pacer, ABC):
 
     def leave_by(self, addresses: Collection[str]) -> None:
         """See `Pacer`."""
-        self._addresses = addresses
         if self._egress is not None:
             self._egress.leave_by(addresses)
 

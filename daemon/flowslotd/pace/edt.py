@@ -3,7 +3,7 @@
 packet of a flow may leave, and fq lets it go then.
 
 For TCP and UDP. Setting rates for the program takes no system call. Each TCP socket's own pacing is
-set a little higher, so that TCP hands down little at once (bursts.py). At a flow's deadline the
+set a little higher, so that TCP hands down little at once (SmallBursts). At a flow's deadline the
 program stops pacing it. When the daemon dies, a guardian process removes the program from devices.
 """
 

@@ -46,18 +46,17 @@ class Egress:
     """Ensures that devices are set up before flows are paced there. Holds the daemon's number until
     `close`."""
 
-    def __init__(
-        self, names: Sequence[str], addresses: Collection[str], undo: UndoTable, change: Change
-    ) -> None:
+    def __init__(self, names: Sequence[str], undo: UndoTable, change: Change) -> None:
         """`names`: the devices that all flows leave by. Without any, each flow leaves by the device
-        of its route, which is set up only if it has one of the `addresses`. Without any of these
-        either, all devices may be set up.
+        of its route, which is set up only if it has one of this host's addresses (`leave_by`).
+        Without any of these either, all devices may be set up.
 
         Raises PacingError when no device can be set up here.
         """
         if guardian.remove(guardian.DELQDISC, _NO_DEVICE, 0, guardian.ROOT) == EPERM:
             raise PacingError("needs CAP_NET_ADMIN: run as root or grant it")
-        self._names, self._addresses = tuple(names), tuple(addresses)
+        self._names = names
+        self._addresses: Collection[str] = ()
         self._undo, self._change = undo, change
         self._named: tuple[int, ...] = ()
         self._ready: dict[int, Device] = {}

@@ -16,6 +16,7 @@ Changes = dict[int, dict[str, Any]]
 BOTH, FOUR = {3: 1, 4: 2}, {4: 1}
 CASES: dict[str, list[tuple[Changes, dict[int, int]]]] = {
     "each lender has one borrower": [({}, BOTH), ({5: {"path": 1}}, BOTH)],
+    "one lender for two jobs": [({2: {"rate": 0.0}, 4: {"job": 2}}, {3: 1})],
     "a lender that has ended keeps its borrower as long as its rate": [
         ({}, BOTH),
         ({1: {"active": False}, 3: {"active": True}}, BOTH),
@@ -40,7 +41,7 @@ CASES: dict[str, list[tuple[Changes, dict[int, int]]]] = {
     "no lender": [({1: {"kernel": False}, 2: {"rate": np.nan}}, {})],
     "who waits comes first, then who is due first": [
         ({2: {"rate": 0.0}, 3: {"onset": 100, "period": 50}, 4: {"onset": 90, "period": 50}}, FOUR),
-        ({3: {"active": True}}, {3: 1}),
+        ({3: {"active": True, "onset": 200}}, {3: 1}),
     ],
 }
 

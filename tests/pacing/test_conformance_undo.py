@@ -64,24 +64,13 @@ def test_devices_stay_set_up_when_the_daemon_is_late(on: Bench) -> None:
     assert flow.comes_to(MB)
 
 
+@pytest.mark.parametrize("how", ["at once", "slowly", "fails"])
 @pytest.mark.parametrize("on", ["edt", "htb", "socket"], indirect=True)
-def test_what_is_set_after_the_deadline_is_let_go(on: Bench) -> None:
-    pacer = on.pacer()
-    flow = on.flow(pacer)
-    before = options(flow)
-    set_rate(pacer, {flow: MB}, lasts=0)
-    assert soon(lambda: options(flow) == before)
-    set_rate(pacer, {flow: 2 * MB}, lasts=-1)
-    assert soon(lambda: options(flow) == before)
-
-
-@pytest.mark.parametrize("fails", [False, True])
-@pytest.mark.parametrize("on", ["edt", "htb", "socket"], indirect=True)
-def test_what_is_undone_before_it_is_done_is_undone_again(
-    on: Bench, fails: bool, monkeypatch: MonkeyPatch
+def test_what_is_set_after_the_deadline_is_let_go(
+    on: Bench, how: str, monkeypatch: MonkeyPatch
 ) -> None:
-    """The guardian looks after a socket was listed, and before it was touched; then something else
-    may fail."""
+    """Also when the guardian looks after a socket was listed, and before it was touched; then
+    something else may fail."""
     pacer = on.pacer()
     flow = on.flow(pacer)
     before = options(flow)
@@ -96,12 +85,14 @@ def test_what_is_undone_before_it_is_done_is_undone_again(
         raise OSError
 
     whole = pacer._set  # type: ignore[attr-defined]
-    monkeypatch.setattr(UndoTable, "list", slowly)
-    if fails:
+    if how != "at once":
+        monkeypatch.setattr(UndoTable, "list", slowly)
+    if how == "fails":
         monkeypatch.setattr(pacer, "_set", then_fails)
-    with pytest.raises(OSError) if fails else contextlib.nullcontext():
-        assert set_rate(pacer, {flow: MB}, lasts=0) == 1
-    assert soon(lambda: options(flow) == before)
+    for rate, lasts in ((MB, 0), (2 * MB, -1)):
+        with pytest.raises(OSError) if how == "fails" else contextlib.nullcontext():
+            assert set_rate(pacer, {flow: rate}, lasts=lasts) == 1
+        assert soon(lambda: options(flow) == before)
 
 
 OWNER = """

@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A borrower uses its lender's rate while the lender has nothing left to send."""
 
-import socket
-import sys
-from typing import Any
-
 import pytest
 
 from flowslotd.pace.bpf import BpfPacer
+from flowslotd.sockets import look
 
 from .conformance import LONG, MB, Flows, apply, entry
 from .traffic import soon
@@ -37,12 +34,9 @@ class Pair:
         self.pacer.watch(self.lender.cookie, self.end)
 
     def _acked(self) -> int:
-        return int(self._stat()["acked"])
-
-    def _stat(self) -> Any:
         row = self.pacer.stat(self.lender.cookie)
         assert row is not None
-        return row[0]
+        return int(row["acked"][0])
 
     def send(self, size: int) -> None:
         """By the lender, until all is acknowledged and our program has seen it.
@@ -54,19 +48,15 @@ class Pair:
         for _ in range(5):
             if soon(lambda: self._acked() == self.acked, 2):
                 return
-            assert soon(lambda: self._acked_of_tcp() == self.acked), "lost by TCP itself"
+            assert soon(lambda: look(self.lender.sock).acked == self.acked), "lost by TCP itself"
             if self.acked == self.end:
                 self.announce(1)
             self._write(1)
-        raise AssertionError(f"of {self.acked} bytes our program has seen {self._stat()}")
+        raise AssertionError(f"of {self.acked} bytes our program has seen {self._acked()}")
 
     def _write(self, size: int) -> None:
         self.lender.sock.sendall(bytes(size))
         self.acked += size
-
-    def _acked_of_tcp(self) -> int:
-        info = self.lender.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 128)
-        return int.from_bytes(info[120:128], sys.byteorder)
 
 
 @pytest.fixture

@@ -12,99 +12,52 @@ from flowslot.protocol.grants import Granted
 from flowslotd.flows.rows import FREE
 from flowslotd.pace import handover
 
-
-class Flows:
-    """Rows of flows; by default of path 1 and at rest, known to the kernel, with rate 0."""
-
-    def __init__(self) -> None:
-        self.rows = FREE[:0]
-
-    def add(self, cookie: int, job: int, **values: Any) -> None:
-        row = FREE.copy()
-        row["cookie"], row["job"], row["path"], row["kernel"], row["rate"] = cookie, job, 1, True, 0
-        self.rows = np.concatenate((self.rows, row))
-        self.set(cookie, **values)
-
-    def set(self, cookie: int, **values: Any) -> None:
-        for name, value in values.items():
-            self.rows[name][self.rows["cookie"] == cookie] = value
-
-    def lenders(self, *suppressed: int) -> dict[int, int]:
-        self.rows["suppressed"] = np.isin(self.rows["cookie"], suppressed)
-        return handover.update(self.rows, all_suppressed=False)
-
-
-@pytest.fixture
-def two_jobs() -> Flows:
-    """Flows 1 and 2 of job 0 are at work, flows 3 and 4 of job 1 are not."""
-    flows = Flows()
-    for cookie in (1, 2):
-        flows.add(cookie, 0, active=True, rate=20e6)
-    for cookie in (3, 4):
-        flows.add(cookie, 1)
-    return flows
-
-
-def test_each_lender_has_one_borrower(two_jobs: Flows) -> None:
-    assert two_jobs.lenders() == {3: 1, 4: 2}
-    two_jobs.add(5, 1)
-    assert two_jobs.lenders() == {3: 1, 4: 2}
+Changes = dict[int, dict[str, Any]]
+BOTH, FOUR = {3: 1, 4: 2}, {4: 1}
+CASES: dict[str, list[tuple[Changes, dict[int, int]]]] = {
+    "each lender has one borrower": [({}, BOTH), ({5: {"path": 1}}, BOTH)],
+    "one lender for two jobs": [({2: {"rate": 0.0}, 4: {"job": 2}}, {3: 1})],
+    "a lender that has ended keeps its borrower as long as its rate": [
+        ({}, BOTH),
+        ({1: {"active": False}, 3: {"active": True}}, BOTH),
+        # And the other way round, for next time.
+        ({1: {"rate": 0.0}, 3: {"rate": 20e6}}, {4: 2, 1: 3}),
+        ({2: {"active": False, "rate": 0.0}}, {1: 3}),
+    ],
+    "a borrower at work may be a lender": [
+        ({2: {"rate": 0.0}}, {3: 1}),
+        ({1: {"active": False}, 3: {"active": True, "rate": 1e6}}, {3: 1, 2: 3}),
+        ({2: {"path": 0}, 4: {"path": 0}}, {3: 1}),  # nobody is left for it
+    ],
+    "what stands is not lent": [  # its owner may start again at any time, and nobody looks
+        ({1: {"suppressed": True}}, {3: 2}),
+        ({2: {"active": False, "suppressed": True}}, {}),
+    ],
+    "no borrower on the path": [({3: {"path": 2}, 4: {"path": 2}}, {})],
+    "no borrower of another job": [({3: {"job": 0}, 4: {"job": 0}}, {})],
+    "no borrower that the kernel knows": [({3: {"kernel": False}, 4: {"kernel": False}}, {})],
+    "no borrower that has too little": [({3: {"rate": 10e6}, 4: {"rate": 10e6}}, {})],
+    "no borrower that anybody has a say in": [({3: {"rate": np.nan}, 4: {"rate": np.nan}}, {})],
+    "no lender": [({1: {"kernel": False}, 2: {"rate": np.nan}}, {})],
+    "who waits comes first, then who is due first": [
+        ({2: {"rate": 0.0}, 3: {"onset": 100, "period": 50}, 4: {"onset": 90, "period": 50}}, FOUR),
+        ({3: {"active": True, "onset": 200}}, {3: 1}),
+    ],
+}
 
 
-def test_a_lender_that_has_ended_keeps_its_borrower_as_long_as_its_rate(two_jobs: Flows) -> None:
-    two_jobs.lenders()
-    two_jobs.set(1, active=False)
-    two_jobs.set(3, active=True)
-    assert two_jobs.lenders() == {3: 1, 4: 2}
-    two_jobs.set(1, rate=0.0)
-    two_jobs.set(3, rate=20e6)
-    assert two_jobs.lenders() == {4: 2, 1: 3}, "and the other way round, for next time"
-    two_jobs.set(2, active=False, rate=0.0)
-    assert two_jobs.lenders() == {1: 3}
-
-
-def test_a_borrower_at_work_may_be_a_lender(two_jobs: Flows) -> None:
-    two_jobs.set(2, rate=0.0)
-    assert two_jobs.lenders() == {3: 1}
-    two_jobs.set(1, active=False)
-    two_jobs.set(3, active=True, rate=1e6)
-    assert two_jobs.lenders() == {3: 1, 2: 3}
-    two_jobs.set(2, path=0)
-    two_jobs.set(4, path=0)
-    assert two_jobs.lenders() == {3: 1}, "nobody is left for it"
-
-
-def test_what_stands_is_not_lent(two_jobs: Flows) -> None:
-    """Its owner may start again at any time, and nobody looks."""
-    assert two_jobs.lenders(1) == {3: 2}
-    two_jobs.set(2, active=False)
-    assert two_jobs.lenders(1, 2) == {}
-
-
-@pytest.mark.parametrize(
-    "values",
-    [{"path": 2}, {"job": 0}, {"kernel": False}, {"rate": 10e6}, {"rate": np.nan}],
-    ids=["path", "job", "unknown to the kernel", "has enough", "nobody has a say"],
-)
-def test_no_borrower(two_jobs: Flows, values: dict) -> None:
-    two_jobs.set(3, **values)
-    two_jobs.set(4, **values)
-    assert two_jobs.lenders() == {}
-
-
-def test_no_lender(two_jobs: Flows) -> None:
-    two_jobs.set(1, kernel=False)
-    two_jobs.set(2, rate=np.nan)
-    assert two_jobs.lenders() == {}
-
-
-def test_who_waits_comes_first_then_who_is_due_first(two_jobs: Flows) -> None:
-    two_jobs.set(2, rate=0.0)
-    two_jobs.set(3, onset=100, period=50)
-    two_jobs.set(4, onset=90, period=50)
-    assert two_jobs.lenders() == {4: 1}
-    two_jobs.set(3, active=True)
-    assert two_jobs.lenders() == {3: 1}
+@pytest.mark.parametrize("steps", CASES.values(), ids=CASES)
+def test_who_borrows_from_whom(steps: list[tuple[Changes, dict[int, int]]]) -> None:
+    """Flows 1 and 2 of job 0 are at work, flows 3 and 4 of job 1 are not; 5 has no path."""
+    rows = np.repeat(FREE, 5)
+    rows["cookie"], rows["job"], rows["path"] = range(1, 6), (0, 0, 1, 1, 1), (1, 1, 1, 1, 0)
+    rows["active"] = rows["cookie"] <= 2
+    rows["kernel"], rows["rate"] = True, np.where(rows["active"], 20e6, 0.0)
+    for changes, expected in steps:
+        for cookie, values in changes.items():
+            for name, value in values.items():
+                rows[name][cookie - 1] = value
+        assert handover.update(rows, all_suppressed=False) == expected
 
 
 def test_a_rate_that_a_borrower_uses_is_not_given_back(topology: Any, make_job: Any) -> None:

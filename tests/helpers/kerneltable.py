@@ -9,24 +9,22 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from flowslotd.pace import layout
 from flowslotd.pace.layout import Mode
+from flowslotd.pace.pacer import UNPACED
 
 SLOT_NS = 60_000_000
 """Default of the daemon's configuration."""
-UNPACED = 2**64 - 1
-PIDFD_GETFD = 438
 
 
 class KernelTable:
     """What the daemon wants of its flows (`fs_ctl`) and what the kernel does (`fs_stat`).
 
-    The mappings, of duplicates of the daemon's descriptors, keep both maps alive until `close`.
+    The mappings keep both maps alive until `close`.
     """
 
     def __init__(self, daemon: int) -> None:
@@ -68,9 +66,12 @@ def shared(daemon: int, name: str, dtype: np.dtype) -> np.ndarray:
             text = entry.read_text()
         number = re.search(r"^map_id:\s*(\d+)$", text, re.MULTILINE)
         if number and map_name(number[1]) == name:
-            with duplicate(daemon, int(entry.name)) as fd:
-                size = layout.SLOTS * dtype.itemsize
-                return np.frombuffer(mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ), dtype)
+            fd = ctypes.CDLL("libbpf.so.1").bpf_map_get_fd_by_id(int(number[1]))
+            assert fd >= 0, name
+            size = layout.SLOTS * dtype.itemsize
+            memory = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ)
+            os.close(fd)
+            return np.frombuffer(memory, dtype)
     raise AssertionError(f"the daemon has no {name} in the kernel")
 
 
@@ -78,14 +79,3 @@ def map_name(number: str) -> str:
     command = ["bpftool", "-j", "map", "show", "id", number]
     shown = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
     return str(shown.get("name"))
-
-
-@contextlib.contextmanager
-def duplicate(pid: int, fd: int) -> Iterator[int]:
-    """A copy of another process's descriptor."""
-    process = os.pidfd_open(pid)
-    copy = ctypes.CDLL(None, use_errno=True).syscall(PIDFD_GETFD, process, fd, 0)
-    os.close(process)
-    assert copy >= 0, os.strerror(ctypes.get_errno())
-    yield copy
-    os.close(copy)

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flowslot_shm.writer import cookie_of
 from flowslotd.pace import guardian
 from flowslotd.pace.pacer import PaceEntry, Pacer, PacingError, pack
 from flowslotd.pace.select import TRAITS, make_pacer
 
-from .traffic import Flow, Net, UdpFlow, cookie_of, inside
+from .traffic import Flow, Net, UdpFlow
 
 Flows = Callable[..., Any]
 """The fixtures `flows` and `enlisted`."""
@@ -83,11 +84,21 @@ class Bench:
 
     def host(self) -> dict[str, Any]:
         """All that a back end may change here, flows' sockets aside."""
-        return snapshot()
+        qdiscs = tc("qdisc", "show")
+        for qdisc in qdiscs:
+            qdisc["options"].pop("direct_packets_stat", None)  # HTB counts there
+        side = "filter", "show", "dev", "eth0"
+        return {
+            "qdiscs": qdiscs,
+            "classes": tc("class", "show", "dev", "eth0"),
+            "egress": tc(*side, "egress"),
+            "ingress": tc(*side, "ingress"),
+            "tcp_tso_rtt_log": Path(guardian.SYSCTL).read_text(),
+        }
 
     def roots(self, device: str = "") -> list[dict[str, Any]]:
         """Root qdiscs, of one device or of all."""
-        shown = [one for one in snapshot()["qdiscs"] if one.get("root")]
+        shown = [one for one in self.host()["qdiscs"] if one.get("root")]
         return [one for one in shown if device in ("", one["dev"])]
 
     def close(self) -> None:
@@ -105,30 +116,9 @@ def tc(*arguments: str) -> Any:
     return run.stdout
 
 
-def change(program: str, *lines: str) -> None:
-    """Commands of `ip` or `tc` in this thread's namespace, one after the other."""
-    for line in lines:
-        done = subprocess.run([program, *line.split()], check=False, capture_output=True, text=True)
-        assert not done.returncode, (line, done.stderr)
-
-
 def possible(program: str, line: str) -> bool:
-    """The same, for what some kernels do not know: whether it was done."""
+    """A command of `ip` or `tc` that some kernels do not know: whether it was done."""
     return not subprocess.run([program, *line.split()], check=False, capture_output=True).returncode
-
-
-def snapshot() -> dict[str, Any]:
-    """Of the namespace that this thread is in."""
-    said: dict[str, Any] = {"qdiscs": tc("qdisc", "show")}
-    for qdisc in said["qdiscs"]:
-        qdisc["options"].pop("direct_packets_stat", None)  # HTB counts there
-    side = "filter", "show", "dev", "eth0"
-    return said | {
-        "classes": tc("class", "show", "dev", "eth0"),
-        "egress": tc(*side, "egress"),
-        "ingress": tc(*side, "ingress"),
-        "tcp_tso_rtt_log": Path(guardian.SYSCTL).read_text(),
-    }
 
 
 def set_own(flow: Any) -> None:
@@ -172,14 +162,3 @@ def slots(flow: Any, count: int = 20) -> np.ndarray:
         seen.append(flow.received())
         at.append(time.monotonic())
     return np.diff(seen) / np.diff(at)
-
-
-@contextlib.contextmanager
-def bench_of(backend: str, net: Net) -> Iterator[Bench]:
-    """The test's thread is in the sender's namespace meanwhile."""
-    with inside(net.here):
-        bench = Bench(backend, net)
-        try:
-            yield bench
-        finally:
-            bench.close()

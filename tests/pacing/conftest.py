@@ -10,8 +10,8 @@ import pytest
 
 from flowslotd.pace.bpf import BpfPacer
 
-from .conformance import BACKENDS, Bench, bench_of
-from .traffic import HERE, THERE, Flow, Net, batch
+from .conformance import BACKENDS, Bench
+from .traffic import HERE, THERE, Flow, Net, change, inside
 
 
 @pytest.fixture
@@ -20,19 +20,19 @@ def net() -> Iterator[Net]:
     made = Net(*spaces)
     ends = ((made.here, "here", HERE), (made.there, "there", THERE))
     try:
-        batch([f"netns add {space}" for space in spaces])
+        change("ip", *(f"netns add {space}" for space in spaces))
         lines = ["link add br0 type bridge", "link set br0 up"]
         for space, port, _ in ends:
             lines.append(f"link add {port} type veth peer name eth0 netns {space}")
             lines.append(f"link set {port} master br0 up")
-        batch(lines, "-n", made.switch)
+        change(f"ip -n {made.switch}", *lines)
         for space, _, address in ends:
-            lines = [
+            change(
+                f"ip -n {space}",
                 f"address add {address}/24 dev eth0",
                 f"address add fd79::{address[-1]}/64 dev eth0 nodad",
                 "link set eth0 up",
-            ]
-            batch(lines, "-n", space)
+            )
         yield made
     finally:
         removed = "".join(f"netns del {space}\n" for space in spaces)
@@ -78,5 +78,7 @@ def enlisted(pacer: BpfPacer, flows: Callable[..., Flow]) -> Callable[..., Flow]
 @pytest.fixture(params=BACKENDS)
 def on(request: pytest.FixtureRequest, net: Net) -> Iterator[Bench]:
     """Each back end in turn; some only: `parametrize("on", [...], indirect=True)`."""
-    with bench_of(request.param, net) as bench:
+    with inside(net.here):
+        bench = Bench(request.param, net)
         yield bench
+        bench.close()

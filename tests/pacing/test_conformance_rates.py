@@ -120,6 +120,28 @@ def test_counters_tell_what_was_delivered(on: Bench, protocol: str) -> None:
     assert soon(agree)
 
 
+def test_a_target_is_reported_once(on: Bench) -> None:
+    pacer = on.pacer()
+    flow = on.flow(pacer, busy=False)
+    base = int(pacer.counters().acked[0])
+
+    def reported(after: int) -> list[tuple[str, int]]:
+        """As soon as so many bytes are acknowledged."""
+        assert soon(lambda: int(pacer.counters().acked[0]) >= base + after)
+        time.sleep(0.05)
+        return [(event.kind, event.cookie) for event in pacer.events() if event.kind != "new"]
+
+    pacer.watch(flow.cookie, base + 100_000)
+    flow.sock.sendall(bytes(60_000))
+    assert reported(after=60_000) == []
+    flow.sock.sendall(bytes(60_000))
+    assert reported(after=120_000) == [("drained", flow.cookie)]
+    pacer.watch(flow.cookie, base + 110_000)  # has been reached already
+    assert reported(after=120_000) == [("drained", flow.cookie)]
+    flow.sock.sendall(bytes(60_000))  # now `bpf`'s program sees it, too
+    assert reported(after=180_000) == []
+
+
 def test_a_fast_flow(on: Bench) -> None:
     """Super-packets pass whole at such rates."""
     pacer = on.pacer()

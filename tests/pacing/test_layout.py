@@ -20,6 +20,8 @@ TYPES = {
 
 
 def fields(name: str, dtype: np.dtype) -> list[str]:
+    """Packed, so that no member of the header is missing where sizes and offsets are the same."""
+    assert not dtype.isalignedstruct
     lines = [f"{name} {dtype.itemsize}"]
     for field in dtype.names:
         kind, offset = dtype.fields[field][:2]
@@ -53,16 +55,3 @@ def test_offsets_and_sizes_are_those_of_the_header(tmp_path: Path, compiler: str
     want += [f"FS_{key} {int(value)}" for key, value in [*modes.items(), *kinds.items()]]
     want.append(f"FS_EDT_SLOTS {edt.SLOTS}")
     assert printed.stdout.split("\n")[:-1] == want
-
-
-def test_every_field_of_the_header_is_in_the_python_type() -> None:
-    text = (BPF / "flowslot.h").read_text() + (BPF / "edt.h").read_text()
-    for name, dtype in TYPES.items():
-        body = text.split(f"struct {name} {{")[1].split("};")[0]
-        words = [line.split(";")[0] for line in body.split("\n") if ";" in line]
-        members = [
-            part.split("[")[0].strip()
-            for word in words
-            for part in word.split(None, 1)[1].split(",")
-        ]
-        assert members == list(dtype.names)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`flowslot preflight` says what a daemon would change, and then that is what it changes."""
 
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from flowslotd.pace import guardian
 from flowslotd.pace.pacer import PacingError
 
 from .conformance import MB, ON_DEVICES, Bench, set_rate
-from .traffic import inside
+from .traffic import change, inside
 
 pytestmark = pytest.mark.root
 
@@ -72,15 +71,15 @@ def test_what_is_announced_for_a_device_is_what_is_done(on: Bench, loaded: Load)
 
 @pytest.mark.parametrize("named", [False, True])
 def test_a_foreign_qdisc_is_named(net: Any, loaded: Load, named: bool) -> None:
-    subprocess.run(["tc", "-n", net.here, *PFIFO.split()], check=True)
+    change(f"tc -n {net.here}", PFIFO)
     with inside(net.here):
         for backend in ("htb", "edt"):
             settings = f'backend = "{backend}"' + ('\ndevices = ["eth0"]' if named else "")
             changes = preflight.changes(loaded(settings), backend)
-            (change,) = [one for one in changes if one.where == "eth0"]
-            assert change.when == "never"
-            assert change.what.startswith("the daemon would not start: ") == named
-            assert "eth0 has a root qdisc of its own, pfifo 7:, which stays" in change.what
+            (found,) = [one for one in changes if one.where == "eth0"]
+            assert found.when == "never"
+            assert found.what.startswith("the daemon would not start: ") == named
+            assert "eth0 has a root qdisc of its own, pfifo 7:, which stays" in found.what
 
 
 def test_sysctls_are_named(net: Any, loaded: Load) -> None:

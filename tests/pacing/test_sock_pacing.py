@@ -3,11 +3,9 @@
 
 import gc
 import os
-import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,58 +13,41 @@ import pytest
 
 from flowslotd.pace import guardian
 from flowslotd.pace.pacer import PaceEntry
-from flowslotd.pace.select import make_pacer
 from flowslotd.pace.sockopt import SocketPacer
 
-from .conformance import MB, Flows, apply, later, set_rate
-from .traffic import inside, soon
+from .conformance import MB, Bench, apply, later, set_rate
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.parametrize("on", ["socket"], indirect=True)]
 
 
 @pytest.fixture
-def sockets(net: Any) -> Iterator[SocketPacer]:
-    with inside(net.here):  # where a sysctl may be changed
-        pacer = make_pacer("socket", "test")
-        assert isinstance(pacer, SocketPacer)
-        yield pacer
-        pacer.close()
+def sockets(on: Bench) -> SocketPacer:
+    pacer = on.pacer()
+    assert isinstance(pacer, SocketPacer)
+    return pacer
 
 
 def limit(flow: Any) -> int:
-    """In kB/s, but for UNLIMITED: the last byte is a mark."""
-    rate = int.from_bytes(flow.sock.getsockopt(socket.SOL_SOCKET, 47, 8), sys.byteorder)
-    return rate if rate == guardian.UNLIMITED else round(rate, -3)
+    return int.from_bytes(flow.sock.getsockopt(socket.SOL_SOCKET, 47, 8), sys.byteorder)
 
 
-def attach(pacer: SocketPacer, flow: Any) -> None:
-    pacer.attach(flow.cookie, os.getpid(), flow.sock.fileno())
-
-
-def test_the_rate_is_the_sockets_own_limit_until_closing(
-    sockets: SocketPacer, flows: Flows
-) -> None:
-    made = [flows(busy=False) for _ in range(3)]
-    for flow in made:
-        attach(sockets, flow)
-    assert set_rate(sockets, dict.fromkeys(made, MB)) == 3
-    assert [limit(flow) for flow in made] == [MB] * 3
-    sockets.release(made[0].cookie)
-    assert limit(made[0]) == guardian.UNLIMITED
-    assert sockets._undo.guard is not None
-    watcher = sockets._undo.guard.pid
-    sockets.close()
-    assert [limit(flow) for flow in made] == [guardian.UNLIMITED] * 3
-    assert not os.path.exists(f"/proc/{watcher}")
+def test_what_had_no_limit_has_none_afterwards(sockets: SocketPacer, on: Bench) -> None:
+    flow = on.flow(sockets, busy=False)
+    guardian.set_option(flow.sock, 47, 8, guardian.UNLIMITED)
+    assert set_rate(sockets, {flow: MB}) == 1
+    assert round(limit(flow), -3) == MB  # the last byte is a mark
+    sockets.release(flow.cookie)
+    assert limit(flow) == guardian.UNLIMITED
 
 
 def test_another_socket_under_the_same_number_is_not_touched(
-    sockets: SocketPacer, flows: Flows
+    sockets: SocketPacer, on: Bench
 ) -> None:
-    flow, other = flows(busy=False), flows(busy=False)
+    flow, other = (on.flow(sockets, busy=False) for _ in range(2))
+    before = limit(flow)
     sockets.attach(flow.cookie, os.getpid(), other.sock.fileno())
     assert set_rate(sockets, {flow: MB}) == 0
-    assert limit(other) == limit(flow) == guardian.UNLIMITED
+    assert limit(other) == limit(flow) == before
     events = [(event.kind, event.cookie) for event in sockets.events()]
     assert events == [("closed", flow.cookie)]
 
@@ -93,25 +74,22 @@ def test_a_process_that_cannot_be_seen_is_named(sockets: SocketPacer) -> None:
     assert sockets.events() == []
 
 
-def test_one_follows_whoever_keeps_the_sysctl(sockets: SocketPacer) -> None:
+def test_one_follows_whoever_keeps_the_sysctl(sockets: SocketPacer, on: Bench) -> None:
     def sysctl() -> int:
         return int(Path(guardian.SYSCTL).read_text())
 
     assert sysctl() == 0
-    second = make_pacer("socket", "second")
-    try:
-        sockets.close()
-        assert sysctl() != 0
-        second.refresh(later())
-        assert sysctl() == 0
-    finally:
-        second.close()
+    second = on.pacer()
+    sockets.close()
+    assert sysctl() != 0
+    second.refresh(later())
+    assert sysctl() == 0
+    second.close()
     assert sysctl() != 0
 
 
-def test_no_descriptor_is_kept(sockets: SocketPacer, flows: Flows) -> None:
-    flow = flows(busy=False)
-    attach(sockets, flow)
+def test_no_descriptor_is_kept(sockets: SocketPacer, on: Bench) -> None:
+    flow = on.flow(sockets, busy=False)
     gc.collect()  # what earlier tests have left must not go between two counts
     before = len(os.listdir("/proc/self/fd"))
     for rate in range(1, 20):
@@ -120,24 +98,15 @@ def test_no_descriptor_is_kept(sockets: SocketPacer, flows: Flows) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_drained_is_noticed(sockets: SocketPacer, flows: Flows) -> None:
-    flow = flows(busy=False)
-    attach(sockets, flow)
-    base = int(sockets.counters().acked[0])
-    sockets.watch(flow.cookie, base + 50_000)
-    flow.sock.sendall(bytes(60_000))
-    assert soon(lambda: int(sockets.counters().acked[0]) >= base + 60_000)
-    assert [(event.kind, event.cookie) for event in sockets.events()] == [("drained", flow.cookie)]
-    sockets.counters()
-    assert sockets.events() == []
-
-
-def test_a_dead_guardian_is_replaced(sockets: SocketPacer, flows: Flows) -> None:
+def test_a_dead_guardian_is_replaced_and_ends_with_its_daemon(
+    sockets: SocketPacer, on: Bench
+) -> None:
     assert sockets._undo.guard is not None
-    first = sockets._undo.guard.pid
-    os.kill(first, signal.SIGKILL)
-    sockets._undo.guard._process.wait()
-    flow = flows(busy=False)
-    attach(sockets, flow)
-    assert set_rate(sockets, {flow: MB}) == 1
-    assert sockets._undo.guard.pid != first
+    first = sockets._undo.guard.process
+    first.kill()
+    first.wait()
+    assert set_rate(sockets, {on.flow(sockets, busy=False): MB}) == 1
+    second = sockets._undo.guard.process
+    assert second.pid != first.pid
+    sockets.close()
+    assert not os.path.exists(f"/proc/{second.pid}")

@@ -12,13 +12,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from flowslot_shm.writer import cookie_of
+
 BYTES_RECEIVED = 128  # offset in struct tcp_info
 CLONE_NEWNET = 0x40000000
 HERE, THERE, THERE_6 = "10.79.0.1", "10.79.0.2", "fd79::2"
-
-
-def cookie_of(sock: socket.socket) -> int:
-    return int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, 57, 8), sys.byteorder)
 
 
 def names() -> list[str]:
@@ -178,19 +176,16 @@ class Net:
 
     def shape(self, mbit: int, buffer: int) -> None:
         """Make the switch's port to `there` a bottleneck."""
-        for line in (
+        change(
+            f"tc -n {self.switch}",
             "qdisc add dev there root handle 1: htb default 1",
             f"class add dev there parent 1: classid 1:1 htb rate {mbit}mbit burst 16kb cburst 16kb",
             f"qdisc add dev there parent 1:1 handle 2: bfifo limit {buffer}",
-        ):
-            run("tc", "-n", self.switch, *line.split())
+        )
         for space, device in ((self.here, "eth0"), (self.switch, "here"), (self.switch, "there")):
-            off = ["tso", "off", "gso", "off", "gro", "off"]
-            run("nsenter", f"--net=/run/netns/{space}", "ethtool", "-K", device, *off)
-
-
-def run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True)
+            off = f"ethtool -K {device} tso off gso off gro off"
+            command = ["nsenter", f"--net=/run/netns/{space}", *off.split()]
+            subprocess.run(command, check=True, capture_output=True)
 
 
 @contextlib.contextmanager
@@ -205,7 +200,9 @@ def inside(space: str) -> Iterator[None]:
             assert libc.setns(home.fileno(), CLONE_NEWNET) == 0
 
 
-def batch(lines: list[str], *arguments: str) -> None:
-    """Many commands of `ip` by one process: under emulation a process takes a tenth of a second."""
-    text = "\n".join(lines) + "\n"
-    subprocess.run(["ip", *arguments, "-batch", "-"], input=text, text=True, check=True)
+def change(program: str, *lines: str) -> None:
+    """Commands of `ip` or `tc`, by one process: under emulation a process takes a tenth of a
+    second."""
+    command, text = [*program.split(), "-batch", "-"], "\n".join(lines) + "\n"
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    assert not done.returncode, (lines, done.stderr)

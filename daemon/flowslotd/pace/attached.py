@@ -6,12 +6,10 @@ kept.
 """
 
 import os
-import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from errno import ENOPROTOOPT, EOPNOTSUPP
-from socket import IPPROTO_TCP, TCP_INFO, socket
+from socket import socket
 from typing import TypeVar
 
 import numpy as np
@@ -24,15 +22,13 @@ from flowslotd.pace.devices import qdisc_trial
 from flowslotd.pace.egress import Change, Egress
 from flowslotd.pace.pacer import Entries, KernelEvent, Pacer, PacingError, Where
 from flowslotd.pace.undo import UndoTable
-from flowslotd.sockets import GONE
+from flowslotd.sockets import GONE, is_tcp, look
 
 MIN_RATE = 256_000
 """Bytes/s, as in bpf/consts.h: a slower flow would notice a raised rate too late."""
 GUARDED: tuple[Where, str] = ("kernel", "a guardian process, which undoes the rest")
 """A change to the host that all of them make."""
 T = TypeVar("T")
-_INFO = struct.Struct("=120xQ")  # tcpi_bytes_acked
-_NO_TCP = ENOPROTOOPT, EOPNOTSUPP
 
 
 @dataclass(slots=True)
@@ -53,7 +49,6 @@ class AttachedPacer(Pacer, ABC):
     def __init__(self, devices: Sequence[str] = ()) -> None:
         """`devices`: see `make_pacer`."""
         self._names = devices
-        self._addresses: Collection[str] = ()
         self._egress: Egress | None = None  # of back ends that set devices up
         self._undo = UndoTable()
         self._sockets: dict[int, _Socket] = {}  # by cookie
@@ -75,7 +70,7 @@ class AttachedPacer(Pacer, ABC):
             lacking = qdisc_trial(*self.qdiscs)
             if lacking:
                 raise PacingError(lacking)
-            self._egress = Egress(self._names, self._addresses, self._undo, self._change())
+            self._egress = Egress(self._names, self._undo, self._change())
         self._undo.open(self._keep())
         if self._egress is not None:
             self._egress.ensure_named()
@@ -86,7 +81,7 @@ class AttachedPacer(Pacer, ABC):
 
     def _keep(self) -> tuple[int, ...]:
         """Descriptors for the guardian."""
-        return () if self._egress is None else (self._egress.fileno(),)
+        return () if self._egress is None else (self._egress.instance.held.fileno(),)
 
     def close(self) -> None:
         """Let all flows go, and remove what is ours from the devices."""
@@ -100,7 +95,6 @@ class AttachedPacer(Pacer, ABC):
 
     def leave_by(self, addresses: Collection[str]) -> None:
         """See `Pacer`."""
-        self._addresses = addresses
         if self._egress is not None:
             self._egress.leave_by(addresses)
 
@@ -140,13 +134,10 @@ class AttachedPacer(Pacer, ABC):
         return in_force and not (self._egress is not None and self._egress.retry_due())
 
     def _extend(self, deadline_ns: int) -> None:
-        if self._undo.refresh(deadline_ns):
+        if self._undo.refresh(deadline_ns):  # the daemon was late: all flows were let go
             self._in_force = False
-            self._undone()
-
-    @abstractmethod
-    def _undone(self) -> None:
-        """The daemon was late, and the guardian has let all flows go."""
+            for cookie in self._sockets:
+                self._gone(cookie)
 
     def _touch(self, cookie: int, do: Callable[[socket], T]) -> T | None:
         """What `do` returns for this flow's socket. None: that was not possible, and `refusal` says
@@ -168,8 +159,9 @@ class AttachedPacer(Pacer, ABC):
         """A socket could not be reached. If it is closed, or another one by now, it is forgotten.
         Any other error may pass (too many open files, say): then it stays attached."""
         if error.errno in GONE:
-            del self._sockets[cookie]
             self._gone(cookie)
+            del self._sockets[cookie]
+            self._why.pop(cookie, None)
             self._happened.append(KernelEvent("closed", cookie))
             return
         hidden = self._sockets[cookie].pid == 0
@@ -187,11 +179,11 @@ class AttachedPacer(Pacer, ABC):
         at = self._sockets.get(cookie)
         if at is not None:
             at.target = None
+        self._why.pop(cookie, None)
         self._gone(cookie)
 
     def _gone(self, cookie: int) -> None:
-        """A flow was released, or its socket is closed."""
-        self._why.pop(cookie, None)
+        """A flow is let go, or its socket is closed."""
         self._undo.undo(guardian.SOCKET, cookie)
 
     def refusal(self, cookie: int) -> str:
@@ -201,7 +193,7 @@ class AttachedPacer(Pacer, ABC):
     # -- what the kernel tells ------------------------------------------------------------------
 
     def counters(self) -> FlowCounters:
-        """See `Pacer`. Some five system calls per flow."""
+        """See `Pacer`. Some six system calls per flow."""
         udp = self._udp_sent()
         read = sorted(
             (cookie, acked)
@@ -215,13 +207,11 @@ class AttachedPacer(Pacer, ABC):
         at = self._sockets[cookie]
         try:
             with guardian.borrow(at.pid, at.fd, cookie) as sock:
-                acked = _acknowledged(sock)
+                acked = look(sock).acked if is_tcp(sock) else udp.get(cookie)
         except OSError as error:
             if error.errno in GONE:
                 self._lost(cookie, error)
             return None
-        if acked is None:
-            acked = udp.get(cookie)
         if acked is not None and at.target is not None and acked >= at.target:
             at.target = None
             self._happened.append(KernelEvent("drained", cookie, acked))
@@ -240,14 +230,3 @@ class AttachedPacer(Pacer, ABC):
         """See `Pacer`; noticed by `counters()`."""
         if cookie in self._sockets:
             self._sockets[cookie].target = acked_target
-
-
-def _acknowledged(sock: socket) -> int | None:
-    """Acknowledged bytes. None: this protocol has no acknowledgements. Raises OSError."""
-    try:
-        (acked,) = _INFO.unpack(sock.getsockopt(IPPROTO_TCP, TCP_INFO, _INFO.size))
-    except OSError as error:
-        if error.errno in _NO_TCP:
-            return None
-        raise
-    return int(acked)

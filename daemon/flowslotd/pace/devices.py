@@ -6,13 +6,14 @@ import ctypes
 import struct
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from errno import ENODEV, ENOENT
 from pathlib import Path
 
 from flowslotd.pace import guardian
 from flowslotd.pace.pacer import PacingError
-from flowslotd.pace.rtnetlink import attributes, create, packed
+from flowslotd.pace.rtnetlink import Rtnetlink, attributes, packed, qdisc
 
 DEFAULT_QDISC = Path("/proc/sys/net/core/default_qdisc")
 QUEUE_LENGTH = "txqueuelen: 0 becomes 1000"
@@ -32,17 +33,10 @@ _MASTERS = {"bond", "team", "bridge", "openvswitch", "vrf"}
 
 
 @dataclass(frozen=True, slots=True)
-class Qdisc:
-    """`handle` 0: the kernel's default, which nobody has asked for."""
-
-    kind: str
-    handle: int
-
-
-@dataclass(frozen=True, slots=True)
 class Device:
-    """`root`: None where packets are not queued at all. `leaves`: the kinds of qdiscs below a root
-    `mq`."""
+    """`root`: the kind of its root qdisc; `noqueue` where packets are not queued at all. `handle`:
+    of that; 0: the kernel's default, which nobody has asked for. `leaves`: the kinds of qdiscs
+    below a root `mq`."""
 
     index: int
     name: str
@@ -50,7 +44,8 @@ class Device:
     mtu: int
     queue_length: int
     """txqueuelen, packets."""
-    root: Qdisc | None
+    root: str
+    handle: int
     leaves: frozenset[str]
     ingress: str
     """`clsact`, `ingress` or nothing."""
@@ -60,7 +55,7 @@ def every(index: int = 0) -> list[Device]:
     """All devices, or the one with this index. Raises OSError."""
     qdiscs = guardian.found(_GETQDISC)
     return [
-        _device(at, fields, [qdisc for qdisc in qdiscs if qdisc.device == at])
+        _device(at, fields, [one for one in qdiscs if one.device == at])
         for at, _, fields in _links()
         if index in {0, at}
     ]
@@ -107,13 +102,13 @@ def _text(value: bytes) -> str:
 
 
 def _device(index: int, fields: dict[int, bytes], qdiscs: list[guardian.Found]) -> Device:
-    root, ingress, leaves = None, "", set()
-    for qdisc in qdiscs:
-        kind = _text(attributes(qdisc.attributes)[_KIND])
-        if qdisc.parent == guardian.CLSACT_ROOT:
+    root, handle, ingress, leaves = "noqueue", 0, "", set()
+    for one in qdiscs:
+        kind = _text(attributes(one.attributes)[_KIND])
+        if one.parent == guardian.CLSACT_ROOT:
             ingress = kind
-        elif qdisc.parent == guardian.ROOT:
-            root = None if kind == "noqueue" else Qdisc(kind, qdisc.handle)
+        elif one.parent == guardian.ROOT:
+            root, handle = kind, one.handle
         else:
             leaves.add(kind)
     mtu, queue_length = (struct.unpack("=I", fields[field])[0] for field in (_MTU, _TXQLEN))
@@ -124,6 +119,7 @@ def _device(index: int, fields: dict[int, bytes], qdiscs: list[guardian.Found]) 
         mtu=mtu,
         queue_length=queue_length,
         root=root,
+        handle=handle,
         leaves=frozenset(leaves),
         ingress=ingress,
     )
@@ -132,26 +128,24 @@ def _device(index: int, fields: dict[int, bytes], qdiscs: list[guardian.Found]) 
 def root_changes(device: Device, handle: int, name: str) -> list[str]:
     """What a root qdisc of ours, with this handle, changes on a device, one sentence each. Raises
     PacingError with the reason where there can be none."""
-    root = device.root
     if device.kind in _MASTERS:
         raise PacingError(
             f"{device.name} is a {device.kind}, whose ports do the queueing: name them in "
             "pacing.devices"
         )
-    if root is not None and root.handle not in {0, handle}:
-        owned = f"{root.kind} {root.handle >> 16:x}:"
+    if device.handle not in {0, handle}:
+        owned = f"{device.root} {device.handle >> 16:x}:"
         raise PacingError(f"{device.name} has a root qdisc of its own, {owned}, which stays")
-    if root is not None and not root.handle and DEFAULT_QDISC.exists():
+    if not device.handle and DEFAULT_QDISC.exists():
         # Only the first network namespace has this file. When our qdisc goes, the kernel puts its
         # default there.
         default = DEFAULT_QDISC.read_text().strip()
-        for other in sorted(({root.kind} | device.leaves) - {"mq", "noqueue", default}):
+        for other in sorted(({device.root} | device.leaves) - {"mq", "noqueue", default}):
             raise PacingError(
                 f"{device.name} has {other}, which would come back as {default}: "
                 "net.core.default_qdisc has changed since"
             )
-    before = root.kind if root is not None else "noqueue"
-    changes = [f"root qdisc {name} in place of the kernel's default ({before})"]
+    changes = [f"root qdisc {name} in place of the kernel's default ({device.root})"]
     return changes if device.queue_length else [*changes, QUEUE_LENGTH]
 
 
@@ -166,10 +160,8 @@ def qdisc_trial(*kinds: str) -> str | None:
 def _try_qdiscs(kinds: tuple[str, ...]) -> str | None:
     if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNET):
         return None
-    for kind in kinds:
-        try:
-            create(guardian.NEWQDISC, kind, _LOOPBACK, 0, guardian.ROOT)
-        except OSError as error:
-            if error.errno == ENOENT:
+    with closing(Rtnetlink()) as rtnetlink:
+        for kind in kinds:
+            if ENOENT in rtnetlink.put([qdisc(kind, _LOOPBACK)]).values():
                 return f"this kernel has no sch_{kind}: modprobe it, or use a kernel with it"
     return ""

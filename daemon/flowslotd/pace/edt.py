@@ -3,13 +3,14 @@
 packet of a flow may leave, and fq lets it go then.
 
 For TCP and UDP. Setting rates for the program takes no system call. Each TCP socket's own pacing is
-set a little higher, so that TCP hands down little at once (bursts.py). At a flow's deadline the
+set a little higher, so that TCP hands down little at once (SmallBursts). At a flow's deadline the
 program stops pacing it. When the daemon dies, a guardian process removes the program from devices.
 """
 
 import sys
 from collections.abc import Sequence
-from socket import IPPROTO_TCP, SO_PROTOCOL, SOL_SOCKET, socket
+from functools import partial
+from socket import socket
 
 import numpy as np
 
@@ -19,8 +20,9 @@ from flowslotd.pace.devices import Device, root_changes
 from flowslotd.pace.egress import Change
 from flowslotd.pace.libbpf import Object, read
 from flowslotd.pace.pacer import PacingError, Traits
-from flowslotd.pace.rtnetlink import add_clsact, add_filter, add_fq
+from flowslotd.pace.rtnetlink import clsact, egress_filter, root_fq
 from flowslotd.pace.sockopt import SocketPacer
+from flowslotd.sockets import is_tcp
 
 OBJECT = "edt.bpf.o"
 SLOTS = 4096
@@ -56,9 +58,6 @@ class EdtPacer(SocketPacer):
     def __init__(self, devices: Sequence[str] = (), sysctls: bool = True) -> None:
         super().__init__(devices, sysctls)
         self._object: Object | None = None
-        self._forget()
-
-    def _forget(self) -> None:
         self._ctl = np.zeros(SLOTS, CTL)
         self._stat = np.zeros(SLOTS, STAT)
         self._slots: dict[int, int] = {}
@@ -86,35 +85,28 @@ class EdtPacer(SocketPacer):
         """See `AttachedPacer`."""
         self._ctl["deadline_ns"] = 0
         super().close()
-        self._forget()
         if self._object is not None:
             self._object.close()
             self._object = None
-
-    def _undone(self) -> None:
-        super()._undone()
-        for cookie in list(self._slots):
-            self._drop(cookie)
 
     # -- devices ------------------------------------------------------------------------------
 
     def _add(self, device: Device) -> None:
         assert self._egress is not None and self._object is not None
-        index, number = device.index, self._egress.number
+        index, number = device.index, self._egress.instance.number
         filters = guardian.filters(index, guardian.EGRESS)
         ours = any(guardian.OWN.encode() in one.attributes for one in filters)
-        name = (
-            f"{guardian.FILTER_NAME}{number:x}{guardian.OWN if ours or not device.ingress else ''}"
-        )
+        own = guardian.OWN if ours or not device.ingress else ""
+        name = f"{guardian.FILTER_NAME}{number:x}{own}"
         program = self._object.program("flowslot_edt")
-        added = False
+        added, rtnetlink = False, self._egress.rtnetlink
         try:
             if not _has_fq(device):
-                add_fq(index)
+                rtnetlink.make(root_fq(index))
             if not device.ingress:
-                add_clsact(index)
+                rtnetlink.make(clsact(index))
                 added = True
-            add_filter(index, program, name, PREFERENCE + number)
+            rtnetlink.make(egress_filter(index, program, name, PREFERENCE + number))
         except OSError:  # leave nothing half done
             guardian.remove_filter(index, number)
             if added:
@@ -128,7 +120,7 @@ class EdtPacer(SocketPacer):
         for cookie, rate in wanted:
             slot = self._slots.get(cookie)
             if slot is None:
-                slot = self._take(cookie)
+                slot = self._touch(cookie, partial(self._take, cookie))
             if slot is None or self._ctl["rate"][slot] == rate:
                 continue
             # UDP is paced by the program alone: the sockets keep their own rate.
@@ -141,30 +133,22 @@ class EdtPacer(SocketPacer):
         super()._extend(deadline_ns)
         self._ctl["deadline_ns"][list(self._slots.values())] = deadline_ns
 
-    def _take(self, cookie: int) -> int | None:
-        """A slot for a flow that has none. None: the flow cannot be paced."""
-        if self._egress is None or self._object is None:
-            return None
-        protocol = self._touch(cookie, self._protocol)
-        if protocol is None:
-            return None
-        if protocol != IPPROTO_TCP:
-            self._udp.add(cookie)
-        slot = self._slots[cookie] = self._free.pop()
-        self._ctl[slot] = 0, 0
-        self._stat[slot] = 0, 0, 0, 0
-        self._object.map("edt_slots").put(_bytes(cookie, 8), _bytes(slot, 4))
-        return slot
-
-    def _protocol(self, sock: socket) -> int:
-        """The protocol of a socket that can be paced. Raises PacingError and OSError."""
-        assert self._egress is not None
+    def _take(self, cookie: int, sock: socket) -> int:
+        """A slot for a flow that has none. Raises PacingError and OSError."""
+        assert self._egress is not None and self._object is not None
         if not self._free:
             raise PacingError(f"{SLOTS} flows are paced already")
         self._egress.devices_of(sock)
-        return sock.getsockopt(SOL_SOCKET, SO_PROTOCOL)
+        if not is_tcp(sock):
+            self._udp.add(cookie)
+        slot = self._free[-1]
+        self._ctl[slot] = 0, 0
+        self._stat[slot] = 0, 0, 0, 0
+        self._object.map("edt_slots").put(_bytes(cookie, 8), _bytes(slot, 4))
+        self._slots[cookie] = self._free.pop()
+        return slot
 
-    def _drop(self, cookie: int) -> None:
+    def _gone(self, cookie: int) -> None:
         self._udp.discard(cookie)
         slot = self._slots.pop(cookie, None)
         if slot is not None:
@@ -172,9 +156,6 @@ class EdtPacer(SocketPacer):
             self._free.append(slot)
             if self._object is not None:
                 self._object.map("edt_slots").remove(_bytes(cookie, 8))
-
-    def _gone(self, cookie: int) -> None:
-        self._drop(cookie)
         super()._gone(cookie)
 
     def _udp_sent(self) -> dict[int, int]:
@@ -211,10 +192,7 @@ def changes_to(device: Device, number: int) -> list[str]:
 
 def _has_fq(device: Device) -> bool:
     """Whether fq, which keeps packets until their departure times, is there already."""
-    root = device.root
-    return root is not None and (
-        root.kind == "fq" or (root.kind == "mq" and device.leaves == {"fq"})
-    )
+    return device.root == "fq" or (device.root == "mq" and device.leaves == {"fq"})
 
 
 def _bytes(number: int, size: int) -> bytes:

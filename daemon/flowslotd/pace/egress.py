@@ -46,18 +46,17 @@ class Egress:
     """Ensures that devices are set up before flows are paced there. Holds the daemon's number until
     `close`."""
 
-    def __init__(
-        self, names: Sequence[str], addresses: Collection[str], undo: UndoTable, change: Change
-    ) -> None:
+    def __init__(self, names: Sequence[str], undo: UndoTable, change: Change) -> None:
         """`names`: the devices that all flows leave by. Without any, each flow leaves by the device
-        of its route, which is set up only if it has one of the `addresses`. Without any of these
-        either, all devices may be set up.
+        of its route, which is set up only if it has one of this host's addresses (`leave_by`).
+        Without any of these either, all devices may be set up.
 
         Raises PacingError when no device can be set up here.
         """
-        if guardian.ask(guardian.DELQDISC, _NO_DEVICE, 0, guardian.ROOT) == EPERM:
+        if guardian.remove(guardian.DELQDISC, _NO_DEVICE, 0, guardian.ROOT) == EPERM:
             raise PacingError("needs CAP_NET_ADMIN: run as root or grant it")
-        self._names, self._addresses = tuple(names), tuple(addresses)
+        self._names = names
+        self._addresses: Collection[str] = ()
         self._undo, self._change = undo, change
         self._named: tuple[int, ...] = ()
         self._ready: dict[int, Device] = {}
@@ -66,7 +65,7 @@ class Egress:
         self._tried = time.monotonic()
         with socket.socket() as own:
             self._namespace = _namespace(own)
-        self._instance = InstanceLock()
+        self.instance = InstanceLock()
         self.rtnetlink = Rtnetlink()
 
     def leave_by(self, addresses: Collection[str]) -> None:
@@ -77,24 +76,15 @@ class Egress:
     def close(self) -> None:
         """Give the number back. Devices stay as they are: the undo table brings them back."""
         self.rtnetlink.close()
-        self._instance.close()
-
-    @property
-    def number(self) -> int:
-        """The daemon's."""
-        return self._instance.number
-
-    def fileno(self) -> int:
-        """A process that holds this descriptor keeps the number."""
-        return self._instance.fileno()
+        self.instance.held.close()
 
     def ensure_named(self) -> None:
         """Set all named devices up. Raises PacingError when one cannot be."""
         for index in self._resolved():
             self._set_up(index)
 
-    def devices_of(self, sock: socket.socket) -> tuple[int, ...]:
-        """Indices of the devices that a flow leaves by, set up. Raises PacingError with the reason
+    def devices_of(self, sock: socket.socket) -> tuple[Device, ...]:
+        """The devices that a flow leaves by, set up. Raises PacingError with the reason
         why the flow cannot be paced, and OSError when the socket cannot be asked."""
         domain, protocol = (
             sock.getsockopt(socket.SOL_SOCKET, k) for k in (socket.SO_DOMAIN, socket.SO_PROTOCOL)
@@ -110,9 +100,7 @@ class Egress:
             except OSError as error:
                 self._unrouted = True
                 raise PacingError(f"it is not known where its packets leave: {error}") from error
-        for index in indices:
-            self._ensure(index)
-        return indices
+        return tuple(map(self._ensure, indices))
 
     def retry_due(self) -> bool:
         """Some flows could not be paced, and it is time to try again. True once each time."""
@@ -131,10 +119,6 @@ class Egress:
             self._named = tuple(devices.named(name).index for name in self._names)
         return self._named
 
-    def mtu(self, index: int) -> int:
-        """Of a device that is set up."""
-        return self._ready[index].mtu
-
     def forget(self, indices: Collection[int]) -> None:
         """These are not set up any more. Named devices may have been made anew, with other
         indices."""
@@ -142,15 +126,14 @@ class Egress:
             self._ready.pop(index, None)
         self._named = ()
 
-    def _ensure(self, index: int) -> None:
-        """Set a device up unless that is done. Raises PacingError; a refusal holds for AGAIN_S."""
+    def _ensure(self, index: int) -> Device:
+        """A device, set up. Raises PacingError; a refusal holds for AGAIN_S."""
         if index in self._ready:
-            return
+            return self._ready[index]
         when, why = self._refused.get(index, (-AGAIN_S, ""))
         if time.monotonic() - when >= AGAIN_S:
             try:
-                self._set_up(index)
-                return
+                return self._set_up(index)
             except PacingError as error:
                 if str(error) != why:
                     log.warning("%s: flows that leave by it are not paced", error)
@@ -158,19 +141,19 @@ class Egress:
                 self._refused[index] = time.monotonic(), why
         raise PacingError(why)
 
-    def _set_up(self, index: int) -> None:
+    def _set_up(self, index: int) -> Device:
         try:
             if not self._names and index not in devices.indices(self._addresses):
                 raise PacingError(
                     f"{socket.if_indextoname(index)} has none of this host's addresses: if flows "
                     "are to be paced there, name it in pacing.devices"
                 )
-            with self._instance.abandoned() as numbers:
+            with self.instance.abandoned() as numbers:
                 for number in numbers:
                     guardian.undo(Row(self._change.kind, index, number))
             device = devices.device(index)
-            changes = self._change.what(device, self.number)
-            self._undo.list(Row(self._change.kind, index, self.number))
+            changes = self._change.what(device, self.instance.number)
+            self._undo.list(Row(self._change.kind, index, self.instance.number))
             if QUEUE_LENGTH in changes:
                 self._undo.list(Row(guardian.QUEUE_LENGTH, index, 0))
             self._change.add(device)
@@ -178,6 +161,7 @@ class Egress:
             raise PacingError(f"device {index} cannot be set up: {error}") from error
         self._ready[index] = device
         self._refused.pop(index, None)
+        return device
 
 
 def _namespace(sock: socket.socket) -> int:

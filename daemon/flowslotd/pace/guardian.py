@@ -69,10 +69,10 @@ FILTER_NAME = "flowslot_edt_"
 OWN = "_clsact"
 SYSCTL = "/proc/sys/net/ipv4/tcp_tso_rtt_log"
 
-NEWQDISC, DELQDISC = 36, 37
+DELQDISC = 37
 _SETLINK, _IFLA_TXQLEN = 19, 13
 _DELTCLASS, _GETTCLASS, _DELTFILTER, _GETTFILTER = 41, 42, 45, 46
-_NLM_REQUEST, NLM_ACK, _NLM_DUMP, NLM_CREATE = 1, 4, 0x300, 0x400
+_NLM_REQUEST, NLM_ACK, _NLM_DUMP = 1, 4, 0x300
 _NLMSG_ERROR, _NLMSG_DONE = 2, 3
 _PIDFD_GETFD = 438  # the same on every architecture
 _BPF = {"x86_64": 321, "aarch64": 280}
@@ -137,18 +137,23 @@ def message(kind: int, flags: int, body: bytes, seq: int = 1) -> bytes:
     return struct.pack("=IHHII", 16 + len(body), kind, _NLM_REQUEST | flags, seq, 0) + body
 
 
+def messages(received: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Kind, sequence number and body of each message of the kernel's."""
+    at = 0
+    while at + 16 <= len(received):
+        size, kind, _, seq = struct.unpack_from("=IHHI", received, at)
+        yield kind, seq, received[at + 16 : at + size]
+        at += (size + 3) & ~3
+
+
 def tcmsg(device: int, handle: int, parent: int, info: int = 0) -> bytes:
     """What requests about traffic control begin with."""
     return struct.pack("=BxxxiIII", 0, device, handle, parent, info)
 
 
-def ask(
-    kind: int, device: int, handle: int, parent: int, info: int = 0, *, create: bytes = b""
-) -> int:
-    """Make one request about traffic control. `create`: attributes of a new object. Returns the
-    kernel's errno."""
-    body = tcmsg(device, handle, parent, info) + create
-    _, answer = next(answers(kind, NLM_ACK | (NLM_CREATE if create else 0), body))
+def remove(kind: int, device: int, handle: int, parent: int, info: int = 0) -> int:
+    """Remove one object of traffic control. Returns the kernel's errno."""
+    _, answer = next(answers(kind, NLM_ACK, tcmsg(device, handle, parent, info)))
     return -int(struct.unpack_from("=i", answer)[0])
 
 
@@ -159,14 +164,10 @@ def answers(kind: int, flags: int, body: bytes) -> Iterator[tuple[int, bytes]]:
         rtnetlink.settimeout(5)
         rtnetlink.send(message(kind, flags, body))
         while True:
-            answer = rtnetlink.recv(1 << 17)
-            at = 0
-            while at + 16 <= len(answer):
-                size, type_ = struct.unpack_from("=IH", answer, at)
-                yield type_, answer[at + 16 : at + size]
+            for type_, _, one in messages(rtnetlink.recv(1 << 17)):
+                yield type_, one
                 if type_ in (_NLMSG_ERROR, _NLMSG_DONE):
                     return
-                at += (size + 3) & ~3
 
 
 def dump(kind: int, body: bytes) -> list[bytes]:
@@ -200,15 +201,15 @@ def empty_htb(device: int, number: int) -> None:
     """Remove the classes of one daemon's flows. Raises OSError."""
     for one in classes(device):
         if one.handle >> 12 & 15 == number and one.handle & 0xFFF != KEEPER:
-            ask(_DELTCLASS, device, one.handle, one.parent)
+            remove(_DELTCLASS, device, one.handle, one.parent)
 
 
 def remove_classes(device: int, number: int) -> None:
     """Remove the classes of one daemon. The last daemon's take the qdisc along. Raises OSError."""
     empty_htb(device, number)
-    ask(_DELTCLASS, device, HTB | number << 12 | KEEPER, HTB)
+    remove(_DELTCLASS, device, HTB | number << 12 | KEEPER, HTB)
     if not classes(device):
-        ask(DELQDISC, device, HTB, ROOT)
+        remove(DELQDISC, device, HTB, ROOT)
 
 
 def remove_filter(device: int, number: int) -> None:
@@ -217,10 +218,10 @@ def remove_filter(device: int, number: int) -> None:
     name = f"{FILTER_NAME}{number:x}".encode()
     ours = [one for one in filters(device, EGRESS) if name in one.attributes]
     for one in ours:
-        ask(_DELTFILTER, device, one.handle, EGRESS, one.info)
+        remove(_DELTFILTER, device, one.handle, EGRESS, one.info)
     left = filters(device, EGRESS)
     if not any(FILTER_NAME.encode() in one.attributes for one in left):
-        ask(DELQDISC, device, FQ, ROOT)
+        remove(DELQDISC, device, FQ, ROOT)
     if any(OWN.encode() in one.attributes for one in ours):
         remove_clsact(device)
 
@@ -228,7 +229,7 @@ def remove_filter(device: int, number: int) -> None:
 def remove_clsact(device: int) -> None:
     """Remove clsact unless it has filters. Raises OSError."""
     if not filters(device, EGRESS) and not filters(device, INGRESS):
-        ask(DELQDISC, device, CLSACT, CLSACT_ROOT)
+        remove(DELQDISC, device, CLSACT, CLSACT_ROOT)
 
 
 def set_queue_length(device: int, value: int) -> None:

@@ -5,16 +5,11 @@ from libc.stdint cimport int32_t, uint8_t
 
 from flowslotd.flows.rows cimport Row
 
-@cython.locals(i=Py_ssize_t, d=Py_ssize_t, ended=cython.bint)
-cpdef void keep(Row[::1] rows, bint all_suppressed)
-
 @cython.locals(
-    i=Py_ssize_t, n_lenders=Py_ssize_t, n_borrowers=Py_ssize_t, lenders=Py_ssize_t[::1],
-    borrowers=Py_ssize_t[::1], known=cython.bint, suppressed=cython.bint,
+    i=Py_ssize_t, d=Py_ssize_t, at=Py_ssize_t[:, ::1], n_lenders=Py_ssize_t, n_borrowers=Py_ssize_t,
+    fastest=double[::1], known=cython.bint, suppressed=cython.bint, ended=cython.bint,
 )
-cpdef tuple candidates(
-    Row[::1] rows, bint all_suppressed, double wanting, double[::1] fastest, tuple found,
-)
+cpdef tuple candidates(Row[::1] rows, bint all_suppressed, double wanting, Py_ssize_t paths)
 
 @cython.locals(
     i=Py_ssize_t, at=Py_ssize_t, job=int32_t, path=int32_t, taken=uint8_t[::1],

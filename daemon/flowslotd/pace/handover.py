@@ -24,30 +24,27 @@ WANTING = 0.25
 """A flow whose rate is below this share of the lender's may borrow."""
 
 
-def lenders(rows: Records) -> dict[int, int]:
-    """The lender of each borrower, by cookie."""
-    borrowers = np.flatnonzero(rows["lender"] >= 0)
-    cookies = rows["cookie"]
-    lent = cookies[rows["lender"][borrowers]]
-    return dict(zip(cookies[borrowers].tolist(), lent.tolist(), strict=True))
-
-
 def update(rows: Records, all_suppressed: bool) -> dict[int, int]:
-    """Work out who borrows from whom; returns `lenders`.
+    """Work out who borrows from whom; returns the lender of each borrower, by cookie.
 
     `all_suppressed`: nobody waits for news of any flow. A lender that has ended keeps its borrower
     for as long as it keeps its rate.
     """
-    structs = as_structs(rows)
-    keep(structs, all_suppressed)
-    found = np.empty((2, len(rows)), np.intp)
-    fastest = np.zeros(int(rows["path"].max(initial=0)) + 1)
-    n_lenders, n_borrowers = candidates(
-        structs, all_suppressed, WANTING, fastest, (found[0], found[1])
-    )
-    if n_lenders and n_borrowers:
-        _pair(rows, found[0, :n_lenders], found[1, :n_borrowers])
-    return lenders(rows)
+    paths = int(rows["path"].max(initial=0)) + 1
+    lenders, borrowers = candidates(as_structs(rows), all_suppressed, WANTING, paths)
+    if lenders.size and borrowers.size:
+        # The fastest lender first. The borrower that has waited longest first, then what is due
+        # first.
+        lenders = lenders[np.lexsort((-rows["rate"][lenders], rows["path"][lenders]))]
+        active = rows["active"][borrowers]
+        due = np.where(active, 0, rows["period"][borrowers]) + rows["onset"][borrowers]
+        borrowers = borrowers[np.lexsort((due, ~active, rows["path"][borrowers]))]
+        next_lender = np.zeros(int(rows["job"].max()) + 1, np.intp)
+        pair(as_structs(rows), lenders, borrowers, next_lender)
+    borrowers = np.flatnonzero(rows["lender"] >= 0)
+    cookies = rows["cookie"]
+    lent = cookies[rows["lender"][borrowers]]
+    return dict(zip(cookies[borrowers].tolist(), lent.tolist(), strict=True))
 
 
 def in_use(now: Nanos, rows: Records) -> Rows:
@@ -60,57 +57,37 @@ def in_use(now: Nanos, rows: Records) -> Rows:
     return used
 
 
-def _pair(rows: Records, lenders: Rows, borrowers: Rows) -> None:
-    # The fastest lender first. The borrower that has waited longest first, then what is due first.
-    lenders = lenders[np.lexsort((-rows["rate"][lenders], rows["path"][lenders]))]
-    active = rows["active"][borrowers]
-    due = np.where(active, 0, rows["period"][borrowers]) + rows["onset"][borrowers]
-    borrowers = borrowers[np.lexsort((due, ~active, rows["path"][borrowers]))]
-    next_lender = np.zeros(int(rows["job"].max()) + 1, np.intp)
-    pair(as_structs(rows), lenders, borrowers, next_lender)
-
-
 # --- loops
 
 
-def keep(rows: Any, all_suppressed: bool) -> None:
-    """Only those lenders stay that have ended and still have a rate."""
+def candidates(rows: Any, all_suppressed: bool, wanting: float, paths: int) -> tuple[Rows, Rows]:
+    """Who may lend its rate, and who needs one.
+
+    Lenders are at work at a granted rate, and the kernel knows what they have left. Borrowers have
+    no lender yet, and less than the share `wanting` of the fastest one of their path. They keep
+    only lenders that have ended and still have a rate. `paths`: more than the number of any path.
+    """
+    found = np.empty((2, len(rows)), np.intp)
+    fastest = np.zeros(paths)
+    at, n_lenders, n_borrowers = found, 0, 0
     for i in range(len(rows)):
+        suppressed = all_suppressed or rows[i].suppressed
+        known = rows[i].kernel and rows[i].path > 0
+        if known and rows[i].active and not suppressed and rows[i].rate > 0:
+            at[0, n_lenders] = i
+            n_lenders += 1
+            fastest[rows[i].path] = max(fastest[rows[i].path], rows[i].rate)
         d = rows[i].lender
         if d >= 0:
             ended = rows[d].kernel and not rows[d].active and rows[d].path > 0
             if all_suppressed or rows[d].suppressed or not (ended and rows[d].rate > 0):
                 rows[i].lender = -1
-
-
-def candidates(
-    rows: Any,
-    all_suppressed: bool,
-    wanting: float,
-    fastest: NDArray[np.float64],
-    found: tuple[NDArray[np.intp], NDArray[np.intp]],
-) -> tuple[int, int]:
-    """Who may lend its rate, and who needs one; how many of each, and which, in `found`.
-
-    Lenders are at work at a granted rate, and the kernel knows what they have left. Borrowers have
-    no lender yet, and less than the share `wanting` of the fastest one of their path. `fastest`,
-    float64[P]: zero.
-    """
-    lenders, borrowers = found
-    n_lenders, n_borrowers = 0, 0
-    for i in range(len(rows)):
-        suppressed = all_suppressed or rows[i].suppressed
-        known = rows[i].kernel and rows[i].path > 0
-        if known and rows[i].active and not suppressed and rows[i].rate > 0:
-            lenders[n_lenders] = i
-            n_lenders += 1
-            fastest[rows[i].path] = max(fastest[rows[i].path], rows[i].rate)
     for i in range(len(rows)):
         known = rows[i].kernel and rows[i].path > 0 and rows[i].rate >= 0
         if known and rows[i].lender < 0 and rows[i].rate < wanting * fastest[rows[i].path]:
-            borrowers[n_borrowers] = i
+            at[1, n_borrowers] = i
             n_borrowers += 1
-    return n_lenders, n_borrowers
+    return found[0, :n_lenders], found[1, :n_borrowers]
 
 
 def pair(

@@ -7,21 +7,21 @@ each class a TBF cuts super-packets (see `cutter`). When the daemon dies, a guar
 all of it.
 """
 
-import os
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from socket import IPPROTO_TCP, SO_PRIORITY, SO_PROTOCOL, SOL_SOCKET, TCP_INFO, socket
+from socket import IPPROTO_TCP, SO_PRIORITY, SOL_SOCKET, TCP_INFO, socket
 
 from flowslotd.pace import guardian
 from flowslotd.pace.attached import GUARDED, AttachedPacer
 from flowslotd.pace.devices import Device, root_changes
 from flowslotd.pace.egress import Change
 from flowslotd.pace.pacer import PacingError, Traits
-from flowslotd.pace.rtnetlink import Request, add_htb, class_counts, cutter, htb_class, packed
+from flowslotd.pace.rtnetlink import Request, class_counts, cutter, htb_class, packed, root_htb
+from flowslotd.sockets import is_tcp
 
 MOST_CLASSES = guardian.KEEPER - 1
 """Of one daemon: minors have 16 bits, four of them are the daemon's number."""
@@ -44,8 +44,8 @@ DRAIN_S = 0.1
 """So long, packets that still wait may leave before all is removed."""
 _SND_MSS, _TIMESTAMPS = 16, 1  # in struct tcp_info: offset; bit in tcpi_options
 
-_Counts = dict[int, dict[int, tuple[int, int, int]]]
-"""By device and handle: see `class_counts`."""
+_Counts = Mapping[tuple[int, int], tuple[int, int, int]]
+"""See `class_counts`."""
 
 
 @dataclass(slots=True)
@@ -65,10 +65,6 @@ class _Flow:
     """For UDP: bytes and packets (modulo 2^32) that the class had sent at the last look."""
     sent: int = 0
     """Payload bytes sent by that look."""
-
-    def wire(self) -> int:
-        """The rate in bytes/s with headers."""
-        return round(self.rate * (1 + self.headers / self.payload))
 
 
 class HtbPacer(AttachedPacer):
@@ -115,18 +111,15 @@ class HtbPacer(AttachedPacer):
         """Whether there are packets in our classes. Raises OSError."""
         return any(
             waiting and handle >> 12 == self._handle(0) >> 12
-            for counts in _class_counts(devices).values()
-            for handle, (_, _, waiting) in counts.items()
+            for (_, handle), (_, _, waiting) in class_counts(devices).items()
         )
 
     def _add(self, device: Device) -> None:
         assert self._egress is not None
-        if device.root is None or device.root.handle != guardian.HTB:
-            add_htb(device.index)
+        if device.handle != guardian.HTB:
+            self._egress.rtnetlink.make(root_htb(device.index))
         keeper = self._handle(guardian.KEEPER)
-        ours = htb_class(device.index, keeper, UNLIMITED, SUPER_PACKET)
-        for code in self._egress.rtnetlink.put([ours]).values():
-            raise OSError(code, os.strerror(code))
+        self._egress.rtnetlink.make(htb_class(device.index, keeper, UNLIMITED, SUPER_PACKET))
 
     # -- rates --------------------------------------------------------------------------------
 
@@ -137,24 +130,17 @@ class HtbPacer(AttachedPacer):
             flow = self._flows.get(cookie) or self._take(cookie)
             if flow is not None and flow.rate != rate:
                 changed.append((cookie, rate))
-        return len(changed) - len(self._write(changed))
-
-    def _undone(self) -> None:
-        for cookie in self._flows:  # the guardian may have been half-way when we came back
-            self._undo.undo(guardian.SOCKET, cookie)
-        self._flows.clear()
-        self._free = _minors()
+        self._write(changed)
+        return sum(cookie in self._flows for cookie, _ in changed)
 
     def _take(self, cookie: int) -> _Flow | None:
         """A class for a flow that has none. None: the flow cannot be paced."""
-        if self._egress is None:
-            return None
-        flow = self._touch(cookie, lambda sock: self._classified(sock, cookie))
+        flow = self._touch(cookie, partial(self._classified, cookie))
         if flow is not None:
             self._flows[cookie] = flow
         return flow
 
-    def _classified(self, sock: socket, cookie: int) -> _Flow:
+    def _classified(self, cookie: int, sock: socket) -> _Flow:
         """Raises PacingError and OSError."""
         assert self._egress is not None
         if not any(self._free):
@@ -164,66 +150,57 @@ class HtbPacer(AttachedPacer):
         if priority >> 16 == guardian.HTB >> 16:  # left behind: the application's own is lost
             priority = 0
         free = self._free[priority & 15] or next(filter(None, self._free))
-        mtu = max(map(self._egress.mtu, devices))
-        flow = _described(sock, free[-1], devices, mtu)
+        flow = _described(sock, free[-1], devices)
         if flow.udp:  # the class may have served another flow before
-            flow.seen = self._counts(flow, _class_counts(flow.devices))
+            flow.seen = self._counts(flow, class_counts(flow.devices))
         self._list(cookie, SO_PRIORITY, 4, priority)
         free.pop()
         return flow
 
-    def _write(self, wanted: Sequence[tuple[int, int]]) -> set[int]:
-        """Set rates (payload bytes/s) of flows that have classes. Returns flows that are not
-        paced."""
+    def _write(self, wanted: Sequence[tuple[int, int]]) -> None:
+        """Set rates (payload bytes/s) of flows that have classes. Those that cannot be paced are
+        let go."""
         if not wanted or self._egress is None:
-            return set()
-        messages: list[Request] = []
-        whose: list[int] = []
-        new = []
-        for cookie, rate in wanted:
-            flow = self._flows[cookie]
-            if not flow.rate:
-                new.append(cookie)
-            cut = _cuts(flow.rate) != _cuts(rate) or not flow.rate
-            flow.rate = rate
-            for index in flow.devices:
-                messages += self._messages(flow, index, cut)
-            whose += [cookie] * (len(messages) - len(whose))
+            return
+        new = [cookie for cookie, _ in wanted if not self._flows[cookie].rate]
+        messages = [
+            (cookie, message)
+            for cookie, rate in wanted
+            for message in self._messages(self._flows[cookie], rate)
+        ]
         try:
-            failed = {whose[k] for k in self._egress.rtnetlink.put(messages)}
+            refused = self._egress.rtnetlink.put([message for _, message in messages])
+            failed = {messages[k][0] for k in refused}
         except OSError:  # no answer: any of them may have failed
-            failed = set(whose)
-        if failed:
-            self._begin_anew({index for cookie in failed for index in self._flows[cookie].devices})
+            failed = {cookie for cookie, _ in wanted}
+        # Their devices were changed: all flows there are let go until they are applied again.
+        anew = {index for cookie in failed for index in self._flows[cookie].devices}
+        for cookie in [c for c, flow in self._flows.items() if anew & set(flow.devices)]:
+            self._let_go(cookie)
+        if anew:
+            self._egress.forget(anew)
         for cookie in new:
             if cookie in self._flows and not self._touch(cookie, partial(self._direct, cookie)):
                 self._let_go(cookie)
-        return {cookie for cookie, _ in wanted if cookie not in self._flows}
-
-    def _begin_anew(self, devices: set[int]) -> None:
-        """These devices were changed: all flows there are let go until they are applied again."""
-        assert self._egress is not None
-        for cookie in [c for c, flow in self._flows.items() if devices & set(flow.devices)]:
-            self._let_go(cookie)
-        self._egress.forget(devices)
 
     def _let_go(self, cookie: int) -> None:
         """Let a flow go until it is applied again."""
-        why = self._why.get(cookie)
         self._gone(cookie)
         self._in_force = False
-        if why is not None:
-            self._why[cookie] = why
 
-    def _messages(self, flow: _Flow, index: int, cut: bool) -> list[Request]:
-        wire, handle = flow.wire(), self._handle(flow.minor)
-        packet = round(flow.payload) + flow.headers
-        burst = max(2 * packet, round(wire * BURST_S))
-        messages: list[Request] = [htb_class(index, handle, wire, burst)]
-        if cut:
-            whole = max(PACKET, flow.mtu + 100)
-            most = whole if _cuts(flow.rate) else max(whole, SUPER_PACKET)
-            messages.append(cutter(index, handle, most, WAITING))
+    def _messages(self, flow: _Flow, rate: int) -> list[Request]:
+        cut = not flow.rate or _cuts(flow.rate) != _cuts(rate)
+        flow.rate = rate
+        wire = round(rate * (1 + flow.headers / flow.payload))
+        handle = self._handle(flow.minor)
+        burst = max(2 * (round(flow.payload) + flow.headers), round(wire * BURST_S))
+        whole = max(PACKET, flow.mtu + 100)
+        most = whole if _cuts(rate) else max(whole, SUPER_PACKET)
+        messages = []
+        for index in flow.devices:
+            messages.append(htb_class(index, handle, wire, burst))
+            if cut:
+                messages.append(cutter(index, handle, most, WAITING))
         return messages
 
     def _direct(self, cookie: int, sock: socket) -> bool:
@@ -246,7 +223,7 @@ class HtbPacer(AttachedPacer):
 
     def _handle(self, minor: int) -> int:
         assert self._egress is not None
-        return guardian.HTB | self._egress.number << 12 | minor
+        return guardian.HTB | self._egress.instance.number << 12 | minor
 
     # -- what the kernel tells ------------------------------------------------------------------
 
@@ -254,7 +231,7 @@ class HtbPacer(AttachedPacer):
         """Payload bytes of UDP flows. Also learns how large their packets are."""
         flows = {cookie: flow for cookie, flow in self._flows.items() if flow.udp}
         try:
-            counts = _class_counts({index for flow in flows.values() for index in flow.devices})
+            counts = class_counts({index for flow in flows.values() for index in flow.devices})
         except OSError:
             return {}
         sent, wanted = {}, []
@@ -272,8 +249,8 @@ class HtbPacer(AttachedPacer):
         return sent
 
     def _counts(self, flow: _Flow, counts: _Counts) -> tuple[int, int]:
-        handle = self._handle(flow.minor)
-        known = [c for index in flow.devices if (c := counts[index].get(handle)) is not None]
+        classes = ((index, self._handle(flow.minor)) for index in flow.devices)
+        known = [counts[one] for one in classes if one in counts]
         return sum(count[0] for count in known), sum(count[1] for count in known)
 
 
@@ -283,33 +260,30 @@ def _minors() -> list[list[int]]:
     return [[n for n in range(MOST_CLASSES, 0, -1) if n & 15 == low] for low in range(16)]
 
 
-def _class_counts(devices: Iterable[int]) -> _Counts:
-    return {index: class_counts(index) for index in devices}
-
-
 def _cuts(rate: int) -> bool:
     return rate * WHOLE_S < SUPER_PACKET
 
 
-def _described(sock: socket, minor: int, devices: tuple[int, ...], mtu: int) -> _Flow:
+def _described(sock: socket, minor: int, devices: tuple[Device, ...]) -> _Flow:
     """A flow from its socket. Raises OSError, and PacingError for a socket without a peer."""
     try:
         peer = packed(sock.getpeername()[0])
     except OSError as error:
         raise PacingError("it is not connected") from error
+    where = tuple(device.index for device in devices), max(device.mtu for device in devices)
     headers = 14 + (20 if len(peer) == 4 else 40)
-    if sock.getsockopt(SOL_SOCKET, SO_PROTOCOL) != IPPROTO_TCP:
-        return _Flow(minor, devices, mtu, headers + 8, 1500 - headers - 8 + 14, udp=True)
+    if not is_tcp(sock):
+        return _Flow(minor, *where, headers + 8, 1500 - headers - 8 + 14, udp=True)
     info = sock.getsockopt(IPPROTO_TCP, TCP_INFO, _SND_MSS + 4)
     mss = int.from_bytes(info[_SND_MSS:], sys.byteorder)
     options = 12 if info[5] & _TIMESTAMPS else 0
-    return _Flow(minor, devices, mtu, headers + 20 + options, max(mss, 1), udp=False)
+    return _Flow(minor, *where, headers + 20 + options, max(mss, 1), udp=False)
 
 
 def changes_to(device: Device, number: int) -> list[str]:
     """What pacing changes on a device, whatever the daemon's number, one sentence each. Raises
     PacingError with the reason where it cannot be."""
     each = "below it a class and a TBF for each flow"
-    if device.root is not None and device.root.handle == guardian.HTB:
+    if device.handle == guardian.HTB:
         return ["the root qdisc htb f510: is flowslot's already", each]
     return [*root_changes(device, guardian.HTB, "htb f510:"), each]

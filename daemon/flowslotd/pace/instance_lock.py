@@ -32,26 +32,18 @@ def lock(name: str) -> socket | None:
 
 
 class InstanceLock:
-    """A number that no other daemon in this network namespace has. It marks the daemon's classes
-    and filters on devices."""
+    """A number that no other daemon in this network namespace has, as long as a process has the
+    socket `held` open. It marks the daemon's classes and filters on devices."""
 
     def __init__(self) -> None:
         """Raises PacingError when all numbers are taken."""
         end = time.monotonic() + PATIENCE_S
         while time.monotonic() < end:
             for number, held in _free():
-                self.number, self._held = number, held
+                self.number, self.held = number, held
                 return
             time.sleep(0.05)
         raise PacingError(f"{INSTANCES} other daemons pace with queueing disciplines here already")
-
-    def fileno(self) -> int:
-        """A process that holds this descriptor keeps the number."""
-        return self._held.fileno()
-
-    def close(self) -> None:
-        """Give the number back."""
-        self._held.close()
 
     @contextmanager
     def abandoned(self) -> Iterator[list[int]]:

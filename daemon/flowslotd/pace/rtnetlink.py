@@ -5,13 +5,13 @@ import ipaddress
 import os
 import socket
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from flowslotd.pace import guardian
 from flowslotd.pace.pacer import PacingError
 
-_NEWROUTE, _GETROUTE, _NEWTCLASS, _NEWTFILTER = 24, 26, 40, 44
-_REPLACE = 0x100
+_NEWROUTE, _GETROUTE, _NEWQDISC, _NEWTCLASS, _NEWTFILTER = 24, 26, 36, 40, 44
+_REPLACE, _CREATE = 0x100, 0x400
 _RTMSG = struct.Struct("=BBBBBBBBI")
 _RATE = struct.Struct("=BBHhHI")  # struct tc_ratespec
 _HTB_OPT = struct.Struct("=12s12sIIIII")  # struct tc_htb_opt
@@ -57,31 +57,29 @@ class Rtnetlink:
         """Harmless when closed."""
         self._socket.close()
 
+    def make(self, wanted: Request) -> None:
+        """Make or change one object. Raises OSError."""
+        for code in self.put([wanted]).values():
+            raise OSError(code, os.strerror(code))
+
     def put(self, wanted: Sequence[Request]) -> dict[int, int]:
         """Make or change these, in this order. Returns the errno of each that failed, by its index
         in `wanted`. Raises OSError."""
         failed: dict[int, int] = {}
         for first in range(0, len(wanted), _AT_ONCE):
-            failed |= self._put(wanted[first : first + _AT_ONCE], first)
-        return failed
-
-    def _put(self, wanted: Sequence[Request], first: int) -> dict[int, int]:
-        begin = self._seq % _MOST_SEQ + 1
-        self._seq = begin + len(wanted) - 1
-        self._socket.send(
-            b"".join(guardian.message(*one, seq) for seq, one in enumerate(wanted, begin))
-        )
-        failed, answered = {}, 0
-        while answered < len(wanted):
-            answer = self._socket.recv(1 << 16)
-            at = 0
-            while at + 20 <= len(answer):
-                size, _, _, seq, _, error = struct.unpack_from("=IHHIIi", answer, at)
-                if begin <= seq <= self._seq:
-                    answered += 1
-                    if error:
-                        failed[first + seq - begin] = -error
-                at += (size + 3) & ~3
+            batch = wanted[first : first + _AT_ONCE]
+            begin = self._seq % _MOST_SEQ + 1
+            self._seq = begin + len(batch) - 1
+            numbered = enumerate(batch, begin)
+            self._socket.send(b"".join(guardian.message(*one, seq) for seq, one in numbered))
+            answered = 0
+            while answered < len(batch):
+                for _, seq, answer in guardian.messages(self._socket.recv(1 << 16)):
+                    if begin <= seq <= self._seq:
+                        answered += 1
+                        (error,) = struct.unpack_from("=i", answer)
+                        if error:
+                            failed[first + seq - begin] = -error
         return failed
 
 
@@ -111,59 +109,79 @@ def device_of(sock: socket.socket) -> int:
     return int(struct.unpack("=i", oif)[0])
 
 
-def create(what: int, kind: str, *where: int, options: bytes | None = None) -> None:
-    """Make an object of traffic control. `where`: see `guardian.tcmsg`. Raises OSError."""
-    code = guardian.ask(what, *where, create=_described(kind, options))
-    if code:
-        raise OSError(code, os.strerror(code))
+def qdisc(
+    kind: str, device: int, handle: int = 0, parent: int = guardian.ROOT, options: bytes = b""
+) -> Request:
+    """Put a qdisc on a device."""
+    return _new(_NEWQDISC, kind, device, handle, parent, options=options)
 
 
-def add_htb(device: int) -> None:
-    """Put HTB at a device's root. What has no class passes by. Raises OSError."""
+def root_htb(device: int) -> Request:
+    """Put HTB at a device's root. What has no class passes by."""
     options = _attribute(_HTB_INIT, struct.pack("=IIIII", 3, 10, 0, 0, 0))  # struct tc_htb_glob
-    create(guardian.NEWQDISC, "htb", device, guardian.HTB, guardian.ROOT, options=options)
+    return qdisc("htb", device, guardian.HTB, options=options)
 
 
-def add_clsact(device: int) -> None:
-    """What filters at a device's egress hang on. Raises OSError."""
-    create(guardian.NEWQDISC, "clsact", device, guardian.CLSACT, guardian.CLSACT_ROOT)
-
-
-def add_filter(device: int, program: int, name: str, preference: int) -> None:
-    """Have packets pass a program, given by its descriptor, at clsact's egress. Its answer
-    decides. Raises OSError."""
-    options = _pack(
-        {
-            _BPF_FD: struct.pack("=I", program),
-            _BPF_NAME: name.encode() + b"\0",
-            _BPF_FLAGS: struct.pack("=I", _BPF_DIRECT),
-        }
-    )
-    protocols = socket.htons(_ETH_P_ALL)
-    where = device, 0, guardian.EGRESS, preference << 16 | protocols
-    create(_NEWTFILTER, "bpf", *where, options=options)
-
-
-def add_fq(device: int) -> None:
+def root_fq(device: int) -> Request:
     """Put fq at a device's root, for departure times only. Its own pacing is off: fq would mark
     every socket that sends through it, and these would not pace themselves any more once fq is
-    gone. Its limit of 100 packets per flow is lifted: a socket bounds what it has in queues itself.
-
-    Raises OSError.
-    """
+    gone. Its limit of 100 packets per flow is lifted: a socket bounds what it has in queues
+    itself."""
     fields = {_FQ_LIMIT: 1 << 20, _FQ_FLOW_LIMIT: 1 << 16, _FQ_RATE_ENABLE: 0}
-    options = _pack({field: struct.pack("=I", value) for field, value in fields.items()})
-    create(guardian.NEWQDISC, "fq", device, guardian.FQ, guardian.ROOT, options=options)
+    return qdisc("fq", device, guardian.FQ, options=_numbers(fields))
 
 
-def class_counts(device: int) -> dict[int, tuple[int, int, int]]:
-    """Bytes and packets that our classes have sent, and packets that wait, by handle. Raises
-    OSError."""
+def clsact(device: int) -> Request:
+    """What filters at a device's egress hang on."""
+    return qdisc("clsact", device, guardian.CLSACT, guardian.CLSACT_ROOT)
+
+
+def egress_filter(device: int, program: int, name: str, preference: int) -> Request:
+    """Have packets pass a program, given by its descriptor, at clsact's egress. Its answer
+    decides."""
+    options = _numbers({_BPF_FD: program, _BPF_FLAGS: _BPF_DIRECT})
+    options += _attribute(_BPF_NAME, name.encode() + b"\0")
+    where = device, 0, guardian.EGRESS, preference << 16 | socket.htons(_ETH_P_ALL)
+    return _new(_NEWTFILTER, "bpf", *where, options=options)
+
+
+def htb_class(device: int, handle: int, rate: int, burst: int) -> Request:
+    """Make or change a class. `handle`: major << 16 | minor. `rate`: bytes/s as the device sends
+    them, with all headers down to Ethernet's. `burst`: bytes that may be sent at once."""
+    spec = _RATE.pack(0, _ETHERNET, 0, 0, 0, min(rate, _MOST_U32))
+    ticks = min(burst * 10**9 // rate // _TICK_NS, _MOST_U32)
+    # The quantum matters only between classes that borrow, but the kernel warns of 0.
+    quantum = min(burst, 200_000)
+    fields = {_HTB_PARMS: _HTB_OPT.pack(spec, spec, ticks, ticks, quantum, 0, 0)}
+    if rate > _MOST_U32:
+        fields |= dict.fromkeys((_HTB_RATE64, _HTB_CEIL64), struct.pack("=Q", rate))
+    return _new(_NEWTCLASS, "htb", device, handle, guardian.HTB, options=_pack(fields))
+
+
+def cutter(device: int, parent: int, most: int, limit: int) -> Request:
+    """Make or change a TBF below a class. It cuts packets of more than `most` bytes (TCP's and
+    UDP's super-packets), and limits nothing; `limit` bytes may wait. HTB alone would send such a
+    packet whole, and then wait for as long as the packet takes at the present rate, even when the
+    rate rises meanwhile."""
+    spec = _RATE.pack(0, _ETHERNET, 0, 0, 0, _MOST_U32)
+    fields = {
+        _TBF_PARMS: _TBF_OPT.pack(spec, bytes(12), limit, 0, 0),
+        _TBF_RATE64: struct.pack("=Q", _BOUNDLESS),
+        _TBF_BURST: struct.pack("=I", most),
+    }
+    kind, flags, body = qdisc("tbf", device, 0, parent, _pack(fields))
+    return kind, flags | _REPLACE, body
+
+
+def class_counts(devices: Iterable[int]) -> dict[tuple[int, int], tuple[int, int, int]]:
+    """Bytes and packets that our classes have sent, and packets that wait, by device and handle.
+    Raises OSError."""
     counts = {}
-    for one in guardian.classes(device):
-        stats = attributes(one.attributes).get(_TCA_STATS)
-        if stats is not None:
-            counts[one.handle] = _STATS.unpack_from(stats)
+    for device in devices:
+        for one in guardian.classes(device):
+            stats = attributes(one.attributes).get(_TCA_STATS)
+            if stats is not None:
+                counts[device, one.handle] = _STATS.unpack_from(stats)
     return counts
 
 
@@ -183,10 +201,14 @@ def _pack(fields: Mapping[int, bytes]) -> bytes:
     return b"".join(_attribute(kind, value) for kind, value in fields.items())
 
 
-def _described(kind: str, options: bytes | None) -> bytes:
-    """The attributes of an object of traffic control."""
-    fields = {_KIND: kind.encode() + b"\0"} | ({} if options is None else {_OPTIONS: options})
-    return _pack(fields)
+def _numbers(fields: Mapping[int, int]) -> bytes:
+    return _pack({field: struct.pack("=I", value) for field, value in fields.items()})
+
+
+def _new(what: int, kind: str, *where: int, options: bytes) -> Request:
+    """Make an object of traffic control. `where`: see `guardian.tcmsg`."""
+    fields = {_KIND: kind.encode() + b"\0"} | ({_OPTIONS: options} if options else {})
+    return what, guardian.NLM_ACK | _CREATE, guardian.tcmsg(*where) + _pack(fields)
 
 
 def attributes(data: bytes) -> dict[int, bytes]:
@@ -199,32 +221,3 @@ def attributes(data: bytes) -> dict[int, bytes]:
         found[kind & 0x3FFF] = data[at + 4 : at + size]
         at += (size + 3) & ~3
     return found
-
-
-def htb_class(device: int, handle: int, rate: int, burst: int) -> Request:
-    """Make or change a class. `handle`: major << 16 | minor. `rate`: bytes/s as the device sends
-    them, with all headers down to Ethernet's. `burst`: bytes that may be sent at once."""
-    spec = _RATE.pack(0, _ETHERNET, 0, 0, 0, min(rate, _MOST_U32))
-    ticks = min(burst * 10**9 // rate // _TICK_NS, _MOST_U32)
-    # The quantum matters only between classes that borrow, but the kernel warns of 0.
-    quantum = min(burst, 200_000)
-    fields = {_HTB_PARMS: _HTB_OPT.pack(spec, spec, ticks, ticks, quantum, 0, 0)}
-    if rate > _MOST_U32:
-        fields |= dict.fromkeys((_HTB_RATE64, _HTB_CEIL64), struct.pack("=Q", rate))
-    body = guardian.tcmsg(device, handle, guardian.HTB) + _described("htb", _pack(fields))
-    return _NEWTCLASS, guardian.NLM_ACK | guardian.NLM_CREATE, body
-
-
-def cutter(device: int, parent: int, most: int, limit: int) -> Request:
-    """Make or change a TBF below a class. It cuts packets of more than `most` bytes (TCP's and
-    UDP's super-packets), and limits nothing; `limit` bytes may wait. HTB alone would send such a
-    packet whole, and then wait for as long as the packet takes at the present rate, even when the
-    rate rises meanwhile."""
-    spec = _RATE.pack(0, _ETHERNET, 0, 0, 0, _MOST_U32)
-    fields = {
-        _TBF_PARMS: _TBF_OPT.pack(spec, bytes(12), limit, 0, 0),
-        _TBF_RATE64: struct.pack("=Q", _BOUNDLESS),
-        _TBF_BURST: struct.pack("=I", most),
-    }
-    body = guardian.tcmsg(device, 0, parent) + _described("tbf", _pack(fields))
-    return guardian.NEWQDISC, guardian.NLM_ACK | guardian.NLM_CREATE | _REPLACE, body

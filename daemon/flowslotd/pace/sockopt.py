@@ -5,20 +5,75 @@ For kernels where our congestion control does not load. The rate is a ceiling ov
 control that the job uses.
 """
 
+import logging
 import struct
 import sys
 from collections.abc import Mapping, Sequence
-from socket import IPPROTO_TCP, SO_PROTOCOL, SOL_SOCKET, socket
+from contextlib import suppress
+from pathlib import Path
+from socket import SOL_SOCKET, socket
 
 from flowslotd.pace import guardian
 from flowslotd.pace.attached import GUARDED, AttachedPacer
-from flowslotd.pace.bursts import SmallBursts
+from flowslotd.pace.instance_lock import lock
 from flowslotd.pace.pacer import PacingError, Traits
+from flowslotd.pace.undo import UndoTable
+from flowslotd.sockets import is_tcp
+
+log = logging.getLogger(__name__)
 
 MARK = 0xF5
 """The last byte of rates that flowslot has set. So a rate that a killed daemon and guardian have
 left behind is not taken for the application's own."""
 _LONG = struct.calcsize("@L")
+
+
+class SmallBursts:
+    """Keeps TCP's bursts small.
+
+    TCP hands down at once what its pacing rate carries in a millisecond. Since Linux 5.18 it adds
+    64 kB on paths shorter than half a millisecond, whatever the rate: at 40 Mbit/s these take
+    13 ms. The sysctl net.ipv4.tcp_tso_rtt_log, one for each network namespace, turns that off when
+    it is 0. One daemon of a network namespace holds the lock for that, and restores the sysctl at
+    its end. Then another daemon takes the lock.
+    """
+
+    def __init__(self, allowed: bool) -> None:
+        """`allowed`: whether the sysctl may be set. Kernels before 5.18 have none."""
+        self._allowed = allowed and Path(guardian.SYSCTL).exists()
+        self._lock: socket | None = None
+        self._before = 0
+
+    def filenos(self) -> tuple[int, ...]:
+        """Take the lock if it is free. Returns the descriptors that the guardian is to hold."""
+        if self._allowed and self._lock is None:
+            self._lock = lock("tso-rtt-log")
+        return () if self._lock is None else (self._lock.fileno(),)
+
+    def hold(self, undo: UndoTable) -> None:
+        """Set the sysctl to 0, if this daemon has or gets the lock. To be called now and then: the
+        daemon that had it may have ended, and its guardian restores the sysctl after that."""
+        with suppress(OSError):
+            self.filenos()
+        if self._lock is None or self._before:
+            return
+        try:
+            self._before = int(Path(guardian.SYSCTL).read_text())
+            if self._before:
+                undo.list(guardian.Row(guardian.TSO_RTT_LOG, 0, self._before))
+                Path(guardian.SYSCTL).write_text("0")
+        except (OSError, ValueError, PacingError) as error:
+            log.warning(
+                "%s stays: flows below 0.5 Gbit/s send in bursts: %s", guardian.SYSCTL, error
+            )
+
+    def close(self, undo: UndoTable) -> None:
+        """Restore the sysctl. It is not set again."""
+        self._allowed = False
+        undo.undo(guardian.TSO_RTT_LOG, 0)
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
 
 class SocketPacer(AttachedPacer):
@@ -76,7 +131,7 @@ class SocketPacer(AttachedPacer):
 
     def _limit(self, sock: socket, cookie: int, rate: int) -> int:
         """Returns the rate that the application had set. Raises PacingError and OSError."""
-        if sock.getsockopt(SOL_SOCKET, SO_PROTOCOL) != IPPROTO_TCP:
+        if not is_tcp(sock):
             # The kernel lowers the rate of a UDP socket for good. TCP computes it anew.
             raise PacingError("its socket is not TCP")
         own = self._own.get(cookie)
@@ -90,11 +145,8 @@ class SocketPacer(AttachedPacer):
 
     def refresh(self, deadline_ns: int) -> bool:
         """See `Pacer`."""
-        self._bursts.follow(self._undo)
+        self._bursts.hold(self._undo)
         return super().refresh(deadline_ns)
-
-    def _undone(self) -> None:
-        self._rates.clear()
 
     def _gone(self, cookie: int) -> None:
         self._rates.pop(cookie, None)

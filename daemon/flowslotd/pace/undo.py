@@ -31,7 +31,7 @@ class Guard:
         # The child has this mask too: no signal ends the guardian, not even while it starts.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, DEAF)
         try:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [sys.executable, "-I", "-S", guardian.__file__, *map(str, files)],
                 pass_fds=[fd for fd in (*files, *keep) if fd >= 0],
                 stdin=subprocess.DEVNULL,
@@ -44,19 +44,10 @@ class Guard:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             os.close(reading)
 
-    @property
-    def pid(self) -> int:
-        """The guardian's process id."""
-        return self._process.pid
-
-    def alive(self) -> bool:
-        """Whether the guardian still runs."""
-        return self._process.poll() is None
-
     def close(self) -> bool:
         """Let the guardian clean up and end. False: it could not."""
         os.close(self._pipe)
-        return self._process.wait() == 0
+        return self.process.wait() == 0
 
 
 class UndoTable:
@@ -68,8 +59,8 @@ class UndoTable:
         self.guard: Guard | None = None
         self._keep: tuple[int, ...] = ()
         self._freed = self._listed = 0
-        self._rows: dict[tuple[int, int], tuple[int, Row]] = {}
-        """Offset and content by kind and cookie or device."""
+        self._rows: dict[tuple[int, int], int] = {}
+        """Where they are in the table, by kind and cookie or device."""
         self._free: list[int] = []
 
     def open(self, keep: tuple[int, ...]) -> None:
@@ -101,7 +92,7 @@ class UndoTable:
         done so since the last call."""
         if self._table is None:
             return False
-        if self.guard is not None and not self.guard.alive():
+        if self.guard is not None and self.guard.process.poll() is not None:
             guard, self.guard = self.guard, None
             guard.close()
         if self.guard is None:
@@ -117,11 +108,11 @@ class UndoTable:
         device, if there is one. Raises PacingError when the table is full."""
         assert self._table is not None
         key = row.kind, row.cookie or row.place
-        if key not in self._rows and not self._free:
-            raise PacingError(f"{ROWS} changes of flows and devices are the most")
-        offset = self._rows[key][0] if key in self._rows else self._free.pop()
-        self._rows[key] = offset, row
-        ROW.pack_into(self._table, offset, *row)
+        if key not in self._rows:
+            if not self._free:
+                raise PacingError(f"{ROWS} changes of flows and devices are the most")
+            self._rows[key] = self._free.pop()
+        ROW.pack_into(self._table, self._rows[key], *row)
         if row.kind == SOCKET:
             self.look_again()
 
@@ -134,9 +125,9 @@ class UndoTable:
     def undo(self, kind: int, which: int) -> None:
         """Undo now what is listed, if it is, and strike it. `which`: the cookie of a socket, or the
         index of a device. What is gone already is passed over."""
-        offset, row = self._rows.pop((kind, which), (0, None))
-        if row is not None and self._table is not None:
+        offset = self._rows.pop((kind, which), None)
+        if offset is not None and self._table is not None:
             with suppress(OSError, ValueError):
-                guardian.undo(row)
+                guardian.undo(Row(*ROW.unpack_from(self._table, offset)))
             struct.pack_into("=i", self._table, offset, 0)
             self._free.append(offset)

@@ -257,9 +257,9 @@ class BpfPacer(Pacer):
         raw, self._pending[:] = b"".join(self._pending), []
         out, self._late = self._late, []
         rows = np.frombuffer(raw, EVENT)
-        columns = (rows[name].tolist() for name in ("kind", "cookie", "acked", "at_ns"))
-        for kind, cookie, acked, at_ns in zip(*columns, strict=True):
-            event = KernelEvent(KINDS[kind], cookie, acked, at_ns)
+        columns = (rows[name].tolist() for name in ("kind", "cookie", "acked"))
+        for kind, cookie, acked in zip(*columns, strict=True):
+            event = KernelEvent(KINDS[kind], cookie, acked)
             if event.kind == "drained" and self._watched.pop(cookie, None) is None:
                 continue  # was reported already, or is not wanted any more
             if event.kind == "closed":

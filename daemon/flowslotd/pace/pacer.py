@@ -56,8 +56,6 @@ class KernelEvent:
     cookie: int
     acked: int = 0
     """Acknowledged bytes at that moment."""
-    at_ns: int = 0
-    """CLOCK_MONOTONIC."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,10 +23,10 @@ SWITCH_CHECK = """
 import json, pathlib, sys
 from flowslot.model.errors import ConfigError
 from flowslot.model.settings import parse_toml
-from flowslot_switch.config import Overrides, SwitchSettings, load
+from flowslot_switch.config import SwitchSettings, load
 file = pathlib.Path(sys.argv[1])
 try:
-    load(file, Overrides())
+    load(file)
 except ConfigError as error:
     sys.exit(json.dumps([error.source, error.field, error.problem]))
 print(parse_toml(file.read_text(encoding="utf-8"), str(file), SwitchSettings).model_dump_json())

@@ -25,18 +25,13 @@ from numpy.typing import NDArray
 from flowslotd.flows.counters import FlowCounters
 from flowslotd.flows.rows import as_structs
 from flowslotd.pace import rate_table
-from flowslotd.pace.layout import CTL, EVENT, SLOTS, STAT, EventKind
+from flowslotd.pace.layout import CTL, EVENT, KINDS, SLOTS, STAT
 from flowslotd.pace.libbpf import F_LINK, Object, RingBuffer, read
-from flowslotd.pace.pacer import Entries, KernelEvent, Kind, Pacer, PacingError, Traits
+from flowslotd.pace.pacer import Entries, KernelEvent, Pacer, PacingError, Traits
 from flowslotd.pace.undo import Guard
 
 PLACEHOLDER = b"fs_placeholder_\0"
 OBJECT = "flowslot.bpf.o"
-KINDS: dict[int, Kind] = {
-    EventKind.NEW: "new",
-    EventKind.CLOSED: "closed",
-    EventKind.DRAINED: "drained",
-}
 Slots = NDArray[np.intp]
 
 
@@ -250,9 +245,7 @@ class BpfPacer(Pacer):
 
     def events(self) -> list[KernelEvent]:
         """See `Pacer`."""
-        if self._ring is None:
-            return []
-        if not (self._ring.consume() or self._late):
+        if self._ring is None or not (self._ring.consume() or self._late):
             return []
         raw, self._pending[:] = b"".join(self._pending), []
         out, self._late = self._late, []

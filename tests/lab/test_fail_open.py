@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from kerneltable import SLOT_NS, KernelTable
 
+from flowslot_lab.plane import ControlPlane
 from flowslot_lab.procs import Process
 from flowslot_lab.runner import LiveRun, expected_bytes
 from flowslot_lab.state import RunState
@@ -68,6 +69,12 @@ def controls(live: LiveRun, host: str) -> set[str]:
         text=True,
     ).stdout
     return set(re.findall(r"\b(fs_\w+|cubic|reno|bbr)\b", text))
+
+
+def begun(live: LiveRun) -> tuple[ControlPlane, Iterator[int]]:
+    """Daemons and switch processes; and the jobs, which go on with each look."""
+    assert live.plane is not None and set(live.plane.switches) == {"s1"}
+    return live.plane, live.follow(Quiet())
 
 
 def wait(progress: Iterator[int], what: str, condition: Callable[[], bool]) -> float:
@@ -143,8 +150,7 @@ def last_reservations(live: LiveRun, tables: dict[str, KernelTable], dead: int) 
 
 
 def test_fail_open_daemon_killed_and_restarted(live: LiveRun, table: Tables) -> None:
-    plane, progress = live.plane, live.follow(Quiet())
-    assert plane is not None
+    plane, progress = begun(live)
     tables = {host: table(host) for host in ("h2", "h3")}
     for host, it in tables.items():
         wait(progress, f"flows of {host} are paced", lambda it=it: it.modes() == {Mode.RESERVED})
@@ -169,8 +175,7 @@ def test_fail_open_daemon_killed_and_restarted(live: LiveRun, table: Tables) -> 
 
 
 def test_fail_open_switch_killed_and_restarted(live: LiveRun, table: Tables) -> None:
-    plane, progress = live.plane, live.follow(Quiet())
-    assert plane is not None and set(plane.switches) == {"s1"}
+    plane, progress = begun(live)
     tables = {host: table(host) for host in plane.daemons}
 
     def modes() -> set[Mode]:
@@ -190,8 +195,7 @@ def test_fail_open_switch_killed_and_restarted(live: LiveRun, table: Tables) -> 
 
 
 def test_fail_open_all_killed_at_once(live: LiveRun, table: Tables) -> None:
-    plane, progress = live.plane, live.follow(Quiet())
-    assert plane is not None and set(plane.switches) == {"s1"}
+    plane, progress = begun(live)
     tables = [table(host) for host in plane.daemons]
     for it in tables:
         wait(progress, "flows are paced", lambda it=it: it.modes() == {Mode.RESERVED})

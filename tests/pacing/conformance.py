@@ -172,6 +172,13 @@ def set_rate(pacer: Pacer, rates: dict[Any, float], lasts: int = LONG) -> int:
     return apply(pacer, *(entry(flow, rate) for flow, rate in rates.items()), lasts=lasts)
 
 
+def stat(pacer: Any, flow: Any) -> np.void:
+    """What the program for `bpf` tells of a flow."""
+    slot = pacer._slot(flow.cookie)
+    assert slot
+    return pacer._stat[slot].copy()
+
+
 def slots(flow: Any, count: int = 20) -> np.ndarray:
     """Bytes/s that arrived in each of so many slots."""
     at, seen = [time.monotonic()], [flow.received()]

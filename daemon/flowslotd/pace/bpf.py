@@ -234,11 +234,6 @@ class BpfPacer(Pacer):
             used = self._used[self._stat["cookie"][self._used] == self._known[self._used]]
         return FlowCounters(self._known[used], acked[used])
 
-    def stat(self, cookie: int) -> NDArray[np.void] | None:
-        """All that the kernel tells of one flow (`STAT`, a copy), or None."""
-        slot = self._slot(cookie)
-        return self._stat[slot : slot + 1].copy() if slot else None
-
     def event_fd(self) -> int | None:
         """See `Pacer`."""
         return self._ring.fd if self._ring is not None else None

@@ -10,9 +10,6 @@ from numpy.typing import NDArray
 
 from flowslotd.flows.counters import FlowCounters
 
-UNPACED = 2**64 - 1
-"""A pacing rate of the kernel: no limit."""
-
 Kind = Literal["new", "closed", "drained"]
 Where = Literal["device", "kernel", "sockets", "sysctl"]
 

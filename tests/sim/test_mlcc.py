@@ -4,11 +4,11 @@
 import json
 import math
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 from bench.worlds import WORLDS, IdleSlots
+from scenariofiles import SCENARIOS
 from typer.testing import CliRunner
 
 from flowslot.model.slot import DEFAULT_SLOT
@@ -23,8 +23,6 @@ from flowslot_sim.runner import POLICIES
 from flowslot_sim.simulation import Simulation
 from flowslot_sim.stalls import Livelock, StallWatch
 from flowslot_sim.world import SimJob, World, from_scenario
-
-SCENARIOS = Path(__file__).parents[2] / "lab" / "scenarios"
 
 
 def world_of(name: str) -> World:

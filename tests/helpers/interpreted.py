@@ -11,10 +11,8 @@ from unittest.mock import patch
 
 def plain(module: ModuleType, *imported: tuple[str, ModuleType]) -> Any:
     """The source of a module, interpreted; `imported`: what it gets by these names."""
-    assert module.__file__ is not None
     source = Path(module.__file__).with_name(f"{module.__name__.rpartition('.')[2]}.py")
     spec = importlib.util.spec_from_file_location("plain_loops", source)
-    assert spec is not None and spec.loader is not None
     made = importlib.util.module_from_spec(spec)
     with patch.dict(sys.modules, imported):
         spec.loader.exec_module(made)

@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 from kerneltable import SLOT_NS, KernelTable
 
-from flowslot_lab.plane import ControlPlane
 from flowslot_lab.procs import Process
 from flowslot_lab.runner import LiveRun, expected_bytes
 from flowslot_lab.state import RunState
@@ -50,7 +49,6 @@ def table(live: LiveRun) -> Iterator[Tables]:
     opened = []
 
     def open_table(host: str) -> KernelTable:
-        assert live.plane is not None
         opened.append(KernelTable(live.plane.daemons[host].pid))
         return opened[-1]
 
@@ -69,12 +67,6 @@ def controls(live: LiveRun, host: str) -> set[str]:
         text=True,
     ).stdout
     return set(re.findall(r"\b(fs_\w+|cubic|reno|bbr)\b", text))
-
-
-def begun(live: LiveRun) -> tuple[ControlPlane, Iterator[int]]:
-    """Daemons and switch processes; and the jobs, which go on with each look."""
-    assert live.plane is not None and set(live.plane.switches) == {"s1"}
-    return live.plane, live.follow(Quiet())
 
 
 def wait(progress: Iterator[int], what: str, condition: Callable[[], bool]) -> float:
@@ -130,7 +122,6 @@ def longest_life(tables: list[KernelTable]) -> int:
 def last_reservations(live: LiveRun, tables: dict[str, KernelTable], dead: int) -> None:
     """The switch process is dead since `dead`. Watch until no flow is reserved any more: until when
     the entries hold that make flows reserved is bounded, whenever the daemons get to run."""
-    assert live.plane is not None
     latest = dict.fromkeys(tables, 0)
     noticed: dict[str, int] = {}
     end = time.monotonic() + PATIENCE_S
@@ -150,7 +141,7 @@ def last_reservations(live: LiveRun, tables: dict[str, KernelTable], dead: int) 
 
 
 def test_fail_open_daemon_killed_and_restarted(live: LiveRun, table: Tables) -> None:
-    plane, progress = begun(live)
+    plane, progress = live.plane, live.follow(Quiet())
     tables = {host: table(host) for host in ("h2", "h3")}
     for host, it in tables.items():
         wait(progress, f"flows of {host} are paced", lambda it=it: it.modes() == {Mode.RESERVED})
@@ -175,7 +166,8 @@ def test_fail_open_daemon_killed_and_restarted(live: LiveRun, table: Tables) -> 
 
 
 def test_fail_open_switch_killed_and_restarted(live: LiveRun, table: Tables) -> None:
-    plane, progress = begun(live)
+    plane, progress = live.plane, live.follow(Quiet())
+    assert plane is not None and set(plane.switches) == {"s1"}
     tables = {host: table(host) for host in plane.daemons}
 
     def modes() -> set[Mode]:
@@ -195,7 +187,8 @@ def test_fail_open_switch_killed_and_restarted(live: LiveRun, table: Tables) -> 
 
 
 def test_fail_open_all_killed_at_once(live: LiveRun, table: Tables) -> None:
-    plane, progress = begun(live)
+    plane, progress = live.plane, live.follow(Quiet())
+    assert plane is not None and set(plane.switches) == {"s1"}
     tables = [table(host) for host in plane.daemons]
     for it in tables:
         wait(progress, "flows are paced", lambda it=it: it.modes() == {Mode.RESERVED})

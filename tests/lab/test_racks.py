@@ -70,7 +70,6 @@ def send(net: Network) -> Iterator[object]:
     def begin(src: str, dst: str) -> None:
         address = data_ip(net.scenario.index(dst))
         server = python(dst, SERVE, address)
-        assert server.stdout is not None
         server.stdout.readline()
         python(src, SEND, address)
 
@@ -105,7 +104,6 @@ def test_links_and_uplinks_have_their_rates_and_buffers(net: Network, state: Run
             # 600 us of 50 Mbit/s are less than a super-packet of 2 and a packet to spare: that
             # counts, and once more for each port on the way.
             shown = re.search(r"rate 50Mbit ceil 50Mbit burst (\d+)b", classes)
-            assert shown is not None
             burst = 3 * 1514 * (2 if name.startswith(rack) else 3)
             assert int(shown[1]) == pytest.approx(burst, abs=20)  # the kernel counts in ticks
             command = ["nsenter", f"--net=/run/netns/{port.space}", "ethtool", "-k", port.device]

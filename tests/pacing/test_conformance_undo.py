@@ -122,7 +122,6 @@ def owned_by_another(on: Bench, *how: str) -> Iterator[tuple[Any, int, set[int]]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as owner:
-        assert owner.stdin is not None and owner.stdout is not None
         try:
             name = owner.stdout.readline()
             if not name:

@@ -236,7 +236,6 @@ class Attack:
     def __enter__(self) -> Self:
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(self._command, stdin=pipe, stdout=pipe, text=True)
-        assert self._process.stdout is not None
         assert self._process.stdout.readline() == "alive\n"
         return self
 

@@ -123,11 +123,9 @@ class Switch:
 
     @property
     def pid(self) -> int:
-        assert self.process is not None
         return self.process.pid
 
     def signal(self, number: signal.Signals) -> None:
-        assert self.process is not None
         self.process.send_signal(number)
 
     def kill(self) -> None:

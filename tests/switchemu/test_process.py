@@ -84,7 +84,6 @@ def test_sigterm_closes_streams_and_ends_with_0(switch: Switch) -> None:
         switch.signal(signal.SIGTERM)
         code, details = peer.status()
     assert (code.name, details) == ("UNAVAILABLE", "the switch process stops")
-    assert switch.process is not None
     assert switch.process.wait(timeout=30) == 0
     assert "Traceback" not in switch.log.read_text()
 

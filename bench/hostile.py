@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "switchemu"))
-from attacks import ATTACKS, Attack, Victim
+from attacks import ATTACKS, Attack, Result, Victim
 from switchproc import Switch
 from tlsfiles import TlsSwitch
 
@@ -30,11 +30,10 @@ def measure(name: str, seconds: float, tls: bool = False) -> dict[str, float | s
         switch = stack.enter_context(TlsSwitch(folder, 60, 5) if tls else Switch(folder))
         switch.start().wait_recovered()
         with Victim(switch) as victim, Attack(switch, name, folder if tls else None) as attack:
-            attack.wait_alive()
-            victim.forget()
+            result = victim.result = Result()
             time.sleep(seconds)
             achieved = attack.stop()
-            result = victim.result()
+            victim.stop()
         stream, calls = (np.percentile(times, (50, 99)) * 1e3 for times in result.times)
         return {
             "attack": name,

@@ -10,10 +10,9 @@ a FlowslotError, that is one line, and status 1, or 2 for a ConfigError.
 import sys
 import time
 from collections.abc import Callable
-from enum import StrEnum
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
@@ -24,14 +23,6 @@ from flowslot_cli.client import BAD_INPUT, FAILURE, CommandError, ask
 PLUGINS = "flowslot.commands"
 LAZY = {"certs": EntryPoint("certs", "flowslot_cli.certs:app", PLUGINS)}
 """Of our own, but too slow to import for every command."""
-
-
-class Output(StrEnum):
-    """How to print."""
-
-    TABLE = "table"
-    JSON = "json"
-    YAML = "yaml"
 
 
 def _plugins() -> dict[str, EntryPoint]:
@@ -85,7 +76,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-OutputOption = Annotated[Output, typer.Option("-o", "--output", help="table, json or yaml")]
+OutputOption = Annotated[Literal["table", "json", "yaml"], typer.Option("-o", "--output")]
 RuntimeDirOption = Annotated[
     Path,
     typer.Option(
@@ -96,15 +87,15 @@ RUNTIME_DIR = Path("/run/flowslot")
 WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="refresh every second")]
 
 
-def _show(command: str, output: Output, runtime_dir: Path, watch: bool) -> None:
-    if watch and output is not Output.TABLE:
+def _show(command: str, output: str, runtime_dir: Path, watch: bool) -> None:
+    if watch and output != "table":
         raise CommandError("--watch goes with `-o table` only", BAD_INPUT)
     path = runtime_dir / "control.sock"
     answer = ask(path, command)
     from flowslot_cli import render  # noqa: PLC0415  (heavy, and not needed for an error)
 
     if not watch:
-        render.show(command, answer, output.value)
+        render.show(command, answer, output)
         return
     with render.live() as update:
         while True:
@@ -126,7 +117,7 @@ QUESTIONS = {
 
 def _question(command: str) -> Callable[..., None]:
     def show(
-        output: OutputOption = Output.TABLE,
+        output: OutputOption = "table",
         runtime_dir: RuntimeDirOption = RUNTIME_DIR,
         watch: WatchOption = False,
     ) -> None:
@@ -141,7 +132,7 @@ for _command, _help in QUESTIONS.items():
 
 @app.command()
 def reload(
-    output: OutputOption = Output.TABLE,
+    output: OutputOption = "table",
     runtime_dir: RuntimeDirOption = RUNTIME_DIR,
 ) -> None:
     """Make the daemon read its configuration and topology again."""

@@ -37,15 +37,6 @@ class SwitchSettings(Settings):
 
 
 @dataclass(frozen=True, slots=True)
-class Overrides:
-    """What the command line says instead of the file."""
-
-    name: str | None = None
-    topology: Path | None = None
-    listen: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class SwitchConfig:
     """A configuration that was read and checked as a whole. `links`: those that we hold.
 
@@ -91,16 +82,25 @@ class SwitchConfig:
         )
 
 
-def load(file: Path | None, overrides: Overrides) -> SwitchConfig:
+def load(
+    file: Path | None,
+    name: str | None = None,
+    topology_file: Path | None = None,
+    listen: str | None = None,
+) -> SwitchConfig:
     """Read the configuration and its topology. Raises ConfigError (file, field, what is right).
 
-    Without a file, the overrides must give a name and a topology.
+    The others are what the command line says instead of the file: without a file, it must give a
+    name and a topology.
     """
     source = str(file) if file else "command line"
-    settings = _settings(file, overrides, source)
-    path = overrides.topology
-    if path is None:
-        path = (file.parent if file else Path()) / settings.topology
+    if not file and not (name and topology_file):
+        raise ConfigError(source, "", "give --config FILE, or both --topology and --name")
+    said = parse_toml(_read(file), source, SwitchSettings).model_dump() if file else {}
+    given = {"name": name, "listen": listen}
+    said |= {key: value for key, value in given.items() if value is not None}
+    settings = validate(said, "command line", SwitchSettings)
+    path = topology_file or Path(source).parent / settings.topology
     topology = parse_topology(_read(path), str(path))
     if settings.name not in topology.switches:
         known = ", ".join(topology.switches) or "(none)"
@@ -109,25 +109,16 @@ def load(file: Path | None, overrides: Overrides) -> SwitchConfig:
     links = tuple(topology.links[i] for i in topology.switch_links(settings.name))
     if not links:
         raise ConfigError(str(path), "links", f'no link has switch = "{settings.name}"')
-    listen = settings.listen or topology.switches[settings.name].address
-    settings.tls.check(source, [listen])
+    address = settings.listen or topology.switches[settings.name].address
+    settings.tls.check(source, [address])
     return SwitchConfig(
         settings,
-        listen,
+        address,
         links,
         any(link.switch not in (None, settings.name) for link in topology.links),
         open_files(settings.tls, source, Path(source).parent, settings.name),
         topology,
     )
-
-
-def _settings(file: Path | None, overrides: Overrides, source: str) -> SwitchSettings:
-    if not file and not (overrides.name and overrides.topology):
-        raise ConfigError(source, "", "give --config FILE, or both --topology and --name")
-    said = parse_toml(_read(file), source, SwitchSettings).model_dump() if file else {}
-    given = {"name": overrides.name, "listen": overrides.listen}
-    said |= {key: value for key, value in given.items() if value is not None}
-    return validate(said, "command line", SwitchSettings)
 
 
 def _read(file: Path) -> str:

@@ -8,13 +8,15 @@ import logging
 import signal
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import uvloop
 
 from flowslot.model.errors import ConfigError
 from flowslot_proto.systemd import Notifier, watchdog_s
-from flowslot_switch.config import Overrides, SwitchConfig, load
+from flowslot_switch.config import SwitchConfig, load
 from flowslot_switch.nativelog import NativeLog
 from flowslot_switch.runner import Runner
 from flowslot_switch.server import Server
@@ -30,11 +32,11 @@ log = logging.getLogger("flowslot-switch")
 class SwitchProcess:
     """The process while it runs."""
 
-    def __init__(self, file: Path | None, overrides: Overrides) -> None:
-        """Raises ConfigError."""
-        self._file = file
-        self._overrides = overrides
-        self._config = load(file, overrides)
+    def __init__(self, source: Path | None, load: Callable[[], SwitchConfig]) -> None:
+        """`load`: reads the configuration, from `source` if that is a file. Raises ConfigError."""
+        self._source = str(source or "command line")
+        self._load = load
+        self._config = load()
         self._notifier = Notifier()
 
     async def run(self) -> int:
@@ -42,15 +44,10 @@ class SwitchProcess:
         loop = asyncio.get_running_loop()
         self._stop: asyncio.Future[int] = loop.create_future()
         service = SwitchService(self._runner(self._config))
-        server = Server(
-            service.handlers(),
-            tls=self._config.tls,
-            guarded=True,
-            on_rejected=service.rejected,
-        )
+        server = Server(service.handlers(), tls=self._config.tls, on_rejected=service.rejected)
         NativeLog(server.guard.handshake_failed)
         try:
-            await server.listen(self._config.listen)
+            server.guard.start(await server.listen(self._config.listen))
         except OSError as error:
             log.error("cannot listen on %s: %s", self._config.listen, error.strerror or error)
             return 1
@@ -93,7 +90,7 @@ class SwitchProcess:
         """Take a changed configuration over; a bad one changes nothing."""
         self._notifier.reloading(time.monotonic_ns())
         try:
-            self._take_over(load(self._file, self._overrides), service)
+            self._take_over(self._load(), service)
             log.info("reloaded")
         except ConfigError as error:
             log.error("not reloaded, going on as before: %s", error)
@@ -106,7 +103,7 @@ class SwitchProcess:
         for field in old:
             if new[field] != old[field]:
                 problem = f"is {old[field]} and cannot change while running; restart"
-                raise ConfigError(str(self._file or "command line"), field, problem)
+                raise ConfigError(self._source, field, problem)
         if config == self._config:
             service.runner.config = config  # other hosts, perhaps
         else:
@@ -139,7 +136,9 @@ def main() -> None:
     args = parser.parse_args()
     logging.basicConfig(format="flowslot-switch: %(message)s", level=logging.INFO)
     try:
-        process = SwitchProcess(args.config, Overrides(args.name, args.topology, args.listen))
+        process = SwitchProcess(
+            args.config, partial(load, args.config, args.name, args.topology, args.listen)
+        )
     except ConfigError as error:
         print(f"flowslot-switch: {error}", file=sys.stderr)
         sys.exit(2)

@@ -120,14 +120,11 @@ class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
         handlers: Mapping[str, Handler],
         *,
         tls: TlsFiles | None = None,
-        guarded: bool = False,
         on_rejected: OnRejected = lambda peer, why: None,
     ) -> None:
-        """`tls` None: plaintext. `guarded`: see Guard; for a process that does nothing else.
-        `on_rejected`: a caller has broken a rule or a limit."""
+        """`tls` None: plaintext. `on_rejected`: a caller has broken a rule or a limit."""
         self._handlers = handlers
         self._tls = tls
-        self._guarded = guarded
         self._on_rejected = on_rejected
         self.guard = Guard(on_rejected)
         self._calls = limits.Quota(limits.MAX_CALLS, limits.CALLS_PER_CALLER)
@@ -150,8 +147,6 @@ class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
             port = server.add_secure_port(target, self._credentials(self._tls))
         await server.start()
         self._server = server
-        if self._guarded:
-            self.guard.start(int(port))
         return int(port)
 
     async def stop(self, grace_s: float) -> None:

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The compiled loops do what their source says: both are run on the same random data."""
 
-import importlib.util
 import random
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+from interpreted import plain
 from scripts import ONE, TWO, play, some_events
 from states import NOW, state
 
@@ -29,18 +28,6 @@ USERS = {
     flowslot.arbiter.rules: (flowslot.arbiter.ledger,),
 }
 SEEDS = pytest.mark.parametrize("seed", range(30))
-
-
-def plain(module: ModuleType) -> Any:
-    """The source of a module, interpreted."""
-    assert module.__spec__ is not None and module.__spec__.origin is not None
-    folder, name = module.__spec__.origin.rsplit("/", 1)[0], module.__name__.rsplit(".", 1)[1]
-    source = f"{folder}/{name}.py"
-    spec = importlib.util.spec_from_file_location("plain_loops", source)
-    assert spec is not None and spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
 
 
 PLAIN = {module: plain(module) for module in USERS}

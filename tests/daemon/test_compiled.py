@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The compiled loops do what their source says: both are run on the same random data."""
 
-import importlib.util
 import math
-import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+from interpreted import plain
 
 from flowslot_shm import slot_check
 from flowslot_shm.layout import State, offset
@@ -25,27 +24,13 @@ RNG = np.random.Generator
 NOW = 10**15
 
 
-def plain(module: ModuleType, **imported: ModuleType) -> Any:
-    """The source of a module, interpreted; what it imports from rows.py, too."""
-    assert module.__spec__ is not None and module.__spec__.origin is not None
-    folder, name = module.__spec__.origin.rsplit("/", 1)[0], module.__name__.rsplit(".", 1)[1]
-    source = f"{folder}/{name}.py"
-    spec = importlib.util.spec_from_file_location("plain_loops", source)
-    assert spec is not None and spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "flowslotd.flows.rows", imported.get("rows", rows))
-        spec.loader.exec_module(made)
-    return made
-
-
 PLAIN_ROWS = plain(rows)
 SEEDS = pytest.mark.parametrize("seed", range(30))
 
 
 def both(module: ModuleType) -> list[tuple[Any, Callable[[np.ndarray], Any]]]:
     """A module compiled and interpreted, and what makes of an array what each of them takes."""
-    interpreted = plain(module, rows=PLAIN_ROWS)
+    interpreted = plain(module, ("flowslotd.flows.rows", PLAIN_ROWS))
     return [(module, rows.as_structs), (interpreted, PLAIN_ROWS.as_structs)]
 
 

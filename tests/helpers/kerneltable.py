@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from flowslotd.pace import layout
+from flowslotd.pace.guardian import UNLIMITED
 from flowslotd.pace.layout import Mode
-from flowslotd.pace.pacer import UNPACED
 
 SLOT_NS = 60_000_000
 """Default of the daemon's configuration."""
@@ -41,7 +41,7 @@ class KernelTable:
     def unpaced(self) -> bool:
         """All live flows are ordinary TCP, and the kernel paces none of them for us."""
         live = self._stat["cookie"] != 0
-        return self.modes() == {Mode.OPEN} and bool((self._stat["rate"][live] == UNPACED).all())
+        return self.modes() == {Mode.OPEN} and bool((self._stat["rate"][live] == UNLIMITED).all())
 
     def deadlines(self, *, reserved: bool = False) -> list[int]:
         """CLOCK_MONOTONIC: until when entries hold that a flow has or had; only those that make it

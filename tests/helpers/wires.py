@@ -11,15 +11,6 @@ from collections import deque
 from typing import Protocol
 
 from flowslot.protocol.messages import FromArbiter, FromDaemon, Opening
-from flowslot_proto import flowslot_pb2 as pb
-from flowslot_proto.checks import parse
-from flowslot_proto.convert import (
-    read_arbiter,
-    read_daemon,
-    read_opening,
-    write_arbiter,
-    write_daemon,
-)
 
 
 class Wire(Protocol):
@@ -63,26 +54,3 @@ class Memory:
     def close(self) -> None:
         self._up.clear()
         self._down.clear()
-
-
-class Written(Memory):
-    """Hands over what comes out of the bytes that a transport would carry.
-
-    Paths are indices into the links of the stream's Hello at both ends.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._links: range = range(0)
-
-    def say(self, message: FromDaemon, opening: Opening | None) -> None:
-        if opening is not None:
-            self._links = range(len(opening.links))
-        index = dict(enumerate(self._links))
-        raw = parse(pb.DaemonMessage, write_daemon(message, index, opening).SerializeToString())
-        first = read_opening(raw) if raw.HasField("hello") else None
-        super().say(read_daemon(raw, self._links), first)
-
-    def answer(self, message: FromArbiter) -> None:
-        raw = write_arbiter(message).SerializeToString()
-        super().answer(read_arbiter(parse(pb.ArbiterMessage, raw)))

@@ -13,8 +13,10 @@ from leftovers import TOOL, Host
 from scenariofiles import SCENARIOS, TWO_HOSTS, TWO_RACKS
 
 from flowslot_lab.state import NETNS, ROOT, RunState
+from flowslot_scenario.scenario import load
 
 __all__ = ["SCENARIOS", "TOOL", "TWO_HOSTS", "TWO_RACKS"]
+TWO_EQUAL = load(SCENARIOS / "two-equal.toml")
 
 
 class Quiet:
@@ -51,13 +53,8 @@ def traces(run_id: str) -> dict[str, list[str]]:
     }
 
 
-NOTHING: dict[str, list[str]] = {
-    "namespaces": [],
-    "processes": [],
-    "directories": [],
-    "congestion_controls": [],
-    "devices": [],
-}
+KINDS = "namespaces", "processes", "directories", "congestion_controls", "devices"
+NOTHING: dict[str, list[str]] = {kind: [] for kind in KINDS}
 
 
 @pytest.fixture

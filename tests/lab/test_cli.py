@@ -28,8 +28,6 @@ TWO_EQUAL = str(SCENARIOS / "two-equal.toml")
     [
         (TWO_HOSTS.replace('name = "h2"', 'name = "h1"'), "field `hosts[1].name`: host"),
         ("name = ", "not valid TOML"),
-        (TWO_HOSTS.replace("400", "-1"), "field `links.rate_mbps`: must be greater than or equal"),
-        ("name = " + "[" * 20_000, "not valid TOML: arrays or tables are nested too deeply"),
         (b"\xaf", "cannot be read: not UTF-8 text"),
         (None, "cannot be read: No such file or directory\n"),
     ],
@@ -49,9 +47,7 @@ def test_a_bad_scenario_is_one_line_and_status_2(
 @pytest.mark.parametrize(
     ("scenario", "options", "problem"),
     [
-        ("two-equal", ("--set", "jobs.bytes=1979-05-27"), ""),
         ("two-equal", ("--set", "jobs.c.x=1"), ""),
-        ("two-equal", ("--set", "jobs.x=" + "[" * 20_000), ""),
         (
             "two-equal",
             ("--policy", "cubic,magic"),

@@ -49,7 +49,6 @@ def table(live: LiveRun) -> Iterator[Tables]:
     opened = []
 
     def open_table(host: str) -> KernelTable:
-        assert live.plane is not None
         opened.append(KernelTable(live.plane.daemons[host].pid))
         return opened[-1]
 
@@ -123,7 +122,6 @@ def longest_life(tables: list[KernelTable]) -> int:
 def last_reservations(live: LiveRun, tables: dict[str, KernelTable], dead: int) -> None:
     """The switch process is dead since `dead`. Watch until no flow is reserved any more: until when
     the entries hold that make flows reserved is bounded, whenever the daemons get to run."""
-    assert live.plane is not None
     latest = dict.fromkeys(tables, 0)
     noticed: dict[str, int] = {}
     end = time.monotonic() + PATIENCE_S
@@ -144,7 +142,6 @@ def last_reservations(live: LiveRun, tables: dict[str, KernelTable], dead: int) 
 
 def test_fail_open_daemon_killed_and_restarted(live: LiveRun, table: Tables) -> None:
     plane, progress = live.plane, live.follow(Quiet())
-    assert plane is not None
     tables = {host: table(host) for host in ("h2", "h3")}
     for host, it in tables.items():
         wait(progress, f"flows of {host} are paced", lambda it=it: it.modes() == {Mode.RESERVED})

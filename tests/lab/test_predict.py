@@ -19,15 +19,10 @@ from flowslot_lab.state import RunState, start_time
 from flowslot_scenario.results import Prediction
 from flowslot_scenario.scenario import Scenario, load
 
-from .conftest import SCENARIOS
+from .conftest import SCENARIOS, TWO_EQUAL
 
 PATH = SCENARIOS / "two-equal.toml"
 ALL = ("stagger", "static", "fair", "cubic", "reno", "bbr")
-
-
-@pytest.fixture
-def scenario() -> Scenario:
-    return load(PATH)
 
 
 @pytest.fixture
@@ -49,12 +44,12 @@ def stand_in(monkeypatch: MonkeyPatch, program: str) -> None:
     monkeypatch.setattr(predict, "venv_program", lambda *_: [sys.executable, "-c", program])
 
 
-def ask(scenario: Scenario, state: RunState, *policies: str) -> dict[str, Prediction]:
-    return predict.predict(PATH, [], scenario, Options(policies or ("stagger",)), state)
+def ask(state: RunState, *policies: str) -> dict[str, Prediction]:
+    return predict.predict(PATH, [], TWO_EQUAL, Options(policies or ("stagger",)), state)
 
 
 def test_the_simulator_is_asked_once_for_what_the_lab_measures(
-    scenario: Scenario, state: RunState, monkeypatch: MonkeyPatch, tmp_path: Path
+    state: RunState, monkeypatch: MonkeyPatch, tmp_path: Path
 ) -> None:
     answer = tmp_path / "answer.json"
     answer.write_text(json.dumps(document("stagger", "static", "fair")))
@@ -62,7 +57,7 @@ def test_the_simulator_is_asked_once_for_what_the_lab_measures(
     stand_in(monkeypatch, f"{note}; print(open({str(answer)!r}).read())")
     asked = tmp_path / "-odd name.toml"
     options = Options(ALL, repeat=3, iterations=7, use_switch=False)
-    seeded = scenario.model_copy(update={"seed": 42})
+    seeded = TWO_EQUAL.model_copy(update={"seed": 42})
     found = predict.predict(asked, ["jobs.bytes=6e6"], seeded, options, state)
     assert found["stagger"] == Prediction("stagger", 1.5, {"a": 0.25, "b": 0.5})
     assert not found["static"].of_ideal_tcp
@@ -103,20 +98,18 @@ def test_the_simulator_understands_what_it_is_asked(state: RunState) -> None:
         (lambda d: d["runs"][0].update(policy="static"), "not all jobs under stagger"),
     ],
 )
-def test_an_answer_without_what_is_needed_is_no_prediction(
-    scenario: Scenario, change: Any, problem: str
-) -> None:
+def test_an_answer_without_what_is_needed_is_no_prediction(change: Any, problem: str) -> None:
     answer = document("stagger")
-    assert read(json.dumps(answer).encode(), scenario, ["stagger"])["stagger"].mean_s["b"] == 0.5
+    assert read(json.dumps(answer).encode(), TWO_EQUAL, ["stagger"])["stagger"].mean_s["b"] == 0.5
     change(answer)
     with pytest.raises(NoPrediction, match=f"^the simulator's answer: {problem}"):
-        read(json.dumps(answer).encode(), scenario, ["stagger"])
+        read(json.dumps(answer).encode(), TWO_EQUAL, ["stagger"])
 
 
 @pytest.mark.parametrize("answer", [b"", b"{", b"\xff", b"[]", b"[" * 100_000, b"7"])
-def test_bad_json_is_one_line(scenario: Scenario, answer: bytes) -> None:
+def test_bad_json_is_one_line(answer: bytes) -> None:
     with pytest.raises(NoPrediction) as caught:
-        read(answer, scenario, ["stagger"])
+        read(answer, TWO_EQUAL, ["stagger"])
     assert len(str(caught.value).splitlines()) == 1 and len(str(caught.value)) < 300
 
 
@@ -132,26 +125,26 @@ def test_bad_json_is_one_line(scenario: Scenario, answer: bytes) -> None:
     ],
 )  # fmt: skip
 def test_a_simulator_that_fails_says_why(
-    scenario: Scenario, state: RunState, monkeypatch: MonkeyPatch, program: str, problem: str
+    state: RunState, monkeypatch: MonkeyPatch, program: str, problem: str
 ) -> None:
     command = [sys.executable, "-c", program] if program else ["/nowhere/flowslot"]
     monkeypatch.setattr(predict, "venv_program", lambda *_: command)
     with pytest.raises(NoPrediction) as caught:
-        ask(scenario, state)
+        ask(state)
     said = str(caught.value)
     assert problem in said and len(said.splitlines()) == 1
     monkeypatch.setenv("PATH", "/nowhere")  # not even what starts programs
     with pytest.raises(NoPrediction, match=r"^the simulator cannot be started: "):
-        ask(scenario, state)
+        ask(state)
 
 
 def test_a_simulator_that_takes_too_long_is_ended(
-    scenario: Scenario, state: RunState, monkeypatch: MonkeyPatch
+    state: RunState, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr(predict, "LIMIT_S", 0.5)
     stand_in(monkeypatch, "import time; print('{', flush=True); time.sleep(60)")
     with pytest.raises(NoPrediction, match=r"^the simulator took longer than 0.5 s$"):
-        ask(scenario, state)
+        ask(state)
     [[pid, started, name]] = [rest for kind, *rest in state.entries() if kind == "process"]
     assert name == "prediction" and start_time(int(pid)) != int(started)
 

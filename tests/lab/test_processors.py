@@ -4,7 +4,6 @@
 import io
 import os
 import time
-from pathlib import Path
 
 import pytest
 from pytest import MonkeyPatch
@@ -12,10 +11,9 @@ from rich.console import Console
 
 from flowslot_lab import processors
 from flowslot_scenario.results import Evidence, Results, Run
-from flowslot_scenario.scenario import load
 from flowslot_scenario.table import _warn_of_busy_processors, _warn_of_stolen_time
 
-SCENARIO = Path(__file__).parents[2] / "lab" / "scenarios" / "two-equal.toml"
+from .conftest import TWO_EQUAL
 
 
 @pytest.mark.parametrize(
@@ -66,6 +64,6 @@ def test_processors_that_were_too_slow_are_mentioned(
     ]
     text = io.StringIO()
     for warn in (_warn_of_busy_processors, _warn_of_stolen_time):
-        warn(Results(load(SCENARIO), runs, {}), Console(file=text, width=200))
+        warn(Results(TWO_EQUAL, runs, {}), Console(file=text, width=200))
     assert warning in text.getvalue() if warning else not text.getvalue()
     assert "cubic" not in text.getvalue()

@@ -87,7 +87,6 @@ def test_what_is_ready_sent_and_acknowledged_is_seen_as_it_happens(start: Start)
             assert acked <= sent <= ready < 2 * SHARE
         assert any(0 < row[3] < SHARE for row in rows)  # on its way
         assert (SHARE, SHARE, SHARE) in {row[1:] for row in rows}  # and there, to the byte
-    assert live.plane is not None
     for host in live.plane.daemons:
         assert live.plane.ask(host, "status")["records"]["faulty_slots"] == 0
     for job in "ab":
@@ -111,7 +110,6 @@ def test_data_connections_are_paced_whoever_speaks_for_them(start: Start, librar
     wait(follow, "all flows are paced", known)
     for host in hosts:
         assert len([name for name in controls(live, host) if name.startswith("fs_")]) == 1
-        assert live.plane is not None
         status = live.plane.ask(host, "status")
         processes = {"h1": 2, "h2": 2, "h3": 2, "h4": 1, "h5": 1}[host]  # without schedulers
         assert status["records"]["registered"] == (processes if library == "flowslot-calm" else 0)
@@ -123,7 +121,6 @@ def test_data_connections_are_paced_whoever_speaks_for_them(start: Start, librar
 
 def test_fail_open_worker_killed_in_mid_iteration(start: Start) -> None:
     live = start()
-    assert live.plane is not None
     follow = live.follow(Quiet())
     wait(follow, "it is in the middle of an iteration", lambda: in_mid_iteration(live))
     live.jobs.give_up(next(job for job in live.scenario.jobs if job.name == VICTIM))
@@ -140,7 +137,6 @@ def test_fail_open_worker_killed_in_mid_iteration(start: Start) -> None:
 
 def test_fail_open_random_bytes_in_a_live_record(start: Start) -> None:
     live = start()
-    assert live.plane is not None
     follow = live.follow(Quiet())
     wait(follow, "both send", lambda: all(progress(live, "h3", job) for job in "ab"))
     victims = [worker(live, VICTIM, "h3"), worker(live, VICTIM, ALONE)]

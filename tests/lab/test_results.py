@@ -18,24 +18,19 @@ from flowslot_scenario.results import (
     best_baseline,
     summarise,
 )
-from flowslot_scenario.scenario import Scenario, load
+from flowslot_scenario.scenario import load
 from flowslot_scenario.table import print_result
 
-from .conftest import SCENARIOS
+from .conftest import SCENARIOS, TWO_EQUAL
 
 MS = 1_000_000
 
 
-@pytest.fixture
-def scenario() -> Scenario:
-    return load(SCENARIOS / "two-equal.toml")
-
-
-def make_run(scenario: Scenario, policy: str, repeat: int, factors: list[list[float]]) -> Run:
+def make_run(policy: str, repeat: int, factors: list[list[float]]) -> Run:
     """`factors`: slowdowns of each job."""
     jobs = []
-    for job, slow in zip(scenario.jobs, factors, strict=True):
-        ideal = scenario.ideal_s(job)
+    for job, slow in zip(TWO_EQUAL.jobs, factors, strict=True):
+        ideal = TWO_EQUAL.ideal_s(job)
         trace = [(0.1 * i, 1000 * i) for i in range(60)]
         jobs.append(JobRun(job, ideal, np.array(slow) * ideal, {0: trace, 1: trace}))
     return Run(policy, repeat, Evidence(bytes_verified=1), jobs, 7, {"h1->s1": 0.5})
@@ -51,10 +46,10 @@ def test_iteration_ends_with_its_last_worker() -> None:
     assert iteration_times(reports, 1) == pytest.approx([0.100, 0.130])
 
 
-def test_summary_pools_repeats_and_jobs(scenario: Scenario) -> None:
+def test_summary_pools_repeats_and_jobs() -> None:
     runs = [
-        make_run(scenario, "cubic", 1, [[1.0, 1.2], [1.4, 1.6]]),
-        make_run(scenario, "cubic", 2, [[1.0, 1.0], [2.0, 2.0]]),
+        make_run("cubic", 1, [[1.0, 1.2], [1.4, 1.6]]),
+        make_run("cubic", 2, [[1.0, 1.0], [2.0, 2.0]]),
     ]
     summary = summarise("cubic", runs)
     assert summary.slowdown_mean == pytest.approx(1.4)
@@ -65,10 +60,10 @@ def test_summary_pools_repeats_and_jobs(scenario: Scenario) -> None:
     assert (summary.retransmits, summary.iterations) == (14, 8)
 
 
-def test_a_run_that_was_given_up_has_no_numbers_but_a_reason(scenario: Scenario) -> None:
-    run = make_run(scenario, "mlcc-literal", 1, [[1.0, 1.2], []])
+def test_a_run_that_was_given_up_has_no_numbers_but_a_reason() -> None:
+    run = make_run("mlcc-literal", 1, [[1.0, 1.2], []])
     run.livelock = "livelock from slot 7 on"
-    result = Results(scenario, [run], {})
+    result = Results(TWO_EQUAL, [run], {})
     (summary,) = result.summaries()
     assert summary.worst_job_name == "b" and summary.slowdown_mean == pytest.approx(1.1)
     assert summary.to_json(None)["worst_job"] is None
@@ -80,21 +75,21 @@ def test_a_run_that_was_given_up_has_no_numbers_but_a_reason(scenario: Scenario)
     assert "livelock from slot 7 on. Its numbers are of 2 iterations" in console.export_text()
 
 
-def test_best_baseline_is_per_metric(scenario: Scenario) -> None:
+def test_best_baseline_is_per_metric() -> None:
     runs = [
-        make_run(scenario, "cubic", 1, [[1.1, 1.1], [1.1, 1.9]]),
-        make_run(scenario, "bbr", 1, [[1.4, 1.4], [1.4, 1.4]]),
-        make_run(scenario, "stagger", 1, [[1.0, 1.0], [1.0, 1.0]]),
+        make_run("cubic", 1, [[1.1, 1.1], [1.1, 1.9]]),
+        make_run("bbr", 1, [[1.4, 1.4], [1.4, 1.4]]),
+        make_run("stagger", 1, [[1.0, 1.0], [1.0, 1.0]]),
     ]
-    summaries = Results(scenario, runs, {}).summaries()
+    summaries = Results(TWO_EQUAL, runs, {}).summaries()
     assert best_baseline(summaries, "slowdown_mean") == ("cubic", pytest.approx(1.3))
     assert best_baseline(summaries, "slowdown_p99") == ("bbr", pytest.approx(1.4))
     assert best_baseline(summaries[2:], "slowdown_mean") is None
 
 
-def test_json_has_the_documented_keys(scenario: Scenario) -> None:
-    run = make_run(scenario, "stagger", 1, [[1.0, 1.5], [1.5, 1.5]])
-    document = Results(scenario, [run], {"a": 0.25}).to_json()
+def test_json_has_the_documented_keys() -> None:
+    run = make_run("stagger", 1, [[1.0, 1.5], [1.5, 1.5]])
+    document = Results(TWO_EQUAL, [run], {"a": 0.25}).to_json()
     assert document["scenario"] == "two-equal"
     row = document["runs"][0]
     assert (row["policy"], row["repeat"], row["retransmits"]) == ("stagger", 1, 7)
@@ -105,7 +100,7 @@ def test_json_has_the_documented_keys(scenario: Scenario) -> None:
     job = row["jobs"][0]
     assert (job["name"], job["iterations"], job["bytes"]) == ("a", 2, 5_000_000)
     assert (job["compute_s"], job["alone_s"]) == (0.125, 0.25)
-    assert job["ideal_s"] == pytest.approx(scenario.ideal_s(scenario.jobs[0]), abs=1e-6)
+    assert job["ideal_s"] == pytest.approx(TWO_EQUAL.ideal_s(TWO_EQUAL.jobs[0]), abs=1e-6)
     assert job["mean_s"] == pytest.approx(1.25 * job["ideal_s"], abs=1e-5)
     assert job["p50_s"] == pytest.approx(1.25 * job["ideal_s"], abs=1e-5)
     assert job["slowdown_mean"] == 1.25
@@ -120,15 +115,15 @@ def test_json_has_the_documented_keys(scenario: Scenario) -> None:
 
 
 @pytest.fixture
-def predicted(scenario: Scenario) -> Results:
+def predicted() -> Results:
     """Each job takes 1.2 times Ideal, and was predicted to take 1.08 (b: 1.3) times."""
-    runs = [make_run(scenario, name, 1, [[1.2], [1.2]]) for name in ("stagger", "static", "cubic")]
-    ideal = scenario.ideal_s(scenario.jobs[0])
+    runs = [make_run(name, 1, [[1.2], [1.2]]) for name in ("stagger", "static", "cubic")]
+    ideal = TWO_EQUAL.ideal_s(TWO_EQUAL.jobs[0])
     by_policy = {
         policy: Prediction(simulated, 1.19, {"a": 1.08 * ideal, "b": 1.3 * ideal})
         for policy, simulated in (("stagger", "stagger"), ("static", "static"), ("cubic", "fair"))
     }
-    return Results(scenario, runs, {}, by_policy)
+    return Results(TWO_EQUAL, runs, {}, by_policy)
 
 
 def test_json_has_what_was_predicted_and_by_whom(predicted: Results) -> None:
@@ -173,36 +168,35 @@ def test_tables_show_predictions_and_mark_those_of_ideal_tcp(predicted: Results,
     ],
 )
 def test_a_run_without_its_evidence_fails(
-    scenario: Scenario, tmp_path, policy: str, changes: dict[str, int], missing: str
+    tmp_path, policy: str, changes: dict[str, int], missing: str
 ) -> None:
     run_state = RunState.create(tmp_path)
-    live = LiveRun(scenario, run_state, policy, 5, use_switch=False)
-    expected = expected_bytes(scenario, scenario.warmup + 5)
+    live = LiveRun(TWO_EQUAL, run_state, policy, 5, use_switch=False)
+    expected = expected_bytes(TWO_EQUAL, TWO_EQUAL.warmup + 5)
     good = {"granted": 1, "rate_writes": 1, "bytes_verified": expected}
     live.check(Evidence(**good))
     with pytest.raises(RunFailed, match=missing):
         live.check(Evidence(**{**good, **changes}))
 
 
-def test_every_byte_is_expected(scenario: Scenario) -> None:
-    assert expected_bytes(scenario, 3) == 3 * 2 * 2 * 5_000_000
+def test_every_byte_is_expected() -> None:
+    assert expected_bytes(TWO_EQUAL, 3) == 3 * 2 * 2 * 5_000_000
     assert expected_bytes(load(SCENARIOS / "ps-incast.toml"), 3) == 3 * 2 * 6_400_000
 
 
-def test_bandwidth_comes_from_the_receivers_on_that_link(scenario: Scenario) -> None:
-    run = make_run(scenario, "cubic", 1, [[1.0], [1.0]])
+def test_bandwidth_comes_from_the_receivers_on_that_link() -> None:
+    run = make_run("cubic", 1, [[1.0], [1.0]])
     rate = received_rate(run.jobs[0], "s1->h2", 1.0, 2.0)
-    assert rate is not None
     assert rate == pytest.approx(10_000)
     assert received_rate(run.jobs[0], "s1->h7", 1.0, 2.0) is None
 
 
-def test_table_and_figure(scenario: Scenario, tmp_path, capsys) -> None:
+def test_table_and_figure(tmp_path, capsys) -> None:
     runs = [
-        make_run(scenario, policy, 1, [[1.0, slow], [1.0, slow]])
+        make_run(policy, 1, [[1.0, slow], [1.0, slow]])
         for policy, slow in (("stagger", 1.1), ("cubic", 1.5), ("bbr", 1.6))
     ]
-    result = Results(scenario, runs, {"a": 0.24, "b": 0.24})
+    result = Results(TWO_EQUAL, runs, {"a": 0.24, "b": 0.24})
     print_result(result, Console(width=120))
     text = capsys.readouterr().out
     assert "1.250 cubic" in text

@@ -23,7 +23,6 @@ def test_daemons_pace_with_the_policy_and_back_end_that_were_named(
     scenario = load(SCENARIOS / "two-equal.toml")
     with LiveRun(scenario, state, policy, 5, True, stacked=stacked) as live:
         result = live.run(1, Quiet())
-        assert live.plane is not None
         status = live.plane.ask("h1", "status")
         flows = live.plane.ask("h1", "flows")["flows"]
     assert result.policy == policy
@@ -50,7 +49,6 @@ def test_the_switch_process_of_every_rack_takes_part(
     scenario = load(SCENARIOS / "ring4-two-jobs.toml")
     with LiveRun(scenario, state, policy, iterations, use_switch=True, per_rack=True) as live:
         result = live.run(1, Quiet())
-        assert live.plane is not None
         counted = {
             name: live.plane.describe_switch(name)["counters"][COUNTED[policy]]
             for name in ("r1", "r2")

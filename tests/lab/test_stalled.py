@@ -13,13 +13,10 @@ from flowslot_lab import runner
 from flowslot_lab.jobset import Stalled
 from flowslot_lab.runner import Options, measure
 from flowslot_scenario.results import Run
-from flowslot_scenario.scenario import load
 from flowslot_scenario.table import print_result
 
-from .conftest import SCENARIOS, Quiet
+from .conftest import TWO_EQUAL, Quiet
 from .test_results import make_run
-
-TWO_EQUAL = load(SCENARIOS / "two-equal.toml")
 
 
 class Fake:
@@ -38,7 +35,7 @@ class Fake:
     def run(self, repeat: int, watch: object, label: str) -> Run:
         if self.policy in self.stops and repeat == 2:
             raise Stalled("job a made no progress for 61 s; daemon of h1: 1 livelocks")
-        return make_run(TWO_EQUAL, self.policy, repeat, [[1.0], [1.5]])
+        return make_run(self.policy, repeat, [[1.0], [1.5]])
 
 
 def results(monkeypatch: MonkeyPatch, *stops: str) -> Any:

@@ -72,6 +72,24 @@ class Bench:
         pacer.attach(flow.cookie, os.getpid(), flow.sock.fileno())
         return flow
 
+    def pair(self, *how: str, **more: Any) -> tuple[Pacer, Any]:
+        """A pacer and a flow that is attached to it, not paced yet."""
+        pacer = self.pacer()
+        return pacer, self.flow(pacer, *how, **more)
+
+    def paced(self) -> tuple[Pacer, Any]:
+        """The same, paced at MB."""
+        pacer, flow = self.pair()
+        assert set_rate(pacer, {flow: MB}) == 1
+        return pacer, flow
+
+    def refuses(self, why: str, *names: str) -> None:
+        """The back end refuses to set these devices up, and leaves the host as it is."""
+        before = self.host()
+        with pytest.raises(PacingError, match=why):
+            make_pacer(self.backend, "named", devices=names)
+        assert self.host() == before
+
     @contextlib.contextmanager
     def datagrams(self, pacer: Pacer, to: str, device: str = "") -> Iterator[PaceEntry]:
         """The entry of an attached UDP socket that sends nothing."""
@@ -152,6 +170,13 @@ def apply(pacer: Pacer, *entries: PaceEntry, lasts: int = LONG) -> int:
 
 def set_rate(pacer: Pacer, rates: dict[Any, float], lasts: int = LONG) -> int:
     return apply(pacer, *(entry(flow, rate) for flow, rate in rates.items()), lasts=lasts)
+
+
+def stat(pacer: Any, flow: Any) -> np.void:
+    """What the program for `bpf` tells of a flow."""
+    slot = pacer._slot(flow.cookie)
+    assert slot
+    return pacer._stat[slot].copy()
 
 
 def slots(flow: Any, count: int = 20) -> np.ndarray:

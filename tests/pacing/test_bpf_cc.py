@@ -8,24 +8,18 @@ import sys
 import time
 from typing import Any
 
-import numpy as np
 import pytest
 
 from flowslot_shm.writer import cookie_of
 from flowslotd.pace.bpf import BpfPacer
+from flowslotd.pace.guardian import UNLIMITED
 from flowslotd.pace.layout import Mode
-from flowslotd.pace.pacer import UNPACED, pack
+from flowslotd.pace.pacer import pack
 
-from .conformance import MB, Flows, apply, entry, later, set_rate
+from .conformance import MB, Flows, apply, entry, later, set_rate, stat
 from .traffic import HERE, inside, soon
 
 pytestmark = pytest.mark.root
-
-
-def stat(pacer: BpfPacer, flow: Any) -> np.void:
-    row = pacer.stat(flow.cookie)
-    assert row is not None
-    return row[0]
 
 
 @pytest.mark.parametrize("guaranteed", [True, False])
@@ -43,7 +37,7 @@ def test_a_socket_that_never_used_bbr_is_paced_until_the_deadline(
     pacer.refresh(time.monotonic_ns())
     assert flow.exceeds(50 * MB)
     row = stat(pacer, flow)
-    assert (row["mode"], row["rate"]) == (Mode.OPEN, UNPACED)
+    assert (row["mode"], row["rate"]) == (Mode.OPEN, UNLIMITED)
     pacer.refresh(later())  # the daemon is back
     assert flow.comes_to(MB)
     assert stat(pacer, flow)["mode"] == mode

@@ -59,10 +59,8 @@ def test_closing_leaves_nothing(flows: Flows) -> None:
     flow = flows()
     flow.enlist(pacer.congestion_control)
     set_rate(pacer, {flow: MB})
-    assert flow.comes_to(MB)
     pacer.close()
     assert pacer.congestion_control not in names()
-    assert flow.exceeds(50 * MB)
     flow.stop()
     assert len(os.listdir("/proc/self/fd")) == before
     pacer.close()  # harmless

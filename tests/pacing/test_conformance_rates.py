@@ -14,8 +14,7 @@ pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
 
 @EACH_PROTOCOL
 def test_a_slot_carries_what_its_rate_says(on: Bench, protocol: str) -> None:
-    pacer = on.pacer()
-    flow = on.flow(pacer, protocol)
+    pacer, flow = on.pair(protocol)
     for rate in (5 * MB, MB, 3 * MB):
         assert set_rate(pacer, {flow: rate}) == 1
         assert set_rate(pacer, {flow: rate}) == 0  # nothing to change
@@ -29,8 +28,7 @@ def test_a_slot_carries_what_its_rate_says(on: Bench, protocol: str) -> None:
 
 
 def test_over_ipv6(on: Bench) -> None:
-    pacer = on.pacer()
-    flow = on.flow(pacer, address=THERE_6)
+    pacer, flow = on.pair(address=THERE_6)
     assert set_rate(pacer, {flow: 2 * MB}) == 1
     assert soon(lambda: abs(flow.rate(0.6) / (2 * MB) - 1) <= 0.05), flow.rate(0.6)
 
@@ -39,8 +37,7 @@ def test_over_ipv6(on: Bench) -> None:
     "on", [name for name, protocol in PACED if protocol == "udp"], indirect=True
 )
 def test_large_datagrams_are_paced_too(on: Bench) -> None:
-    pacer = on.pacer()
-    flow = on.flow(pacer, "udp")
+    pacer, flow = on.pair("udp")
     flow.size = 30_000
     set_rate(pacer, {flow: 4 * MB})
 
@@ -52,8 +49,7 @@ def test_large_datagrams_are_paced_too(on: Bench) -> None:
 
 
 def test_steps_and_resuming_from_a_floor(on: Bench) -> None:
-    pacer = on.pacer()
-    flow = on.flow(pacer)
+    pacer, flow = on.pair()
     waits = []
     for _ in range(6):
         set_rate(pacer, {flow: 0.3 * MB})
@@ -68,8 +64,7 @@ def test_steps_and_resuming_from_a_floor(on: Bench) -> None:
 
 def test_a_slow_flow_leaves_in_small_pieces(on: Bench) -> None:
     """Or a raised rate would wait for as long as a super-packet takes at the old one."""
-    pacer = on.pacer()
-    flow = on.flow(pacer)
+    pacer, flow = on.pair()
     set_rate(pacer, {flow: 0.3 * MB})
 
     def largest() -> int:
@@ -106,8 +101,7 @@ def test_many_flows_each_at_its_rate(on: Bench) -> None:
 
 @EACH_PROTOCOL
 def test_counters_tell_what_was_delivered(on: Bench, protocol: str) -> None:
-    pacer = on.pacer()
-    flow = on.flow(pacer, protocol)
+    pacer, flow = on.pair(protocol)
     set_rate(pacer, {flow: 2 * MB})
     time.sleep(0.3)
 
@@ -121,8 +115,7 @@ def test_counters_tell_what_was_delivered(on: Bench, protocol: str) -> None:
 
 
 def test_a_target_is_reported_once(on: Bench) -> None:
-    pacer = on.pacer()
-    flow = on.flow(pacer, busy=False)
+    pacer, flow = on.pair(busy=False)
     base = int(pacer.counters().acked[0])
 
     def reported(after: int) -> list[tuple[str, int]]:
@@ -144,8 +137,7 @@ def test_a_target_is_reported_once(on: Bench) -> None:
 
 def test_a_fast_flow(on: Bench) -> None:
     """Super-packets pass whole at such rates."""
-    pacer = on.pacer()
-    flow = on.flow(pacer, most=float("inf"))
+    pacer, flow = on.pair(most=float("inf"))
     if all(flow.rate(0.4) < 400 * MB for _ in range(2)):
         pytest.skip("this machine is too slow for it")
     for rate in (100 * MB, MB, 80 * MB):  # what waits at the step must not be stuck

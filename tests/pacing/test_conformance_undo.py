@@ -27,8 +27,7 @@ pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
 
 
 def test_fail_open_when_the_daemon_sleeps(on: Bench) -> None:
-    pacer = on.pacer()
-    flow = on.flow(pacer)
+    pacer, flow = on.pair()
     set_rate(pacer, {flow: MB}, lasts=LONG)
     assert flow.comes_to(MB)
     set_rate(pacer, {flow: MB}, lasts=10**8)
@@ -44,8 +43,7 @@ def test_fail_open_when_the_daemon_sleeps(on: Bench) -> None:
 @ON_DEVICES
 def test_devices_stay_set_up_when_the_daemon_is_late(on: Bench) -> None:
     """Adding and removing a root qdisc drops what everybody has queued there."""
-    pacer = on.pacer()
-    flow = on.flow(pacer)
+    pacer, flow = on.pair()
     before = options(flow)
     set_rate(pacer, {flow: MB})
     roots = on.roots()
@@ -71,8 +69,7 @@ def test_what_is_set_after_the_deadline_is_let_go(
 ) -> None:
     """Also when the guardian looks after a socket was listed, and before it was touched; then
     something else may fail."""
-    pacer = on.pacer()
-    flow = on.flow(pacer)
+    pacer, flow = on.pair()
     before = options(flow)
     list_row = UndoTable.list
 
@@ -125,7 +122,6 @@ def owned_by_another(on: Bench, *how: str) -> Iterator[tuple[Any, int, set[int]]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as owner:
-        assert owner.stdin is not None and owner.stdout is not None
         try:
             name = owner.stdout.readline()
             if not name:
@@ -252,8 +248,7 @@ def test_two_daemons_at_once(on: Bench) -> None:
 
 
 def test_a_moment_without_descriptors_ends_nothing(on: Bench) -> None:
-    pacer = on.pacer()
-    flow = on.flow(pacer, busy=False)
+    pacer, flow = on.pair(busy=False)
     before = options(flow)
     set_rate(pacer, {flow: MB})
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -6,7 +6,7 @@ import pytest
 from flowslotd.pace.bpf import BpfPacer
 from flowslotd.sockets import look
 
-from .conformance import LONG, MB, Flows, apply, entry
+from .conformance import LONG, MB, Flows, apply, entry, stat
 from .traffic import soon
 
 pytestmark = pytest.mark.root
@@ -34,9 +34,7 @@ class Pair:
         self.pacer.watch(self.lender.cookie, self.end)
 
     def _acked(self) -> int:
-        row = self.pacer.stat(self.lender.cookie)
-        assert row is not None
-        return int(row["acked"][0])
+        return int(stat(self.pacer, self.lender)["acked"])
 
     def send(self, size: int) -> None:
         """By the lender, until all is acknowledged and our program has seen it.

@@ -22,9 +22,7 @@ pytestmark = [pytest.mark.root, pytest.mark.parametrize("on", ["socket"], indire
 
 @pytest.fixture
 def sockets(on: Bench) -> SocketPacer:
-    pacer = on.pacer()
-    assert isinstance(pacer, SocketPacer)
-    return pacer
+    return on.pacer()
 
 
 def limit(flow: Any) -> int:
@@ -101,7 +99,6 @@ def test_no_descriptor_is_kept(sockets: SocketPacer, on: Bench) -> None:
 def test_a_dead_guardian_is_replaced_and_ends_with_its_daemon(
     sockets: SocketPacer, on: Bench
 ) -> None:
-    assert sockets._undo.guard is not None
     first = sockets._undo.guard.process
     first.kill()
     first.wait()

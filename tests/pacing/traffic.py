@@ -17,6 +17,7 @@ from flowslot_shm.writer import cookie_of
 BYTES_RECEIVED = 128  # offset in struct tcp_info
 CLONE_NEWNET = 0x40000000
 HERE, THERE, THERE_6 = "10.79.0.1", "10.79.0.2", "fd79::2"
+DATA = memoryview(bytes(1 << 17))
 
 
 def names() -> list[str]:
@@ -53,6 +54,9 @@ class Meter:
 class Flow:
     """A TCP connection whose sender is kept busy by a thread, until `stop`."""
 
+    size = len(DATA)
+    """Bytes that are sent at once."""
+
     def __init__(
         self,
         net: "Net",
@@ -78,11 +82,20 @@ class Flow:
         self.peer.settimeout(0.1)
         self.cookie = cookie_of(self.sock)
         self._running = True
-        self._threads = [threading.Thread(target=self._drain, daemon=True)]
-        if busy:
-            self._threads.append(threading.Thread(target=self._fill, daemon=True))
+        work = (self._drain, self._fill) if busy else (self._drain,)
+        self._threads = [
+            threading.Thread(target=self._repeat, args=(one,), daemon=True) for one in work
+        ]
         for thread in self._threads:
             thread.start()
+
+    def _repeat(self, work: Callable[[], object]) -> None:
+        """Until `stop`; with a pause where there is nothing to do, or an error."""
+        while self._running:
+            with contextlib.suppress(OSError):
+                if work():
+                    continue
+            time.sleep(0.01)
 
     def enlist(self, congestion_control: str) -> None:
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion_control.encode())
@@ -112,29 +125,19 @@ class Flow:
         for thread in self._threads:
             thread.join(5)
 
-    def _fill(self) -> None:
-        data = bytes(1 << 17)
-        while self._running:
-            try:
-                self._meter.sent(self.sock.send(data))
-            except TimeoutError:
-                continue
-            except OSError:
-                return
+    def _fill(self) -> int:
+        sent = self.sock.send(DATA[: self.size])
+        self._meter.sent(sent)
+        return sent
 
-    def _drain(self) -> None:
-        while self._running:
-            try:
-                if not self.peer.recv(1 << 20, socket.MSG_TRUNC):
-                    return
-            except TimeoutError:
-                continue
-            except OSError:
-                return
+    def _drain(self) -> bytes:
+        return self.peer.recv(1 << 20, socket.MSG_TRUNC)
 
 
 class UdpFlow(Flow):
     """Datagrams, as fast as the socket takes them."""
+
+    size = 1400
 
     def __init__(self, net: "Net", most: float) -> None:
         with inside(net.there):
@@ -144,7 +147,6 @@ class UdpFlow(Flow):
         with inside(net.here):
             self.sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
             self.sock.connect(self.peer.getsockname())
-        self.size = 1400
         self._meter = Meter(most)
         self._received = 0
         self._start()
@@ -152,17 +154,10 @@ class UdpFlow(Flow):
     def received(self) -> int:
         return self._received
 
-    def _fill(self) -> None:
-        data = bytes(65_000)
-        while self._running:
-            with contextlib.suppress(OSError):
-                self._meter.sent(self.sock.send(data[: self.size]))
-
-    def _drain(self) -> None:
-        into = bytearray(65_536)
-        while self._running:
-            with contextlib.suppress(OSError):
-                self._received += self.peer.recv_into(into)
+    def _drain(self) -> bytes:
+        data = self.peer.recv(1 << 16)
+        self._received += len(data)
+        return data
 
 
 @dataclass

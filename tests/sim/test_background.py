@@ -41,7 +41,6 @@ class Run:
     def reserved(self, slot: int) -> list[float]:
         """Of each link in `slot`, in parts of its capacity."""
         self.sim.run(until_ns=(slot + 1) * DEFAULT_SLOT - DEFAULT_SLOT // 10)
-        assert isinstance(self.sim.control, Mlcc)
         load: Floats = self.sim.control.switch.fetch(self.sim.now, (0, 1)).load
         parts: list[float] = (load[:, 0] / C).tolist()
         return parts

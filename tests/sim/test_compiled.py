@@ -1,27 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The compiled loops of the network do what their source says."""
 
-import importlib.util
-from pathlib import Path
-from typing import Any
-
 import pytest
 from chaos import star
+from interpreted import plain
 
 import flowslot_sim.fluid
 import flowslot_sim.network
 from flowslot_sim.plane.simple import Free
 from flowslot_sim.simulation import Simulation
-
-
-def plain() -> Any:
-    """The source, interpreted."""
-    source = Path(flowslot_sim.network.__file__).with_name("fluid.py")
-    spec = importlib.util.spec_from_file_location("plain_loops", source)
-    assert spec is not None and spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
 
 
 def ends(seed: int) -> list[list[int]]:
@@ -33,7 +20,7 @@ def ends(seed: int) -> list[list[int]]:
 @pytest.mark.parametrize("seed", range(6))
 def test_runs_are_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert flowslot_sim.fluid.COMPILED, "make setup compiles them"
-    compiled, interpreted = ends(seed), plain()
+    compiled, interpreted = ends(seed), plain(flowslot_sim.fluid)
     assert not interpreted.COMPILED and any(compiled)
     monkeypatch.setattr(flowslot_sim.network, "fluid", interpreted)
     assert ends(seed) == compiled

@@ -13,7 +13,6 @@ from flowslot_sim.simulation import Control, Simulation
 
 def stagger(sim: Simulation) -> Control:
     allocator = get("stagger").allocator
-    assert allocator is not None
     return Exact(sim, allocator(PolicyOptions()))
 
 

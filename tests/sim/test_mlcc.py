@@ -4,11 +4,11 @@
 import json
 import math
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 from bench.worlds import WORLDS, IdleSlots
+from scenariofiles import SCENARIOS
 from typer.testing import CliRunner
 
 from flowslot.model.slot import DEFAULT_SLOT
@@ -24,8 +24,6 @@ from flowslot_sim.simulation import Simulation
 from flowslot_sim.stalls import Livelock, StallWatch
 from flowslot_sim.world import SimJob, World, from_scenario
 
-SCENARIOS = Path(__file__).parents[2] / "lab" / "scenarios"
-
 
 def world_of(name: str) -> World:
     if name in WORLDS:
@@ -35,7 +33,6 @@ def world_of(name: str) -> World:
 
 def made(world: World, variant: Variant) -> tuple[Simulation, Mlcc, IdleSlots]:
     sim = Simulation(world, lambda sim: Mlcc(sim, variant, Plant(), seed=0))
-    assert isinstance(sim.control, Mlcc)
     return sim, sim.control, IdleSlots(sim)
 
 

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -40,7 +41,7 @@ from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto import methods
 
 SOURCE = "127.0.0.66"
-Counts = dict[str, int]
+Counts = Counter[str]
 
 
 @cache
@@ -226,7 +227,7 @@ ATTACKS: dict[str, Callable[[int, Counts], None]] = {
 
 
 class Attack:
-    """A process that attacks a switch; "none": nothing happens."""
+    """A process that attacks a switch, and has begun to; "none": nothing happens."""
 
     def __init__(self, switch: Switch, name: str, tls: Path | None = None) -> None:
         self._command = [sys.executable, __file__, name, str(switch.port)]
@@ -235,21 +236,16 @@ class Attack:
     def __enter__(self) -> Self:
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(self._command, stdin=pipe, stdout=pipe, text=True)
+        assert self._process.stdout.readline() == "alive\n"
         return self
 
     def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.wait()
 
-    def wait_alive(self) -> None:
-        """It has done something."""
-        assert self._process.stdout is not None
-        assert self._process.stdout.readline() == "alive\n"
-
     def stop(self) -> Counts:
         """What it has achieved since it was alive."""
-        counts: Counts = json.loads(self._process.communicate(timeout=DEADLINE_S)[0])
-        return counts
+        return Counter(json.loads(self._process.communicate(timeout=DEADLINE_S)[0]))
 
 
 @dataclass
@@ -263,25 +259,25 @@ class Result:
 
 
 class Victim:
-    """An honest daemon, whose flow has a grant."""
+    """An honest daemon, whose flow has a grant. `result`: what it has noticed so far; another one
+    may take its place."""
 
     def __init__(self, switch: Switch) -> None:
         self._switch = switch
         self._stopping = threading.Event()
-        self._result = Result()
+        self.result = Result()
 
     def __enter__(self) -> Self:
         self._channels = [self._switch.channel(), self._switch.channel()]
         self.peer = Peer(self._channels[0], 1, timeout_s=None)
-        hello = pb.Hello(daemon="victim", host="h1", links=["h1->s1"], lease_ns=10**8)
-        self.peer.say(hello=hello)
+        self.peer.hello("victim", host="h1", links=["h1->s1"])
         self.peer.demand(7, [0])
         self.peer.read_until(lambda: self.peer.rate(7) > 0)
         stub, process = EmulatedSwitchStub(self._channels[1]), psutil.Process(self._switch.pid)
 
         def call() -> None:
             rss = process.memory_info().rss
-            self._result.most_rss = max(self._result.most_rss, rss)
+            self.result.most_rss = max(self.result.most_rss, rss)
             stub.FetchFeedback(pb.FetchFeedbackRequest(links=["h1->s1"]), timeout=5)
 
         work = ((0, 0.01, self.peer.fence), (1, 0.02, call))
@@ -291,53 +287,41 @@ class Victim:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.result()
+        self.stop()
         self.peer.close()
         for channel in self._channels:
             channel.close()
 
-    def forget(self) -> None:
-        """What was before does not count."""
-        self._result = Result()
-
-    def seen(self) -> Result:
-        """So far."""
-        return self._result
-
-    def result(self) -> Result:
-        """In the end."""
+    def stop(self) -> None:
+        """Notice no more."""
         self._stopping.set()
         for thread in self._threads:
             thread.join()
-        return self._result
 
     def _repeat(self, times: int, period_s: float, work: Callable[[], object]) -> None:
-        while not (self._stopping.wait(period_s) or self._result.lost):
+        while not (self._stopping.wait(period_s) or self.result.lost):
             began = time.monotonic()
             try:
                 work()
             except Exception as error:
-                self._result.errors.append(repr(error)[:300])
+                self.result.errors.append(repr(error)[:300])
                 if times == 0:
-                    self._result.lost = str(self.peer.status())
+                    self.result.lost = str(self.peer.status())
             else:
-                self._result.times[times].append(time.monotonic() - began)
+                self.result.times[times].append(time.monotonic() - began)
 
 
 def main() -> None:
-    kinds = ("connections", "refused", "resets", "calls", "bytes", "hellos")
-    done: Counts = dict.fromkeys(kinds, 0)
+    done: Counts = Counter()
 
     def tell() -> None:
-        until(lambda: sys.argv[1] == "none" or sum(done.values()) > 0, "it attacks")
-        for key in done:
-            done[key] = 0
+        until(lambda: sys.argv[1] == "none" or done.total() > 0, "it attacks")
+        done.clear()
         print("alive", flush=True)
 
     threading.Thread(target=tell).start()
     ATTACKS.get(sys.argv[1], nothing)(int(sys.argv[2]), done)
-    print(json.dumps({key: value for key, value in done.items() if value}))
-    sys.stdout.flush()
+    print(json.dumps(done), flush=True)
     os._exit(0)
 
 

@@ -123,11 +123,9 @@ class Switch:
 
     @property
     def pid(self) -> int:
-        assert self.process is not None
         return self.process.pid
 
     def signal(self, number: signal.Signals) -> None:
-        assert self.process is not None
         self.process.send_signal(number)
 
     def kill(self) -> None:
@@ -195,8 +193,10 @@ class Peer:
     def say(self, **parts: object) -> None:
         self._out.put(pb.DaemonMessage(session=self.session, **parts))
 
-    def hello(self, daemon: str = "h1") -> None:
-        self.say(hello=pb.Hello(daemon=daemon, links=LINKS, lease_ns=LEASE_NS))
+    def hello(self, daemon: str = "h1", **more: Any) -> Self:
+        said = {"daemon": daemon, "links": LINKS, "lease_ns": LEASE_NS} | more
+        self.say(hello=pb.Hello(**said))
+        return self
 
     def demand(self, flow: int, path: list[int]) -> None:
         self.say(demands=one_demand(flow, path))
@@ -218,12 +218,13 @@ class Peer:
         while not reached():
             self.read()
 
-    def fence(self) -> None:
+    def fence(self) -> Self:
         """Everything said so far has been decided upon, and what it brought us is read."""
         self._n += 1
         self.say(heartbeat=pb.Heartbeat(n=self._n, wall_ns=1))
         while self.read().echo.n != self._n:
             pass
+        return self
 
     def status(self) -> tuple[grpc.StatusCode, str]:
         """What the stream is closed with."""

@@ -6,7 +6,7 @@ stream, its grant and its calls, and the process its size. How long calls take t
 from pathlib import Path
 
 import pytest
-from attacks import ATTACKS, SOURCE, Attack, Victim
+from attacks import ATTACKS, SOURCE, Attack, Result, Victim
 from rawhttp2 import RawClient, message
 from switchproc import Switch, until
 from tlsfiles import TlsSwitch
@@ -22,11 +22,10 @@ SERVED, ALIVE = 100, 20
 def survives(switch: Switch, name: str, tls: Path | None = None) -> None:
     switch.start().wait_recovered()
     with Victim(switch) as victim, Attack(switch, name, tls) as attack:
-        attack.wait_alive()
-        victim.forget()
-        until(lambda: min(map(len, victim.seen().times)) > SERVED, "the daemon is served")
+        result = victim.result = Result()
+        until(lambda: min(map(len, result.times)) > SERVED, "the daemon is served")
         achieved = attack.stop()
-        result = victim.result()
+        victim.stop()
         rate = victim.peer.rate(7)
     assert max(achieved.values()) >= ALIVE, achieved
     assert (result.lost, result.errors) == ("", [])
@@ -50,7 +49,6 @@ def test_who_attacks_is_shut_out_and_let_in_again(tmp_path: Path) -> None:
     with Switch(tmp_path, **LEASE) as switch:
         switch.start()
         with Attack(switch, "sessions") as attack:
-            attack.wait_alive()
             until(lambda: not answered(switch, SOURCE), "its calls are refused")
             until(lambda: closed(switch, SOURCE), "and its connections")
             assert answered(switch, "127.0.0.1")

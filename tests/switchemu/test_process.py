@@ -31,7 +31,6 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
         ('name = "s1"\ntopology = "bad.toml"', ["bad.toml", "`links[0].capacity_gbps`"]),
         ("name = ", ["switch.toml", "TOML"]),
         ("", ["`name`", "required"]),
-        ("name = " + "[" * 20_000, ["switch.toml", "nested too deeply"]),
         ('name = "s1"\ntopology = "a\\u0000b"', ["`topology`", "printable", '"a\\u0000b"']),
         ('name = "s1"\n[arbiter]\ntarget = 1e-320', ["`arbiter.target`", "equal to 0.01"]),
         ('name = "s1"\n[arbiter]\nfloor_share = 1e-320', ["`arbiter.floor_share`", "0.001"]),
@@ -81,13 +80,10 @@ def test_overrides_replace_the_file(switch: Switch, tmp_path: Path) -> None:
 
 def test_sigterm_closes_streams_and_ends_with_0(switch: Switch) -> None:
     with switch.channel() as channel:
-        peer = Peer(channel, 1)
-        peer.hello()
-        peer.fence()
+        peer = Peer(channel, 1).hello().fence()
         switch.signal(signal.SIGTERM)
         code, details = peer.status()
     assert (code.name, details) == ("UNAVAILABLE", "the switch process stops")
-    assert switch.process is not None
     assert switch.process.wait(timeout=30) == 0
     assert "Traceback" not in switch.log.read_text()
 
@@ -114,9 +110,7 @@ def test_a_bad_reload_keeps_the_last_good_configuration(switch: Switch) -> None:
 def test_a_good_reload_asks_all_daemons_for_hello(switch: Switch) -> None:
     pid = switch.describe().pid
     with switch.channel() as channel:
-        peer = Peer(channel, 1)
-        peer.hello()
-        peer.fence()
+        peer = Peer(channel, 1).hello().fence()
         switch.config.write_text(f"{switch.config.read_text()}target = 0.5\n")
         switch.signal(signal.SIGHUP)
         code, details = peer.status()

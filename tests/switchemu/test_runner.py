@@ -17,7 +17,7 @@ from flowslot.model.units import SECOND, Nanos
 from flowslot.policy.stagger import StaggerAllocator
 from flowslot.protocol.messages import Demand, FromArbiter, FromDaemon, Hello, Opening
 from flowslot.protocol.switch import REST_NS, SPACING_NS
-from flowslot_switch.config import Overrides, load
+from flowslot_switch.config import load
 from flowslot_switch.runner import Runner
 from flowslot_switch.server import Closing
 
@@ -66,7 +66,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Runner, Daemo
     monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
     monkeypatch.setattr(Arbiter, "recovered", lambda *_: True)
     (tmp_path / "topology.toml").write_text(topology(port=7400))
-    config = load(None, Overrides(name="s1", topology=tmp_path / "topology.toml"))
+    config = load(None, "s1", tmp_path / "topology.toml")
     runner = Runner(config, Mock())
     daemon = Daemon(runner)
     runner.join(daemon, HELLO)
@@ -138,7 +138,7 @@ def test_an_arbiter_knows_whether_others_hold_other_links(tmp_path: Path, alone:
         text += '[[switches]]\nname = "s2"\naddress = "127.0.0.1:7401"\n'
         text = text.replace('switch = "s1"', 'switch = "s2"', 1)
     (tmp_path / "topology.toml").write_text(text)
-    config = load(None, Overrides(name="s1", topology=tmp_path / "topology.toml"))
+    config = load(None, "s1", tmp_path / "topology.toml")
     assert config.partial is not alone
 
     async def partial() -> bool:

@@ -42,8 +42,7 @@ _sessions = count(100)
 def test_what_is_said_is_answered_and_counted_until_the_lease_ends(tmp_path: Path) -> None:
     with Switch(tmp_path, slot_ms=500) as switch, switch.channel() as channel:
         switch.start().wait_recovered()
-        peer = Peer(channel, 1)
-        peer.hello()
+        peer = Peer(channel, 1).hello()
         peer.demand(7, [UP, DOWN])
         peer.read_until(lambda: peer.rate(7) > 0.99 * RESERVABLE)
         assert peer.rate(7) <= RESERVABLE * (1 + 1e-9)
@@ -64,9 +63,7 @@ def test_what_is_said_is_answered_and_counted_until_the_lease_ends(tmp_path: Pat
         assert (session.messages_in, session.messages_out > 3) == (5, True)
         code, details = peer.status()
         assert code == OVER and "lease" in details
-        again = Peer(channel, 1)
-        again.hello()
-        assert again.status()[0] == OVER
+        assert Peer(channel, 1).hello().status()[0] == OVER
         assert switch.load("s1->h2") == 0.0
         counters = switch.describe().counters
         assert counters.granted > counters.preempted > 0
@@ -132,8 +129,7 @@ def test_what_makes_no_sense_ends_the_stream(
 def test_garbage_and_oversized_messages_hurt_nobody_else(
     unhurried_switch: Switch, connect: Connect
 ) -> None:
-    other = connect()
-    other.hello("other")
+    other = connect().hello("other")
     with unhurried_switch.channel() as channel:
         raw = channel.stream_stream("/flowslot.v1.EmulatedSwitch/Negotiate")
         for message, want in (
@@ -147,8 +143,7 @@ def test_garbage_and_oversized_messages_hurt_nobody_else(
 
 
 def test_a_flood_of_messages_is_stopped(unhurried_switch: Switch, connect: Connect) -> None:
-    peer = connect()
-    peer.hello("flood")
+    peer = connect().hello("flood")
     for _ in range(20_000):
         peer.say(heartbeat=pb.Heartbeat(n=1))
     code, details = peer.status()

@@ -4,6 +4,7 @@
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -70,13 +71,11 @@ def test_a_client_knows_the_switch_by_its_name(switch: TlsSwitch) -> None:
     ],
 )
 def test_a_hello_is_about_the_certificates_host(
-    switch: TlsSwitch, hello: dict[str, object], code: grpc.StatusCode, field: str
+    switch: TlsSwitch, hello: dict[str, Any], code: grpc.StatusCode, field: str
 ) -> None:
     before = switch.describe().counters.rejected
     with switch.channel() as channel:
-        peer = Peer(channel, 1)
-        peer.say(hello=pb.Hello(daemon="d", lease_ns=10**8, **hello))
-        said, details = peer.status()
+        said, details = Peer(channel, 1).hello("d", **hello).status()
     assert said == code and field in details
     reply = switch.describe()
     assert not reply.sessions and reply.counters.rejected == before + 1
@@ -87,8 +86,7 @@ def test_a_host_that_is_not_in_the_topology_is_nobody(switch: TlsSwitch) -> None
     tlsfiles.make(switch.folder, hosts="stranger", switches="")
     assert fails(switch.channel("stranger"))[0] == DENIED
     with switch.channel("stranger") as channel:
-        peer = Peer(channel, 1)
-        peer.say(hello=pb.Hello(daemon="d", host="stranger", lease_ns=10**8))
+        peer = Peer(channel, 1).hello("d", host="stranger", links=())
         assert peer.status()[0] == grpc.StatusCode.INVALID_ARGUMENT
 
 
@@ -113,18 +111,13 @@ def test_a_schedule_is_the_certificates_hosts(
 
 def test_nobody_takes_another_hosts_daemon_over(switch: TlsSwitch) -> None:
     with switch.channel("h1") as first, switch.channel("h2") as second:
-        victim, attacker = Peer(first, 5), Peer(second, 2**61)
-        victim.say(hello=pb.Hello(daemon="d", host="h1", links=OF_H1, lease_ns=10**8))
-        victim.fence()
+        victim = Peer(first, 5).hello("d", host="h1", links=OF_H1).fence()
         [seen] = EmulatedSwitchStub(second).Describe(pb.DescribeRequest()).sessions
         assert (seen.daemon, seen.session) == ("d", 0), "its number is nobody else's business"
-        attacker.say(hello=pb.Hello(daemon="d", host="h2", lease_ns=10**8))
-        attacker.fence()
+        attacker = Peer(second, 2**61).hello("d", host="h2", links=()).fence()
         victim.fence()
         victim.close()
-        again = Peer(first, 6)
-        again.say(hello=pb.Hello(daemon="d", host="h1", links=OF_H1, lease_ns=10**8))
-        again.fence()
+        again = Peer(first, 6).hello("d", host="h1", links=OF_H1).fence()
         for peer in (again, attacker):
             peer.close()
     until(lambda: not switch.describe().sessions, "they are gone")
@@ -134,9 +127,7 @@ def test_changed_files_are_taken_over_and_broken_ones_are_not(tmp_path: Path) ->
     with TlsSwitch(tmp_path) as switch:
         switch.start()
         with switch.channel() as channel:
-            old = Peer(channel, 1)
-            old.say(hello=pb.Hello(daemon="d", host="h1", links=OF_H1, lease_ns=10**8))
-            old.fence()
+            old = Peer(channel, 1).hello("d", host="h1", links=OF_H1).fence()
             good = {name: (tmp_path / name).read_bytes() for name in ("s1.pem", "s1.key")}
             (tmp_path / "s1.pem").write_bytes(good["s1.pem"][:100])
             switch.describe()

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Certificates for tests: what `flowslot certs init` makes, and what it would never make."""
 
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import grpc
@@ -22,20 +21,10 @@ def make(folder: Path, *, hosts: str = "h1,h2", switches: str = "s1", **flags: b
 
 
 def expired(folder: Path, name: str) -> None:
-    """A certificate of that CA that was good until an hour ago, in "expired"."""
-
-    class Past(datetime):
-        @classmethod
-        def now(cls, tz=None):
-            return datetime.now(UTC) - timedelta(days=1, hours=1)
-
-    key, ca = certs._authority(folder)
+    """A certificate of that CA that was good until now, in "expired"."""
     (folder / "expired").mkdir()
-    certs.datetime = Past
-    try:
-        certs._issue(folder / "expired" / name, x509.ExtendedKeyUsageOID.CLIENT_AUTH, key, ca, 1)
-    finally:
-        certs.datetime = datetime
+    ca = certs._authority(folder)
+    certs._issue(folder / "expired" / name, x509.ExtendedKeyUsageOID.CLIENT_AUTH, *ca, days=0)
 
 
 def section(name: str, folder: str = "") -> str:

@@ -6,9 +6,8 @@ import dataclasses
 import json
 import subprocess
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 import yaml
@@ -24,25 +23,17 @@ SWITCH_CHECK = """
 import json, pathlib, sys
 from flowslot.model.errors import ConfigError
 from flowslot.model.settings import parse_toml
-from flowslot_switch.config import Overrides, SwitchSettings, load
+from flowslot_switch.config import SwitchSettings, load
 file = pathlib.Path(sys.argv[1])
 try:
-    load(file, Overrides())
+    load(file)
 except ConfigError as error:
     sys.exit(json.dumps([error.source, error.field, error.problem]))
 print(parse_toml(file.read_text(encoding="utf-8"), str(file), SwitchSettings).model_dump_json())
 """
 
 
-class Output(StrEnum):
-    """How to print."""
-
-    TABLE = "table"
-    JSON = "json"
-    YAML = "yaml"
-
-
-OutputOption = Annotated[Output, typer.Option("-o", "--output", help="table, json or yaml")]
+OutputOption = Annotated[Literal["table", "json", "yaml"], typer.Option("-o", "--output")]
 
 
 def check_config(
@@ -50,7 +41,7 @@ def check_config(
     print_effective: Annotated[
         bool, typer.Option("--print-effective", help="print it with all defaults filled in")
     ] = False,
-    output: OutputOption = Output.TABLE,
+    output: OutputOption = "table",
 ) -> None:
     """Check a configuration file, and what it refers to."""
     kind, effective = _check(file)
@@ -98,7 +89,7 @@ def doctor(
     config: Annotated[
         Path | None, typer.Option(help="a daemon's configuration: what it would pace with here")
     ] = None,
-    output: OutputOption = Output.TABLE,
+    output: OutputOption = "table",
 ) -> None:
     """What this kernel supports, what to do about what it lacks, and which back end is chosen."""
     from flowslotd.diagnose import diagnosis  # noqa: PLC0415  (loads the back ends)
@@ -116,7 +107,7 @@ def preflight(
     config: Annotated[Path, typer.Argument(help="the daemon's configuration")] = Path(
         "/etc/flowslot/flowslotd.toml"
     ),
-    output: OutputOption = Output.TABLE,
+    output: OutputOption = "table",
 ) -> None:
     """Every change that enforcement would make to this host, and what would stay as it is."""
     from flowslotd.diagnose import diagnosis  # noqa: PLC0415  (loads the back ends)
@@ -135,12 +126,12 @@ def preflight(
         raise typer.Exit(FAILURE)
 
 
-def _print(output: Output, text: str, data: dict[str, Any]) -> None:
+def _print(output: str, text: str, data: dict[str, Any]) -> None:
     """`text` is for people."""
-    if output is Output.TABLE:
+    if output == "table":
         typer.echo(text)
     else:
-        typer.echo(json.dumps(data, indent=2) if output is Output.JSON else _as_yaml(data))
+        typer.echo(json.dumps(data, indent=2) if output == "json" else _as_yaml(data))
 
 
 def _as_yaml(data: dict[str, Any]) -> str:

@@ -46,9 +46,9 @@ class AttachedPacer(Pacer, ABC):
     qdiscs: tuple[str, ...] = ()
     """Kinds that this back end puts on devices."""
 
-    def __init__(self, devices: Sequence[str] = ()) -> None:
-        """`devices`: see `make_pacer`."""
-        self._names = devices
+    def __init__(self, devices: Sequence[str] = (), change: Change | None = None) -> None:
+        """`devices`: see `make_pacer`. `change`: what is done to them, if anything."""
+        self._names, self._change = devices, change
         self._egress: Egress | None = None  # of back ends that set devices up
         self._undo = UndoTable()
         self._sockets: dict[int, _Socket] = {}  # by cookie
@@ -66,18 +66,13 @@ class AttachedPacer(Pacer, ABC):
                 pass
         except OSError as error:
             raise PacingError(f"pidfd_getfd does not work here: {error}") from error
-        if self.qdiscs:
-            lacking = qdisc_trial(*self.qdiscs)
-            if lacking:
+        if self._change is not None:
+            if lacking := qdisc_trial(*self.qdiscs):
                 raise PacingError(lacking)
-            self._egress = Egress(self._names, self._undo, self._change())
+            self._egress = Egress(self._names, self._undo, self._change)
         self._undo.open(self._keep())
         if self._egress is not None:
             self._egress.ensure_named()
-
-    def _change(self) -> Change:
-        """What is done to devices."""
-        raise NotImplementedError
 
     def _keep(self) -> tuple[int, ...]:
         """Descriptors for the guardian."""

@@ -25,18 +25,13 @@ from numpy.typing import NDArray
 from flowslotd.flows.counters import FlowCounters
 from flowslotd.flows.rows import as_structs
 from flowslotd.pace import rate_table
-from flowslotd.pace.layout import CTL, EVENT, SLOTS, STAT, EventKind
+from flowslotd.pace.layout import CTL, EVENT, KINDS, SLOTS, STAT
 from flowslotd.pace.libbpf import F_LINK, Object, RingBuffer, read
-from flowslotd.pace.pacer import Entries, KernelEvent, Kind, Pacer, PacingError, Traits
+from flowslotd.pace.pacer import Entries, KernelEvent, Pacer, PacingError, Traits
 from flowslotd.pace.undo import Guard
 
 PLACEHOLDER = b"fs_placeholder_\0"
 OBJECT = "flowslot.bpf.o"
-KINDS: dict[int, Kind] = {
-    EventKind.NEW: "new",
-    EventKind.CLOSED: "closed",
-    EventKind.DRAINED: "drained",
-}
 Slots = NDArray[np.intp]
 
 
@@ -239,27 +234,20 @@ class BpfPacer(Pacer):
             used = self._used[self._stat["cookie"][self._used] == self._known[self._used]]
         return FlowCounters(self._known[used], acked[used])
 
-    def stat(self, cookie: int) -> NDArray[np.void] | None:
-        """All that the kernel tells of one flow (`STAT`, a copy), or None."""
-        slot = self._slot(cookie)
-        return self._stat[slot : slot + 1].copy() if slot else None
-
     def event_fd(self) -> int | None:
         """See `Pacer`."""
         return self._ring.fd if self._ring is not None else None
 
     def events(self) -> list[KernelEvent]:
         """See `Pacer`."""
-        if self._ring is None:
-            return []
-        if not (self._ring.consume() or self._late):
+        if self._ring is None or not (self._ring.consume() or self._late):
             return []
         raw, self._pending[:] = b"".join(self._pending), []
         out, self._late = self._late, []
         rows = np.frombuffer(raw, EVENT)
-        columns = (rows[name].tolist() for name in ("kind", "cookie", "acked", "at_ns"))
-        for kind, cookie, acked, at_ns in zip(*columns, strict=True):
-            event = KernelEvent(KINDS[kind], cookie, acked, at_ns)
+        columns = (rows[name].tolist() for name in ("kind", "cookie", "acked"))
+        for kind, cookie, acked in zip(*columns, strict=True):
+            event = KernelEvent(KINDS[kind], cookie, acked)
             if event.kind == "drained" and self._watched.pop(cookie, None) is None:
                 continue  # was reported already, or is not wanted any more
             if event.kind == "closed":

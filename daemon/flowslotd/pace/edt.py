@@ -56,7 +56,7 @@ class EdtPacer(SocketPacer):
     qdiscs = "fq", "clsact"
 
     def __init__(self, devices: Sequence[str] = (), sysctls: bool = True) -> None:
-        super().__init__(devices, sysctls)
+        super().__init__(devices, sysctls, Change(guardian.FILTER, changes_to, self._add))
         self._object: Object | None = None
         self._ctl = np.zeros(SLOTS, CTL)
         self._stat = np.zeros(SLOTS, STAT)
@@ -77,9 +77,6 @@ class EdtPacer(SocketPacer):
         self._ctl = self._object.table("edt_ctl", CTL, SLOTS)
         self._stat = self._object.table("edt_stat", STAT, SLOTS)
         super().open()
-
-    def _change(self) -> Change:
-        return Change(guardian.FILTER, changes_to, self._add)
 
     def close(self) -> None:
         """See `AttachedPacer`."""

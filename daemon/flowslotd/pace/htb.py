@@ -87,14 +87,11 @@ class HtbPacer(AttachedPacer):
     qdiscs = "htb", "tbf"
 
     def __init__(self, devices: Sequence[str] = ()) -> None:
-        super().__init__(devices)
+        super().__init__(devices, Change(guardian.CLASSES, changes_to, self._add))
         self._flows: dict[int, _Flow] = {}
         self._free = _minors()
 
     # -- life ---------------------------------------------------------------------------------
-
-    def _change(self) -> Change:
-        return Change(guardian.CLASSES, changes_to, self._add)
 
     def close(self) -> None:
         """See `AttachedPacer`."""

@@ -5,6 +5,8 @@ from enum import IntEnum
 
 import numpy as np
 
+from flowslotd.pace.pacer import Kind
+
 SLOTS = 16384
 
 
@@ -16,13 +18,8 @@ class Mode(IntEnum):
     RESERVED = 2
 
 
-class EventKind(IntEnum):
-    """Kinds of `EVENT`."""
-
-    NEW = 1
-    CLOSED = 2
-    DRAINED = 3
-
+KINDS: dict[int, Kind] = {1: "new", 2: "closed", 3: "drained"}
+"""Of `EVENT`."""
 
 CTL = np.dtype(
     [

@@ -10,9 +10,6 @@ from numpy.typing import NDArray
 
 from flowslotd.flows.counters import FlowCounters
 
-UNPACED = 2**64 - 1
-"""A pacing rate of the kernel: no limit."""
-
 Kind = Literal["new", "closed", "drained"]
 Where = Literal["device", "kernel", "sockets", "sysctl"]
 
@@ -56,8 +53,6 @@ class KernelEvent:
     cookie: int
     acked: int = 0
     """Acknowledged bytes at that moment."""
-    at_ns: int = 0
-    """CLOCK_MONOTONIC."""
 
 
 @dataclass(frozen=True, slots=True)

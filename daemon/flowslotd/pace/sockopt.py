@@ -15,6 +15,7 @@ from socket import SOL_SOCKET, socket
 
 from flowslotd.pace import guardian
 from flowslotd.pace.attached import GUARDED, AttachedPacer
+from flowslotd.pace.egress import Change
 from flowslotd.pace.instance_lock import lock
 from flowslotd.pace.pacer import PacingError, Traits
 from flowslotd.pace.undo import UndoTable
@@ -93,8 +94,10 @@ class SocketPacer(AttachedPacer):
         ),
     )
 
-    def __init__(self, devices: Sequence[str] = (), sysctls: bool = True) -> None:
-        super().__init__(devices)
+    def __init__(
+        self, devices: Sequence[str] = (), sysctls: bool = True, change: Change | None = None
+    ) -> None:
+        super().__init__(devices, change)
         self._bursts = SmallBursts(sysctls)
         self._rates: dict[int, int] = {}  # of paced flows
         self._own: dict[int, int] = {}  # rates that the applications had set

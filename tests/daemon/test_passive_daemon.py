@@ -9,7 +9,8 @@ import time
 from contextlib import ExitStack, suppress
 
 import pytest
-from passive import Unpatched, asked, congestion_control, node, settle
+from passive import Unpatched, asked, congestion_control, node
+from waiting import settle
 
 from .test_daemon import PORT, TRAINING, Daemon, Hosts
 

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
+from registering import Registrar
 
 from flowslot_shm.client import JobClient
 from flowslot_shm.layout import HEADER, MAGIC, SLOT, VERSION, Role, State, Transport, record_bytes
@@ -22,7 +23,7 @@ from flowslot_shm.reader import RecordError, RecordReader
 from flowslot_shm.slot_check import MAX_BYTES, MAX_COUNT, Fault
 from flowslot_shm.writer import FlowWriter, Record
 
-from .conftest import CJob, Daemon
+from .conftest import CJob
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 SLOTS = 4
@@ -90,7 +91,7 @@ def check_stress(reader: RecordReader) -> None:
 
 
 @pytest.fixture
-def stressed(start_daemon: Callable[..., Daemon], c_job: Callable[..., CJob]) -> RecordReader:
+def stressed(start_daemon: Callable[..., Registrar], c_job: Callable[..., CJob]) -> RecordReader:
     """Reads the record of a C process that writes as fast as it can."""
     daemon = start_daemon()
     job = c_job(daemon.server.path)

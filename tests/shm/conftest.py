@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The same job twice, in C (flowslot_shm.h) and in Python."""
 
+import fcntl
 import os
 import shutil
 import socket
@@ -18,10 +19,12 @@ from waiting import settle
 
 from flowslot_shm.client import JobClient
 from flowslot_shm.layout import HEADER, MAGIC, REPLY, VERSION, Message, Role, offset
-from flowslot_shm.writer import FlowWriter
+from flowslot_shm.writer import FlowWriter, Record
 
 SHM = Path(__file__).parents[2] / "shm"
 TCP_CONGESTION = 13
+SLOTS = 4
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 AT = offset("quiet", HEADER)
 
 
@@ -146,6 +149,13 @@ class CJob:
 
 Job = PythonJob | CJob
 StartJob = Callable[..., Job]
+
+
+@pytest.fixture
+def record() -> Iterator[Record]:
+    record = Record(SLOTS)
+    yield record
+    record.close()
 
 
 @pytest.fixture(scope="session")

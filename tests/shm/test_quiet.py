@@ -3,7 +3,7 @@
 
 import fcntl
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,18 +13,9 @@ from flowslot_shm.layout import HEADER, Quiet
 from flowslot_shm.reader import RecordReader
 from flowslot_shm.writer import Record
 
-from .conftest import AT, Ear, StartJob, registered, word
+from .conftest import AT, SEALS, Ear, StartJob, registered, word
 
-SLOTS = 4
 F_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1; not in Python's fcntl
-SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-
-
-@pytest.fixture
-def record() -> Iterator[Record]:
-    record = Record(SLOTS)
-    yield record
-    record.close()
 
 
 def test_no_datagram_leaves_a_quiet_job(start_job: StartJob, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -23,17 +23,7 @@ from flowslot_shm.reader import RecordError, RecordReader
 from flowslot_shm.slot_check import MAX_BYTES, MAX_COUNT, Fault
 from flowslot_shm.writer import FlowWriter, Record
 
-from .conftest import CJob
-
-SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-SLOTS = 4
-
-
-@pytest.fixture
-def record() -> Iterator[Record]:
-    record = Record(SLOTS)
-    yield record
-    record.close()
+from .conftest import SEALS, SLOTS, CJob
 
 
 def put(record: Record, index: int, **fields: object) -> None:

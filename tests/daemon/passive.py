@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that report nothing (unpatched.py), where they send to, and what watches them."""
+"""Processes that report nothing (training.py), where they send to, and what watches them."""
 
 import os
 import socket
@@ -21,7 +21,7 @@ from flowslotd.observe.passive.finder import Finder
 from flowslotd.observe.passive.service import PassiveSources
 from flowslotd.observe.passive.shadow import Found
 
-PROGRAM = Path(__file__).with_name("unpatched.py")
+PROGRAM = Path(__file__).with_name("training.py")
 HERE, THERE = (f"127.{os.getpid() % 250 + 1}.{os.getpid() // 250 % 250}.{n}" for n in (1, 2))
 """This host, and another one: both on loopback, and apart from those of other test runs."""
 SCHEDULER_PORT = 9
@@ -58,7 +58,7 @@ class Sink:
 
 
 class Unpatched:
-    """A process of unpatched.py."""
+    """A process of training.py."""
 
     def __init__(self, stack: ExitStack, flows: int, *ends: object, **options: Any) -> None:
         command = [*options.pop("prefix", ()), sys.executable, PROGRAM, flows, *ends]

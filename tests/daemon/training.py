@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that sends and says nothing to anybody. Its environment makes it a node of ps-lite.
+"""A process that sends over real TCP. Its environment makes it a node of ps-lite.
 
-    python unpatched.py FLOWS ADDRESS PORT [ADDRESS PORT...]
+    python training.py receive PORT
+    python training.py FLOWS ADDRESS PORT [ADDRESS PORT...]
 
-So many connections to each address, from $FROM if that is set. Does what its standard input says,
-line by line, and then prints `done` and the time (monotonic ns, before it did it):
+The first one accepts connections and reads them to their ends. The second one makes so many to each
+address, from $FROM if that is set, and says nothing to anybody until it registers. It does what its
+standard input says, line by line, and then prints `done` and the time (monotonic ns, before it did
+it):
 
-    send BYTES        on each connection, and waits until all is acknowledged
+    send BYTES        on each connection, and waits until all is acknowledged: an iteration
     begin BYTES       the same, but does not wait
     close             closes all connections
     open N            opens so many more sockets, which are not connected
@@ -15,17 +18,36 @@ line by line, and then prints `done` and the time (monotonic ns, before it did i
 """
 
 import fcntl
+import itertools
 import os
 import resource
 import socket
 import struct
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from flowslot_shm.client import JobClient
 from flowslot_shm.layout import Role
+from flowslot_shm.writer import FlowWriter
 
 _SIOCOUTQ = 0x5411
+_iterations = itertools.count(1)
+
+
+def receive(port: int) -> None:
+    """Until it is killed."""
+    listener = socket.create_server(("", port))
+    print("ready", flush=True)
+    while True:
+        threading.Thread(target=_drain, args=listener.accept()[:1], daemon=True).start()
+
+
+def _drain(peer: socket.socket) -> None:
+    with peer:
+        while peer.recv(1 << 20):
+            pass
 
 
 def queued(sock: socket.socket) -> int:
@@ -33,14 +55,26 @@ def queued(sock: socket.socket) -> int:
     return int(struct.unpack("=i", fcntl.ioctl(sock, _SIOCOUTQ, b"\0" * 4))[0])
 
 
+def send(size: int, socks: list[socket.socket], writers: list[FlowWriter], wait: bool) -> None:
+    """On all connections at once; `writers` report it."""
+    iteration = next(_iterations)
+    for writer in writers:
+        writer.begin(iteration, size)
+        writer.ready(size)
+    data = bytes(size)
+    with ThreadPoolExecutor(len(socks)) as pool:
+        list(pool.map(lambda sock: sock.sendall(data), socks))
+    while wait and any(map(queued, socks)):
+        time.sleep(0.0005)
+    for writer in writers:
+        writer.done(size)
+
+
 def do(what: str, argument: str, socks: list[socket.socket], kept: list[object]) -> None:
     """One line. `kept`: what is to live on."""
     if what in {"send", "begin"}:
-        data = bytes(int(argument))
-        for sock in socks:
-            sock.sendall(data)
-        while what == "send" and any(map(queued, socks)):
-            time.sleep(0.0005)
+        writers = [one for one in kept if isinstance(one, FlowWriter)]
+        send(int(argument), socks, writers, what == "send")
     elif what == "close":
         for sock in socks:
             sock.close()
@@ -73,5 +107,7 @@ def main(flows: int, ends: list[tuple[str, int]]) -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "receive":
+        receive(int(sys.argv[2]))
     ends = zip(sys.argv[2::2], map(int, sys.argv[3::2]), strict=True)
     main(int(sys.argv[1]), list(ends))

@@ -28,8 +28,8 @@ from flowslotd.engine import Engine
 from flowslotd.flows.flow_info import Source
 from flowslotd.flows.flow_table import FlowTable
 from flowslotd.metrics import Metrics
+from flowslotd.observe.binding import holds_socket
 from flowslotd.observe.observer import Ended, Observer
-from flowslotd.observe.ownership import holds_socket
 from flowslotd.observe.passive.service import PassiveSources
 from flowslotd.observe.registration import Record, RegistrationServer
 from flowslotd.passes import Passes

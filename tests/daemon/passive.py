@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that report nothing (unpatched.py), where they send to, and what watches them."""
+"""Processes that report nothing (training.py), where they send to, and what watches them."""
 
-import asyncio
 import os
 import socket
 import subprocess
@@ -13,6 +12,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+from waiting import Background, settle
+
 from flowslot_shm.layout import Message, State
 from flowslotd import sockets
 from flowslotd.flows.flow_info import Source
@@ -20,7 +21,7 @@ from flowslotd.observe.passive.finder import Finder
 from flowslotd.observe.passive.service import PassiveSources
 from flowslotd.observe.passive.shadow import Found
 
-PROGRAM = Path(__file__).with_name("unpatched.py")
+PROGRAM = Path(__file__).with_name("training.py")
 HERE, THERE = (f"127.{os.getpid() % 250 + 1}.{os.getpid() // 250 % 250}.{n}" for n in (1, 2))
 """This host, and another one: both on loopback, and apart from those of other test runs."""
 SCHEDULER_PORT = 9
@@ -57,7 +58,7 @@ class Sink:
 
 
 class Unpatched:
-    """A process of unpatched.py."""
+    """A process of training.py."""
 
     def __init__(self, stack: ExitStack, flows: int, *ends: object, **options: Any) -> None:
         command = [*options.pop("prefix", ()), sys.executable, PROGRAM, flows, *ends]
@@ -99,27 +100,16 @@ class Unpatched:
                 file.close()
 
 
-def settle(check: Callable[[], Any], seconds: float = 20.0) -> Any:
-    """What `check` returns, once it is true."""
-    end = time.monotonic() + seconds
-    while not (result := check()):
-        assert time.monotonic() < end, "it never came about"
-        time.sleep(0.005)
-    return result
-
-
-class Watching:
+class Watching(Background):
     """The component, on an event loop of its own."""
 
-    def __init__(self, congestion_control: str = "") -> None:
+    def __init__(self) -> None:
+        super().__init__()
         self.joined: list[Source] = []
         self.rung: list[tuple[int, int, Message]] = []
         self.left: list[Source] = []
         self.bugs: list[BaseException] = []
         self.registered: dict[int, Any] = {}
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
-        self._thread.start()
         self.passive = PassiveSources(
             self.joined.append,
             lambda source, slot, message: self.rung.append((source.id, slot, message)),
@@ -127,16 +117,10 @@ class Watching:
             self.registered,
             lambda _, error: self.bugs.append(error),
         )
-        self.use(congestion_control)
+        self.use()
 
     def use(self, congestion_control: str = "", *, pslite: bool = True) -> None:
         self.call(self.passive.use, pslite, [HERE], congestion_control)
-
-    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        async def run() -> Any:
-            return function(*arguments)
-
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(20)
 
     def slots(self) -> list[Any]:
         """Of all shadow records, those in use."""
@@ -150,9 +134,7 @@ class Watching:
 
     def close(self) -> None:
         self.call(self.passive.close)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        super().close()
 
 
 def until_found(watching: Watching, *processes: Unpatched, connections: int) -> list[Any]:

@@ -4,20 +4,24 @@
 import json
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
+from passive import PROGRAM, Unpatched, asked, congestion_control, node
+from waiting import settle
 
 from .conftest import HELD, TOPOLOGY
 
 PROGRAMS = Path(sys.executable).parent
-TRAINING = Path(__file__).with_name("training.py")
 PORT = 7777
 FLOWS = 4
+SIZE = 200_000
 SHARE = 0.2e9 / 8 * 1448 / 1514 / FLOWS  # of s1->h2, payload bytes/s
 
 pytestmark = pytest.mark.root
@@ -61,32 +65,49 @@ def hosts():
         yield Hosts(stack)
 
 
-class Training:
-    """A sender on h1 and a receiver on h2."""
+class Job(Unpatched):
+    """On h1, sending to h2. It reports itself where `runtime_dir` is given."""
 
-    def __init__(self, hosts, runtime_dir):
-        python = (sys.executable, TRAINING)
-        receiver = hosts.start(2, *python, "receive", PORT, stdout=subprocess.PIPE)
+    def __init__(self, hosts, runtime_dir=None, flows=FLOWS):
+        receiver = hosts.start(2, sys.executable, PROGRAM, "receive", PORT, stdout=subprocess.PIPE)
         assert receiver.stdout.readline() == "ready\n"
-        register = runtime_dir / "register.sock"
-        self.sender = hosts.start(
-            1, *python, "send", "10.78.0.2", PORT, register, FLOWS, 200_000,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
+        enter = ("nsenter", f"--net=/run/netns/{hosts.names[0]}")
+        super().__init__(hosts.stack, flows, "10.78.0.2", PORT, prefix=enter, env=node(FROM=""))
+        if runtime_dir:
+            self.do(f"register {runtime_dir}/register.sock")
 
-    def until(self, condition, what):
-        """The first report of an iteration for which `condition` holds."""
-        for _ in range(400):
-            line = self.sender.stdout.readline()
-            assert line, "the job has ended"
-            report = json.loads(line)
-            if condition(report):
-                return report
-        raise AssertionError(f"never seen: {what}; last: {report}")
+    def until(self, check, seconds=40.0):
+        """Train until that is so, and say what it says."""
 
-    def end(self):
-        self.sender.stdin.close()
-        assert self.sender.wait(20) == 0
+        def train_and_check():
+            time.sleep(0.08)
+            self.do(f"begin {SIZE}")
+            return check()  # while it sends
+
+        return settle(train_and_check, seconds)
+
+    def sockets(self, ask):
+        """What its connections say."""
+        found = set()
+        for fd in os.listdir(f"/proc/{self.pid}/fd"):
+            with suppress(OSError):  # no connection
+                found |= asked(self.pid, [(int(fd), None)], ask)
+        return found
+
+    def is_under(self, name):
+        return self.sockets(congestion_control) == {name}
+
+    def is_paced(self, share=SHARE):
+        """Each connection, at so many bytes/s."""
+        return all(rate <= 1.1 * share for rate in self.sockets(pacing_rate))
+
+    def is_unpaced(self):
+        return all(rate > 2 * SHARE for rate in self.sockets(pacing_rate))
+
+
+def pacing_rate(sock):
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+    return struct.unpack_from("=Q", info, 104)[0]  # tcpi_pacing_rate
 
 
 class Daemon:
@@ -133,46 +154,26 @@ class Daemon:
         return status, self.process.stderr.read()
 
 
-def paced(report):
-    return all(rate <= 1.1 * SHARE for _, rate in report["sockets"])
-
-
-def unpaced(report):
-    return all(rate > 2 * SHARE for _, rate in report["sockets"])
-
-
-def ours(name):
-    return lambda report: {cc for cc, _ in report["sockets"]} == {name}
-
-
-def settle(check, seconds=10.0):
-    """Wait for something that follows from a signal or an event elsewhere."""
-    end = time.monotonic() + seconds
-    while not check():
-        assert time.monotonic() < end, "it never came about"
-        time.sleep(0.02)
-
-
 def test_enforcing_paces_flows_and_sigterm_restores_them(hosts, tmp_path):
     daemon = Daemon(hosts, tmp_path, mode="enforce", policy="static").start()
     status = daemon.ask("status")
     assert (status["mode"], status["backend"]) == ("enforce", "bpf")
-    training = Training(hosts, daemon.runtime_dir)
-    training.until(ours(status["congestion_control"]), "our congestion control")
-    training.until(paced, "pacing")
+    training = Job(hosts, daemon.runtime_dir)
+    training.until(lambda: training.is_under(status["congestion_control"]))
+    training.until(training.is_paced)
 
     flows = daemon.ask("flows")["flows"]
     assert len(flows) == FLOWS
-    assert {f["job"] for f in flows} == {"train"}
+    assert {f["job"] for f in flows} == {"patched"}
     assert {tuple(f["path"]) for f in flows} == {("h1->s1", "s1->h2")}
     assert {f["mode"] for f in flows} == {"capped"}  # nobody holds the links
     assert {f["owned"] for f in flows} == {True}
-    assert {f["pid"] for f in flows} == {training.sender.pid}
+    assert {f["pid"] for f in flows} == {training.pid}
     assert [f["rate"] for f in flows] == pytest.approx([SHARE] * FLOWS)
-    training.until(lambda report: report["iteration"] > 8, "iterations")
+    training.train(SIZE, 8)
     settle(lambda: daemon.ask("jobs")["jobs"][0]["period_s"] is not None)
     (job,) = daemon.ask("jobs")["jobs"]
-    assert job["iteration_bytes"] == FLOWS * 200_000
+    assert job["iteration_bytes"] == FLOWS * SIZE
     assert job["period_s"] > 0.05
     status = daemon.ask("status")
     assert status["rate_writes"] >= FLOWS
@@ -182,9 +183,8 @@ def test_enforcing_paces_flows_and_sigterm_restores_them(hosts, tmp_path):
 
     assert daemon.stop() == (0, "")
     assert list(daemon.runtime_dir.iterdir()) == []
-    training.until(unpaced, "flows that are let go")
+    training.until(training.is_unpaced)
     assert daemon.cli("status").returncode == 3
-    training.end()
 
 
 def test_observing_leaves_sockets_alone_and_a_reload_switches_to_enforcing_and_back(
@@ -194,12 +194,13 @@ def test_observing_leaves_sockets_alone_and_a_reload_switches_to_enforcing_and_b
     status = daemon.ask("status")
     assert (status["mode"], status["backend"]) == ("observe", "none")
     assert status["congestion_control"] == ""
-    training = Training(hosts, daemon.runtime_dir)
-    report = training.until(lambda r: r["registered"] and r["iteration"] > 5, "registration")
+    training = Job(hosts, daemon.runtime_dir)
+    training.until(lambda: daemon.ask("status")["records"]["registered"])
+    training.train(SIZE, 6)
     default = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
-    assert ours(default)(report)
+    assert training.is_under(default)
     # Nobody waits for news of it, so it is looked at now and then only.
-    settle(lambda: [j["iteration_bytes"] for j in daemon.ask("jobs")["jobs"]] == [FLOWS * 200_000])
+    settle(lambda: [j["iteration_bytes"] for j in daemon.ask("jobs")["jobs"]] == [FLOWS * SIZE])
     (job,) = daemon.ask("jobs")["jobs"]
     assert job["flows"] == FLOWS
     assert {f["note"] for f in daemon.ask("flows")["flows"]} == {"not paced: mode is observe"}
@@ -208,10 +209,10 @@ def test_observing_leaves_sockets_alone_and_a_reload_switches_to_enforcing_and_b
     daemon.configure(mode="enforce")
     assert daemon.cli("reload").returncode == 0
     name = daemon.ask("status")["congestion_control"]
-    training.until(lambda r: ours(name)(r) and paced(r), "pacing")
+    training.until(lambda: training.is_under(name) and training.is_paced())
     daemon.configure(mode="observe")
     assert daemon.cli("reload").returncode == 0
-    training.until(unpaced, "flows that are let go")
+    training.until(training.is_unpaced)
     status = daemon.ask("status")
     assert (status["backend"], status["errors"]) == ("none", {})
     training.end()
@@ -220,8 +221,8 @@ def test_observing_leaves_sockets_alone_and_a_reload_switches_to_enforcing_and_b
 
 def test_a_bad_reload_keeps_the_last_good_configuration(hosts, tmp_path):
     daemon = Daemon(hosts, tmp_path, mode="enforce", policy="static").start()
-    training = Training(hosts, daemon.runtime_dir)
-    training.until(paced, "pacing")
+    training = Job(hosts, daemon.runtime_dir)
+    training.until(training.is_paced)
     topology = tmp_path / "topology.toml"
     topology.write_text(TOPOLOGY.replace("capacity_gbps = 0.2", "capacity_gbps = -1"))
     problem = "field `links[3].capacity_gbps`: must be greater than or equal to 0.001, got -1"
@@ -233,19 +234,18 @@ def test_a_bad_reload_keeps_the_last_good_configuration(hosts, tmp_path):
     status = daemon.ask("status")
     assert status["config"]["error"] == error
     assert status["flows"]["paced"] == FLOWS
-    training.until(paced, "pacing, still")
+    training.until(training.is_paced)
 
     topology.write_text(TOPOLOGY.replace("capacity_gbps = 0.2", "capacity_gbps = 0.1"))
     assert daemon.cli("reload").returncode == 0
     assert daemon.ask("status")["config"]["error"] == ""
-    half = 1.1 * SHARE / 2
-    training.until(lambda r: all(rate <= half for _, rate in r["sockets"]), "the new rate")
+    training.until(lambda: training.is_paced(SHARE / 2))
 
 
 def test_without_a_switch_process_the_daemon_shares_out_its_own_nics(hosts, tmp_path):
     daemon = Daemon(hosts, tmp_path, topology=HELD, mode="enforce", use_switch=False).start()
-    training = Training(hosts, daemon.runtime_dir)
-    training.until(lambda r: r["iteration"] > 8, "iterations")
+    training = Job(hosts, daemon.runtime_dir)
+    training.train(SIZE, 8)
     status = daemon.ask("status")
     assert status["domain"]["state"] == "local"
     assert status["grpc_connections"] == 0
@@ -259,7 +259,6 @@ def test_without_a_switch_process_the_daemon_shares_out_its_own_nics(hosts, tmp_
     assert 0 < load["h1->s1"][0] <= 0.4e9 / 8 * 1448 / 1514
     plan = daemon.ask("schedule")["flows"]
     assert {len(flow["rates"]) for flow in plan} == {10}
-    training.end()
     assert daemon.stop() == (0, "")
 
 
@@ -269,9 +268,9 @@ def test_flows_are_granted_by_the_switch(hosts, tmp_path):
         1, PROGRAMS / "flowslot-switch", "--name", "s1", "--topology", tmp_path / "topology.toml"
     )
     settle(lambda: daemon.ask("status")["domain"]["state"] == "switch")
-    training = Training(hosts, daemon.runtime_dir)
-    settle(lambda: daemon.ask("status")["reservations"]["granted"] > 0)
-    training.until(lambda r: r["iteration"] > 8, "iterations")
+    training = Job(hosts, daemon.runtime_dir)
+    training.until(lambda: daemon.ask("status")["reservations"]["granted"] > 0)
+    training.train(SIZE, 8)
     status = daemon.ask("status")
     assert status["domain"]["switch_pid"] == switch.pid
     assert status["grpc_connections"] == 1
@@ -283,5 +282,4 @@ def test_flows_are_granted_by_the_switch(hosts, tmp_path):
     load = {link["name"]: link["load"] for link in daemon.ask("links")["links"]}
     assert 0 < load["s1->h2"][0] <= 0.97 * bottleneck
     assert status["errors"] == {}
-    training.end()
     assert daemon.stop()[0] == 0

@@ -19,10 +19,10 @@ from passive import (
     found,
     make_finder,
     node,
-    settle,
     stays,
     until_found,
 )
+from waiting import settle
 
 from flowslot_shm.layout import Message, Role, Transport, address
 from flowslot_shm.writer import Record as OwnRecord

@@ -1,19 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The real daemon and a job that reports nothing, in two network namespaces."""
 
-import os
 import signal
-import subprocess
-import sys
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 
 import pytest
-from passive import Unpatched, asked, congestion_control, node, settle
+from passive import congestion_control
+from waiting import settle
 
-from .test_daemon import PORT, TRAINING, Daemon, Hosts
+from .test_daemon import SIZE, Daemon, Hosts, Job
 
-SIZE = 400_000
 FLOWS = 2
 JOB = "pslite-10.0.0.9-9"
 ON = {"unpatched.pslite": True}
@@ -27,30 +24,6 @@ def hosts():
         yield Hosts(stack)
 
 
-class Job(Unpatched):
-    """On h1, sending to h2."""
-
-    def __init__(self, hosts):
-        receiver = hosts.start(2, sys.executable, TRAINING, "receive", PORT, stdout=subprocess.PIPE)
-        assert receiver.stdout.readline() == "ready\n"
-        enter = ("nsenter", f"--net=/run/netns/{hosts.names[0]}")
-        super().__init__(hosts.stack, FLOWS, "10.78.0.2", PORT, prefix=enter, env=node(FROM=""))
-
-    def until(self, check):
-        def train_and_check():
-            self.train(SIZE, 1, 0.08)
-            return check()
-
-        return settle(train_and_check, 40)
-
-    def congestion_controls(self):
-        found = set()
-        for fd in os.listdir(f"/proc/{self.pid}/fd"):
-            with suppress(OSError):  # no socket
-                found |= asked(self.pid, [(int(fd), None)], congestion_control)
-        return found
-
-
 def seen(daemon, n=FLOWS):
     """Flows that were found, if all are there."""
     flows = [flow for flow in daemon.ask("flows")["flows"] if flow["job"] == JOB]
@@ -60,9 +33,9 @@ def seen(daemon, n=FLOWS):
 def test_flows_are_enlisted_learnt_and_paced_and_enlisted_again_after_a_restart(hosts, tmp_path):
     daemon = Daemon(hosts, tmp_path, mode="enforce", policy="static", **ON).start()
     name = daemon.ask("status")["congestion_control"]
-    job = Job(hosts)
+    job = Job(hosts, flows=FLOWS)
     job.until(lambda: seen(daemon))
-    assert job.congestion_controls() == {name}
+    assert job.sockets(congestion_control) == {name}
     flows = job.until(
         lambda: {f["iteration_bytes"] for f in seen(daemon)} == {SIZE} and seen(daemon)
     )
@@ -77,12 +50,12 @@ def test_flows_are_enlisted_learnt_and_paced_and_enlisted_again_after_a_restart(
     assert status["flows"]["paced"] == FLOWS
     assert status["errors"] == {}
 
-    first = job.congestion_controls()
+    first = job.sockets(congestion_control)
     assert daemon.stop(signal.SIGKILL)[0] == -signal.SIGKILL
     job.train(SIZE, 3)  # ordinary TCP
     daemon.start()
     job.until(lambda: seen(daemon))
-    assert job.congestion_controls() == {daemon.ask("status")["congestion_control"]} != first
+    assert job.sockets(congestion_control) == {daemon.ask("status")["congestion_control"]} != first
     job.process.kill()
     settle(lambda: daemon.ask("flows")["flows"] == [])
     assert daemon.stop() == (0, "")
@@ -92,7 +65,7 @@ def test_flows_are_enlisted_learnt_and_paced_and_enlisted_again_after_a_restart(
 def test_other_ways_of_pacing_reach_its_sockets_too(hosts, tmp_path, backend):
     pacing = {"pacing.backend": backend}
     daemon = Daemon(hosts, tmp_path, mode="enforce", policy="static", **ON, **pacing).start()
-    job = Job(hosts)
+    job = Job(hosts, flows=FLOWS)
     job.until(lambda: seen(daemon))
     job.until(lambda: all(f["acked_total_bytes"] for f in seen(daemon)))
     assert {f["note"] for f in seen(daemon)} == {""}
@@ -101,15 +74,15 @@ def test_other_ways_of_pacing_reach_its_sockets_too(hosts, tmp_path, backend):
 
 def test_a_reload_switches_it_on_and_off_and_observing_leaves_sockets_alone(hosts, tmp_path):
     daemon = Daemon(hosts, tmp_path).start()
-    job = Job(hosts)
-    before = job.congestion_controls()
+    job = Job(hosts, flows=FLOWS)
+    before = job.sockets(congestion_control)
     job.train(SIZE, 20)  # seconds
     assert daemon.ask("flows")["flows"] == []
     assert daemon.ask("status")["unpatched"]["watching"] is False
     daemon.configure(**ON)
     assert daemon.cli("reload").returncode == 0
     job.until(lambda: {f["iteration_bytes"] for f in seen(daemon) or ()} == {SIZE})
-    assert job.congestion_controls() == before
+    assert job.sockets(congestion_control) == before
     daemon.configure(**{"unpatched.pslite": False})
     assert daemon.cli("reload").returncode == 0
     settle(lambda: daemon.ask("flows")["flows"] == [])
@@ -118,7 +91,7 @@ def test_a_reload_switches_it_on_and_off_and_observing_leaves_sockets_alone(host
 
 def test_who_registers_takes_over_from_the_shadow_record(hosts, tmp_path):
     daemon = Daemon(hosts, tmp_path, mode="enforce", policy="static", **ON).start()
-    job = Job(hosts)
+    job = Job(hosts, flows=FLOWS)
     job.until(lambda: seen(daemon))
     job.do(f"register {daemon.runtime_dir}/register.sock")
 
@@ -141,9 +114,9 @@ def test_of_another_host_on_this_kernel_nothing_is_touched(hosts, tmp_path):
     daemon = Daemon(hosts, tmp_path, mode="enforce", policy="static", **ON)
     daemon.configure(host="h3")
     daemon.start()
-    job = Job(hosts)
-    before = job.congestion_controls()
+    job = Job(hosts, flows=FLOWS)
+    before = job.sockets(congestion_control)
     job.train(SIZE, 30)
     assert daemon.ask("flows")["flows"] == []
-    assert job.congestion_controls() == before
+    assert job.sockets(congestion_control) == before
     assert daemon.stop()[0] == 0

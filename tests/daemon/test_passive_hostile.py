@@ -23,9 +23,9 @@ from passive import (
     found,
     make_finder,
     node,
-    settle,
     until_found,
 )
+from waiting import settle
 
 from flowslotd.observe.passive import finder, service, watcher
 

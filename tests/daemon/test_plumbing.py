@@ -13,7 +13,7 @@ import pytest
 
 from flowslot_proto.systemd import Notifier
 from flowslotd.metrics import Durations
-from flowslotd.observe.ownership import holds_socket
+from flowslotd.observe.binding import holds_socket
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -16,14 +16,13 @@ from registering import (
     answer,
     connect,
     is_well,
-    on_a_loop,
     open_fds,
     own_record,
     register,
     send,
     serving,
-    until,
 )
+from waiting import until
 
 from flowslot_shm.client import JobClient
 from flowslot_shm.layout import Message, Role
@@ -65,7 +64,6 @@ def test_life_of_a_job(runner: Callable[[Awaitable[None]], None], path: Path) ->
     runner(life())
 
 
-@on_a_loop
 async def test_limits(path: Path) -> None:
     limits = Limits(connections_per_uid=2, slots=8, seconds_to_register=0.05)
     async with serving(path, limits) as (server, _):
@@ -83,7 +81,6 @@ async def test_limits(path: Path) -> None:
             job.close()
 
 
-@on_a_loop
 async def test_out_of_descriptors(path: Path) -> None:
     """Neither an endless loop nor an end: jobs wait, and are served when there is room."""
     async with serving(path) as (server, _):
@@ -102,7 +99,6 @@ async def test_out_of_descriptors(path: Path) -> None:
             assert (await answer(job))["status"] == 0
 
 
-@on_a_loop
 async def test_a_process_that_dies_is_gone_even_if_its_child_lives(path: Path) -> None:
     async with serving(path) as (server, seen):
         read, write = os.pipe()
@@ -130,7 +126,6 @@ async def test_a_process_that_dies_is_gone_even_if_its_child_lives(path: Path) -
             os.waitpid(parent, 0)
 
 
-@on_a_loop
 async def test_a_stale_socket_is_replaced_and_a_live_one_is_not(path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as dead:
         dead.bind(str(path))
@@ -149,7 +144,6 @@ async def test_a_stale_socket_is_replaced_and_a_live_one_is_not(path: Path) -> N
     assert path.read_text() == "precious"
 
 
-@on_a_loop
 async def test_a_socket_that_is_no_longer_ours_is_left_alone(path: Path) -> None:
     async with serving(path):
         path.unlink()
@@ -157,7 +151,6 @@ async def test_a_socket_that_is_no_longer_ours_is_left_alone(path: Path) -> None
     assert path.read_text() == "another's"
 
 
-@on_a_loop
 async def test_an_impossible_path_names_it() -> None:
     with pytest.raises(OSError, match=r"/nonexistent/register\.sock"):
         async with serving(Path("/nonexistent/register.sock")):

@@ -12,14 +12,13 @@ from registering import (
     answer,
     connect,
     is_well,
-    on_a_loop,
     open_fds,
     own_record,
     register,
     send,
     serving,
-    until,
 )
+from waiting import until
 
 from flowslot_shm.layout import MAGIC, PACKED_DOORBELL, VERSION, Message
 from flowslotd.observe import registration
@@ -49,7 +48,6 @@ BAD = [
 
 
 @pytest.mark.parametrize(("message", "along", "reason"), BAD)
-@on_a_loop
 async def test_a_bad_registration_gets_one_clear_answer(
     message: bytes, along: tuple[str, ...], reason: str | None, path: Path
 ) -> None:
@@ -84,23 +82,24 @@ async def test_a_bad_registration_gets_one_clear_answer(
         max_size=4,
     )
 )
-@on_a_loop
-async def test_random_messages_hurt_nobody(path: Path, messages: list[tuple[bytes, int]]) -> None:
-    async with serving(path):
-        before = open_fds()
-        with own_record() as fd, connect(path) as sock:
-            for message, fds in messages:
-                try:
-                    send(sock, message, *[fd] * fds)
-                except (BrokenPipeError, ConnectionResetError):
-                    break
-                await asyncio.sleep(0)
-            await is_well(path)
-        await asyncio.sleep(0.002)
-        await until(lambda: open_fds() == before)
+def test_random_messages_hurt_nobody(path: Path, messages: list[tuple[bytes, int]]) -> None:
+    async def send_all() -> None:
+        async with serving(path):
+            before = open_fds()
+            with own_record() as fd, connect(path) as sock:
+                for message, fds in messages:
+                    try:
+                        send(sock, message, *[fd] * fds)
+                    except (BrokenPipeError, ConnectionResetError):
+                        break
+                    await asyncio.sleep(0)
+                await is_well(path)
+            await asyncio.sleep(0.002)
+            await until(lambda: open_fds() == before)
+
+    asyncio.run(send_all())
 
 
-@on_a_loop
 async def test_bad_doorbells_are_counted_and_dropped(path: Path) -> None:
     async with serving(path) as (_, seen):
         with own_record() as fd, connect(path) as sock:
@@ -119,7 +118,6 @@ async def test_bad_doorbells_are_counted_and_dropped(path: Path) -> None:
             assert seen.bells == [(record.id, 3, Message.END)]
 
 
-@on_a_loop
 async def test_a_flood_of_doorbells_leaves_the_others_their_turn(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

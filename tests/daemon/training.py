@@ -1,35 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small training job for tests: sends iterations over real TCP and reports them.
+"""A process that sends over real TCP. Its environment makes it a node of ps-lite.
 
     python training.py receive PORT
-    python training.py send ADDRESS PORT REGISTER_SOCKET FLOWS BYTES
+    python training.py FLOWS ADDRESS PORT [ADDRESS PORT...]
 
-The sender prints a JSON line per iteration: iteration, registered, and of each socket its
-congestion control and pacing rate (bytes/s). It ends when its standard input does.
+The first one accepts connections and reads them to their ends. The second one makes so many to each
+address, from $FROM if that is set, and says nothing to anybody until it registers. It does what its
+standard input says, line by line, and then prints `done` and the time (monotonic ns, before it did
+it):
+
+    send BYTES        on each connection, and waits until all is acknowledged: an iteration
+    begin BYTES       the same, but does not wait
+    close             closes all connections
+    open N            opens so many more sockets, which are not connected
+    fork              has a child with the same sockets, which lives as long as it does
+    register SOCKET   reports itself to a daemon from now on
 """
 
-import json
-import select
+import fcntl
+import itertools
+import os
+import resource
 import socket
 import struct
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from flowslot_shm.client import JobClient
 from flowslot_shm.layout import Role
+from flowslot_shm.writer import FlowWriter
 
-PACING_RATE_AT = 104  # tcpi_pacing_rate in struct tcp_info
-COMPUTE_S = 0.05
+_SIOCOUTQ = 0x5411
+_iterations = itertools.count(1)
 
 
 def receive(port: int) -> None:
-    """Accept connections and read them to their ends."""
+    """Until it is killed."""
     listener = socket.create_server(("", port))
     print("ready", flush=True)
     while True:
-        peer, _ = listener.accept()
-        threading.Thread(target=_drain, args=(peer,), daemon=True).start()
+        threading.Thread(target=_drain, args=listener.accept()[:1], daemon=True).start()
 
 
 def _drain(peer: socket.socket) -> None:
@@ -38,40 +50,64 @@ def _drain(peer: socket.socket) -> None:
             pass
 
 
-def describe(sock: socket.socket) -> tuple[str, int]:
-    """Congestion control and pacing rate."""
-    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-    name = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
-    return name.split(b"\0")[0].decode(), struct.unpack_from("=Q", info, PACING_RATE_AT)[0]
+def queued(sock: socket.socket) -> int:
+    """Bytes that are not acknowledged."""
+    return int(struct.unpack("=i", fcntl.ioctl(sock, _SIOCOUTQ, b"\0" * 4))[0])
 
 
-def send(address: str, port: int, path: str, flows: int, size: int) -> None:
-    """Iterate until standard input ends."""
-    socks = [socket.create_connection((address, port)) for _ in range(flows)]
-    job = JobClient(path, "train", rank=0)
-    writers = [job.flow(sock, 1, i, Role.PUSH) for i, sock in enumerate(socks)]
-    data = bytes(size)
-    iteration = 0
-    while not select.select([sys.stdin], [], [], COMPUTE_S)[0]:
-        iteration += 1
-        for writer in writers:
-            writer.begin(iteration, size)
-            writer.ready(size)
-        threads = [threading.Thread(target=sock.sendall, args=(data,)) for sock in socks]
-        for thread in threads:
-            thread.start()
-        for thread, writer in zip(threads, writers, strict=True):
-            thread.join()
-            writer.done(size)
-        told = {"iteration": iteration, "registered": job.registered, "at": time.monotonic()}
-        print(json.dumps({**told, "sockets": [describe(sock) for sock in socks]}), flush=True)
+def send(size: int, socks: list[socket.socket], writers: list[FlowWriter], wait: bool) -> None:
+    """On all connections at once; `writers` report it."""
+    iteration = next(_iterations)
     for writer in writers:
-        writer.close()
-    job.close()
+        writer.begin(iteration, size)
+        writer.ready(size)
+    data = bytes(size)
+    with ThreadPoolExecutor(len(socks)) as pool:
+        list(pool.map(lambda sock: sock.sendall(data), socks))
+    while wait and any(map(queued, socks)):
+        time.sleep(0.0005)
+    for writer in writers:
+        writer.done(size)
+
+
+def do(what: str, argument: str, socks: list[socket.socket], kept: list[object]) -> None:
+    """One line. `kept`: what is to live on."""
+    if what in {"send", "begin"}:
+        writers = [one for one in kept if isinstance(one, FlowWriter)]
+        send(int(argument), socks, writers, what == "send")
+    elif what == "close":
+        for sock in socks:
+            sock.close()
+    elif what == "open":
+        kept.append([socket.socket() for _ in range(int(argument))])
+    elif what == "fork":
+        alive, ours = os.pipe()
+        if os.fork() == 0:
+            os.close(ours)
+            os.read(alive, 1)
+            os._exit(0)
+    elif what == "register":
+        client = JobClient(argument, "patched", rank=3)
+        kept += [client, *(client.flow(sock, 1, i, Role.PUSH) for i, sock in enumerate(socks))]
+
+
+def main(flows: int, ends: list[tuple[str, int]]) -> None:
+    """Until standard input ends."""
+    here = (os.environ["FROM"], 0) if os.environ.get("FROM") else None
+    socks = [socket.create_connection(end, None, here) for end in ends for _ in range(flows)]
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    print("ready", os.getpid(), flush=True)
+    kept: list[object] = []
+    for line in sys.stdin:
+        what, _, argument = line.strip().partition(" ")
+        at = time.monotonic_ns()
+        do(what, argument, socks, kept)
+        print("done", at, flush=True)
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "receive":
         receive(int(sys.argv[2]))
-    else:
-        send(sys.argv[2], int(sys.argv[3]), sys.argv[4], int(sys.argv[5]), int(sys.argv[6]))
+    ends = zip(sys.argv[2::2], map(int, sys.argv[3::2]), strict=True)
+    main(int(sys.argv[1]), list(ends))

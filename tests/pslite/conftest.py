@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real ps-lite jobs on loopback, and the daemon's real registration server."""
+"""Real ps-lite jobs on loopback."""
 
-import asyncio
 import os
 import re
 import signal
@@ -9,16 +8,14 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pytest
+from registering import starting  # noqa: F401
 
 from flowslot_shm.layout import State
-from flowslotd.observe.registration import Record, RegistrationServer
 
 ROOT = Path(__file__).parents[2]
 BUILT = ROOT / "build" / "pslite"
@@ -128,59 +125,3 @@ def used(records: Iterable[Any]) -> list[Any]:
     """Their slots that are not free."""
     snapshots = [record.reader.snapshot() for record in records]
     return [slot for snap in snapshots for slot in snap if slot["state"] != State.FREE]
-
-
-def until(check: Callable[[], Any], seconds: float) -> None:
-    """Wait for it, and so long at most; what it has led to is for the test to say."""
-    end = time.monotonic() + seconds
-    while not check() and time.monotonic() < end:
-        time.sleep(0.01)
-
-
-class Daemon:
-    """The registration server on a thread of its own; names a congestion control."""
-
-    def __init__(self, path: str, congestion_control: str) -> None:
-        self.left: list[Record] = []
-        self.environment = {"FLOWSLOT_SOCKET": path}
-        """Of jobs that are to find it."""
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
-        self._thread.start()
-        self.server = RegistrationServer(
-            path, congestion_control, lambda _: None, lambda *_: None, self.left.append
-        )
-        self._call(self.server.start)
-
-    def _call(self, function: Callable[[], object]) -> None:
-        async def run() -> None:
-            result = function()
-            if asyncio.iscoroutine(result):
-                await result
-
-        asyncio.run_coroutine_threadsafe(run(), self._loop).result(20)
-
-    def records(self) -> list[Record]:
-        return list(self.server.records.values())
-
-    def slots(self) -> list[Any]:
-        return used(self.records())
-
-    def close(self) -> None:
-        self._call(self.server.close)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-
-@pytest.fixture
-def start_daemon(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
-    made: list[Daemon] = []
-
-    def start(congestion_control: str = "") -> Daemon:
-        made.append(Daemon(str(tmp_path / "register.sock"), congestion_control))
-        return made[-1]
-
-    yield start
-    for daemon in made:
-        daemon.close()

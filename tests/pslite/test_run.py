@@ -12,15 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from registering import Registrar
+from waiting import settle
 
 from flowslot_shm.layout import Role, Transport
 
-from .conftest import ROOT, Daemon, PsJob, training, until
+from .conftest import ROOT, PsJob, training, used
 
 VALUE, KEYS, REPEAT = 100_000, 10, 20
 """Bytes of a key's value, keys per server, iterations after the first one, which only pushes."""
 SERVERS, WORKERS = (8, 10), (9, 11)
 MODES = {"push and pull": 1, "push": 2}
+
+
+def all_slots(daemon: Registrar) -> list[Any]:
+    return used(daemon.server.records.values())
 
 
 def benchmark(mode: str, repeat: int = REPEAT, **more: Any) -> PsJob:
@@ -60,14 +66,14 @@ def test_totals_of_thousands_of_keys() -> None:
 
 @pytest.mark.parametrize("congestion_control", ["", "reno", "nonexistent"])
 def test_totals_are_the_applications_with_a_daemon(
-    start_daemon: Callable[..., Daemon], congestion_control: str
+    start_daemon: Callable[..., Registrar], congestion_control: str
 ) -> None:
     daemon = start_daemon(congestion_control)
     environment = daemon.environment | {"FLOWSLOT_JOB": "bert"}
     with benchmark("push and pull", environment=environment) as job:
         assert job.wait() == [0] * 5, job.said
         assert job.totals() == expected("push and pull")
-    until(lambda: len(daemon.left) >= 4, 10)
+    settle(lambda: len(daemon.left) >= 4, 10)
     jobs = [(record.job, record.rank) for record in daemon.left]
     assert sorted(jobs) == [("bert", node) for node in sorted((*SERVERS, *WORKERS))]
 
@@ -87,7 +93,7 @@ def sockets(pids: list[int]) -> dict[tuple[int, int], str]:
 
 @pytest.mark.root
 def test_data_connections_are_enlisted_and_no_others(
-    start_daemon: Callable[..., Daemon],
+    start_daemon: Callable[..., Registrar],
 ) -> None:
     daemon = start_daemon("reno")  # not what connections have by default
     with benchmark("push and pull", repeat=10**6, environment=daemon.environment) as job:
@@ -96,10 +102,10 @@ def test_data_connections_are_enlisted_and_no_others(
             return {ports for ports, name in sockets(job.pids).items() if name == "reno"}
 
         def reported() -> set[tuple[int, int]]:
-            return {(int(slot["sport"]), int(slot["dport"])) for slot in daemon.slots()}
+            return {(int(slot["sport"]), int(slot["dport"])) for slot in all_slots(daemon)}
 
-        until(lambda: len(daemon.slots()) == 8 and enlisted() == reported(), 60)
-        slots, found = daemon.slots(), sockets(job.pids)
+        settle(lambda: len(all_slots(daemon)) == 8 and enlisted() == reported(), 60)
+        slots, found = all_slots(daemon), sockets(job.pids)
         assert sorted((int(slot["rank"]), int(slot["peer"])) for slot in slots) == sorted(
             expected("push")
         )
@@ -114,22 +120,22 @@ def test_data_connections_are_enlisted_and_no_others(
         assert scheduled and not scheduled & mine
 
 
-def test_a_record_follows_iterations(start_daemon: Callable[..., Daemon]) -> None:
+def test_a_record_follows_iterations(start_daemon: Callable[..., Registrar]) -> None:
     daemon = start_daemon()
     seen: dict[tuple[int, int], list[tuple[int, ...]]] = {}
 
     def look() -> bool:
         """On a busy machine looks are rare, and each may be at a beginning."""
-        for slot in daemon.slots():
+        for slot in all_slots(daemon):
             counts = ("iteration", "ready", "posted", "done", "iteration_total")
             row = tuple(int(slot[name]) for name in counts)
             seen.setdefault((int(slot["rank"]), int(slot["peer"])), []).append(row)
         # Nothing had to be put right.
-        assert not any(record.reader.faults.any() for record in daemon.records())
+        assert not any(record.reader.faults.any() for record in daemon.server.records.values())
         return bool(seen) and all(rows[-1][0] >= 20 and _moved(rows) for rows in seen.values())
 
     with benchmark("push and pull", repeat=10**6, environment=daemon.environment):
-        until(look, 30)
+        settle(look, 30)
     assert set(seen) == set(expected("push"))
     each = VALUE * KEYS
     for rows in seen.values():
@@ -144,14 +150,14 @@ def test_a_record_follows_iterations(start_daemon: Callable[..., Daemon]) -> Non
 
 @pytest.mark.parametrize("variant", ["flowslot", "flowslot-calm"])
 def test_servers_forget_a_worker_that_died_while_nothing_was_under_way(
-    start_daemon: Callable[..., Daemon], variant: str
+    start_daemon: Callable[..., Registrar], variant: str
 ) -> None:
     """Otherwise ps-lite's servers abort."""
     daemon = start_daemon()
 
     def connections() -> set[tuple[int, int]]:
         """Of servers, to workers."""
-        pairs = {(int(slot["rank"]), int(slot["peer"])) for slot in daemon.slots()}
+        pairs = {(int(slot["rank"]), int(slot["peer"])) for slot in all_slots(daemon)}
         return {(rank, peer) for rank, peer in pairs if rank in SERVERS}
 
     with training(variant, compute_s=4, environment=daemon.environment) as job:
@@ -159,7 +165,7 @@ def test_servers_forget_a_worker_that_died_while_nothing_was_under_way(
         assert connections() == {(server, worker) for server in SERVERS for worker in WORKERS}
         time.sleep(1)
         os.kill(job.pids[-1], signal.SIGKILL)
-        until(lambda: daemon.left and len(connections()) <= 2, 5)
+        settle(lambda: daemon.left and len(connections()) <= 2, 5)
         (left,) = (worker for worker in WORKERS if worker != daemon.left[0].rank)
         assert connections() == {(server, left) for server in SERVERS}
         assert not job.ended()
@@ -172,7 +178,7 @@ def _moved(rows: list[tuple[int, ...]]) -> bool:
 
 @pytest.mark.parametrize("daemon_is_there", [False, True])
 def test_its_endless_program_goes_on(
-    start_daemon: Callable[..., Daemon], daemon_is_there: bool
+    start_daemon: Callable[..., Registrar], daemon_is_there: bool
 ) -> None:
     """It says so after every ten rounds, and leaves its shared memory behind when it is killed."""
     before = set(Path("/dev/shm").glob("BytePS_ShM_*"))
@@ -198,7 +204,7 @@ def with_asan() -> str:
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("congestion_control", [None, "", "reno"])
 def test_address_sanitizer_finds_nothing_of_ours(
-    with_asan: str, start_daemon: Callable[..., Daemon], congestion_control: str | None
+    with_asan: str, start_daemon: Callable[..., Registrar], congestion_control: str | None
 ) -> None:
     """ps-lite itself leaks at its end; and its benchmark's mode 1 keeps addresses of variables that
     have gone, so modes 0 and 2 are run here."""

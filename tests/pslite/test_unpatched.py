@@ -3,11 +3,11 @@
 
 import asyncio
 import os
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from waiting import until
 
 from flowslot_shm.layout import Role, address
 from flowslotd.observe.passive.service import PassiveSources
@@ -56,13 +56,6 @@ def watch(
     assert bugs == []
 
 
-async def until(check: Callable[[], Any], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not check():
-        assert time.monotonic() < end, "it never came about"
-        await asyncio.sleep(0.02)
-
-
 @pytest.mark.parametrize("variant", ["upstream", "calm"])
 def test_all_data_connections_are_found_and_enlisted_and_the_schedulers_are_not(
     variant: str,
@@ -71,7 +64,7 @@ def test_all_data_connections_are_found_and_enlisted_and_the_schedulers_are_not(
         def all_there() -> bool:
             return (len(slots(workers)), len(slots(servers))) == (4, 4)
 
-        await until(all_there)
+        await until(all_there, 60)
         pushes, pulls = slots(workers), slots(servers)
         assert {(bytes(s["job"]), int(s["role"])) for s in pushes} == {(name, Role.PUSH)}
         assert {(bytes(s["job"]), int(s["role"])) for s in pulls} == {(name, Role.PULL)}
@@ -79,7 +72,7 @@ def test_all_data_connections_are_found_and_enlisted_and_the_schedulers_are_not(
         # Each is reported from both ends.
         assert {(there, here) for here, there in ports(pulls)} == ports(pushes)
         mine = ports(pushes) | ports(pulls)
-        await until(lambda: _named(job, "reno") == mine)
+        await until(lambda: _named(job, "reno") == mine, 60)
         await asyncio.sleep(3)  # what is found later would be wrong
         assert all_there()
         found = sockets(job.pids)
@@ -125,7 +118,7 @@ def test_bytes_per_iteration_are_learnt_within_a_percent() -> None:
 
 def test_a_node_that_dies_is_forgotten() -> None:
     async def check(workers: PassiveSources, servers: PassiveSources) -> None:
-        await until(lambda: len(slots(workers)) == 4)
+        await until(lambda: len(slots(workers)) == 4, 60)
         worker = next(iter(workers.records.values())).pid
         os.kill(worker, 9)
         await until(lambda: worker not in {s.pid for s in workers.records.values()}, 5)
@@ -136,7 +129,7 @@ def test_a_node_that_dies_is_forgotten() -> None:
 
 def test_patched_ones_speak_for_themselves() -> None:
     async def check(workers: PassiveSources, servers: PassiveSources) -> None:
-        await until(lambda: len(sockets(job.pids)) >= 16)
+        await until(lambda: len(sockets(job.pids)) >= 16, 60)
         await asyncio.sleep(4)
         assert not workers.records and not servers.records
 

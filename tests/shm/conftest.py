@@ -1,36 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same job twice, in C (flowslot_shm.h) and in Python, and the daemon's real server."""
+"""The same job twice, in C (flowslot_shm.h) and in Python."""
 
-import asyncio
+import fcntl
 import os
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from registering import Registrar, starting  # noqa: F401
+from waiting import settle
 
 from flowslot_shm.client import JobClient
 from flowslot_shm.layout import HEADER, MAGIC, REPLY, VERSION, Message, Role, offset
-from flowslot_shm.writer import FlowWriter
-from flowslotd.observe.registration import Limits, Record, RegistrationServer
+from flowslot_shm.writer import FlowWriter, Record
 
 SHM = Path(__file__).parents[2] / "shm"
 TCP_CONGESTION = 13
+SLOTS = 4
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 AT = offset("quiet", HEADER)
-
-
-def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end, "did not happen"
-        time.sleep(0.002)
 
 
 def registered(job: "Job") -> bool:
@@ -39,46 +34,6 @@ def registered(job: "Job") -> bool:
 
 def word(fd: int) -> int:
     return int.from_bytes(os.pread(fd, 4, AT), sys.byteorder)
-
-
-class Daemon:
-    """The registration server on a thread of its own."""
-
-    def __init__(self, path: str, cc: str = "", limits: Limits | None = None) -> None:
-        self.bells: list[tuple[Message, int]] = []
-        self.left: list[Record] = []
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
-        self._thread.start()
-        self.server = RegistrationServer(
-            path,
-            cc,
-            lambda record: None,
-            lambda record, slot, kind: self.bells.append((kind, slot)),
-            self.left.append,
-            limits=limits,
-        )
-        self.call(self.server.start)
-
-    def call(self, function: Callable[..., object], *args: object) -> None:
-        async def run() -> None:
-            result = function(*args)
-            if asyncio.iscoroutine(result):
-                await result
-
-        asyncio.run_coroutine_threadsafe(run(), self._loop).result(20)
-
-    @property
-    def record(self) -> Record:
-        (record,) = self.server.records.values()
-        return record
-
-    def close(self) -> None:
-        if self._thread.is_alive():
-            self.call(self.server.close)
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
 
 
 class Ear:
@@ -105,7 +60,7 @@ class Ear:
         reply = np.zeros(1, REPLY)
         reply["magic"], reply["version"], reply["type"] = MAGIC, VERSION, Message.REPLY
         self._job.send(reply.tobytes())
-        until(lambda: registered(job))
+        settle(lambda: registered(job))
         self._job.setblocking(False)
         return came
 
@@ -196,6 +151,13 @@ Job = PythonJob | CJob
 StartJob = Callable[..., Job]
 
 
+@pytest.fixture
+def record() -> Iterator[Record]:
+    record = Record(SLOTS)
+    yield record
+    record.close()
+
+
 @pytest.fixture(scope="session")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     program = tmp_path_factory.mktemp("driver") / "driver"
@@ -230,7 +192,7 @@ def c_job(driver: Path) -> Iterator[Callable[..., CJob]]:
 
         def start(path: str, wrapper: tuple[str, ...] = ()) -> CJob:
             jobs.append(CJob(program, path, 8, wrapper))
-            until(lambda: registered(jobs[-1]))
+            settle(lambda: registered(jobs[-1]))
             return jobs[-1]
 
         yield start
@@ -239,23 +201,10 @@ def c_job(driver: Path) -> Iterator[Callable[..., CJob]]:
 
 
 @pytest.fixture
-def start_daemon(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
-    daemons: list[Daemon] = []
-
-    def start(cc: str = "", limits: Limits | None = None, path: str | None = None) -> Daemon:
-        daemons.append(Daemon(path or str(tmp_path / "register.sock"), cc, limits))
-        return daemons[-1]
-
-    yield start
-    for daemon in daemons:
-        daemon.close()
-
-
-@pytest.fixture
-def pair(start_daemon: Callable[..., Daemon], start_job: StartJob) -> tuple[Daemon, Job]:
+def pair(start_daemon: Callable[..., Registrar], start_job: StartJob) -> tuple[Registrar, Job]:
     """A daemon, and a job that has registered there."""
     daemon, job = start_daemon(), start_job()
-    until(lambda: registered(job))
+    settle(lambda: registered(job))
     return daemon, job
 
 

@@ -10,22 +10,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from registering import Registrar
+from waiting import settle
 
 from flowslot_shm.client import JobClient
 from flowslot_shm.layout import Message, Role, State, Transport, address
 from flowslot_shm.reader import RecordReader
 from flowslotd.observe.registration import Limits
 
-from .conftest import CJob, Daemon, Ear, Job, StartJob, registered, until
+from .conftest import CJob, Ear, Job, StartJob, registered
 
-StartDaemon = Callable[..., Daemon]
+StartDaemon = Callable[..., Registrar]
 PRESENT = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
 # The kernel's own; others come and go with the daemons that run beside this test.
 ALLOWED = [name for name in PRESENT if name in ("reno", "cubic", "bbr")]
 COUNTS = ["iteration", "ready", "posted", "done", "iteration_total"]
 
 
-def test_a_flow_as_the_daemon_sees_it(pair: tuple[Daemon, Job], port: int) -> None:
+def test_a_flow_as_the_daemon_sees_it(pair: tuple[Registrar, Job], port: int) -> None:
     daemon, job = pair
     assert job(f"flow 0 127.0.0.1 {port} {Role.RING} -") == "0"
     record = daemon.record
@@ -60,12 +62,12 @@ def test_a_flow_as_the_daemon_sees_it(pair: tuple[Daemon, Job], port: int) -> No
     assert record.reader.snapshot()[0][COUNTS].item() == (8, 0, 0, 0, 0)
     job("close 0")
     assert not record.reader.snapshot().tobytes().strip(b"\0")
-    until(lambda: len(daemon.bells) == 3)
-    assert daemon.bells == [(Message.BEGIN, 0), (Message.END, 0), (Message.END, 0)]
+    settle(lambda: len(daemon.bells) == 3)
+    assert daemon.bells == [(1, 0, kind) for kind in (Message.BEGIN, Message.END, Message.END)]
     assert not record.reader.faults.any()
 
 
-def test_a_udp_flow(pair: tuple[Daemon, Job], port: int) -> None:
+def test_a_udp_flow(pair: tuple[Registrar, Job], port: int) -> None:
     daemon, job = pair
     assert job(f"flow 0 127.0.0.1 {port} {Role.RING} udp") == "0"
     slot = daemon.record.reader.snapshot()[0]
@@ -76,7 +78,7 @@ def test_a_udp_flow(pair: tuple[Daemon, Job], port: int) -> None:
 
 
 def test_active_lasts_for_the_whole_iteration_only_where_its_total_is_known(
-    pair: tuple[Daemon, Job],
+    pair: tuple[Registrar, Job],
 ) -> None:
     daemon, job = pair
     job("flow 0 - 0 0 -")
@@ -88,7 +90,7 @@ def test_active_lasts_for_the_whole_iteration_only_where_its_total_is_known(
             job("done 0 10")
         job("flow 1 - 0 0 -")
         job("close 1")  # doorbells keep their order: this is the last one
-        until(lambda: (Message.END, 1) in daemon.bells)
+        settle(lambda: (1, 1, Message.END) in daemon.bells)
         assert len(daemon.bells) == rings + 1
     assert daemon.record.reader.snapshot()[0]["transport"] == Transport.RDMA
 
@@ -97,7 +99,7 @@ def test_more_flows_than_slots_go_unreported(
     start_daemon: StartDaemon, start_job: StartJob
 ) -> None:
     daemon, job = start_daemon(), start_job(slots=2)
-    until(lambda: registered(job))
+    settle(lambda: registered(job))
     assert [job(f"flow {i} - 0 0 -") for i in range(3)] == ["0", "0", "-1"]
     for command in ("begin 2 1 10", "ready 2 10", "done 2 10", "close 2", "close 0"):
         job(command)
@@ -119,8 +121,8 @@ def test_without_a_daemon_everything_works_and_one_that_comes_later_is_found(
     assert job("cc 0") == ALLOWED[-1]
     daemon = start_daemon(ALLOWED[0])
     # Nothing but the ordinary begin of an iteration is needed.
-    until(lambda: job("begin 0 5 10") == "" and daemon.server.records)
-    until(lambda: job("begin 0 5 10") == "" and job("cc 0") == ALLOWED[0])
+    settle(lambda: job("begin 0 5 10") == "" and daemon.server.records)
+    settle(lambda: job("begin 0 5 10") == "" and job("cc 0") == ALLOWED[0])
     assert daemon.record.reader.snapshot()[0]["iteration"] == 5
 
 
@@ -130,7 +132,7 @@ def test_a_restarted_daemon_gets_the_live_sockets(
 ) -> None:
     first, second = ALLOWED[0], ALLOWED[-1]
     daemon, job = start_daemon(first), start_job()
-    until(lambda: registered(job))
+    settle(lambda: registered(job))
     job(f"flow 0 127.0.0.1 {port} {Role.PUSH} {second}")
     job(f"flow 1 127.0.0.1 {port} {Role.RECEIVE} {second}")
     job(f"flow 2 127.0.0.1 {port} {Role.PUSH} {second}")
@@ -139,16 +141,16 @@ def test_a_restarted_daemon_gets_the_live_sockets(
     job("begin 0 4 100")
     job("ready 0 60")
     daemon.close()
-    until(lambda: not registered(job))
+    settle(lambda: not registered(job))
     job("ready 0 30")
     daemon = start_daemon(second)
-    until(lambda: registered(job))
+    settle(lambda: registered(job))
     assert [job(f"cc {f}") for f in (0, 2)] == [second, first], "a closed flow's socket is not ours"
     slot = daemon.record.reader.snapshot()[0]
     assert (slot["iteration"], slot["ready"]) == (4, 90)
     # The name may also change while the daemon lives.
     daemon.call(daemon.server.set_congestion_control, first)
-    until(lambda: registered(job) and job("cc 0") == first)
+    settle(lambda: registered(job) and job("cc 0") == first)
     daemon.call(daemon.server.set_congestion_control, "")
     assert registered(job)
     job(f"flow 3 127.0.0.1 {port} 1 {second}")
@@ -166,7 +168,7 @@ def test_a_reused_descriptor_is_not_enlisted(
     job(f"flow 1 127.0.0.1 {port} 1 {ALLOWED[-1]}")
     assert job(f"swap 0 127.0.0.1 {port} {ALLOWED[-1]}") == "1"
     daemon.call(daemon.server.set_congestion_control, ALLOWED[0])
-    until(lambda: registered(job) and job("cc 1") == ALLOWED[0])
+    settle(lambda: registered(job) and job("cc 1") == ALLOWED[0])
     assert job("cc 0") == ALLOWED[-1]
 
 
@@ -175,7 +177,7 @@ def test_an_unknown_congestion_control_leaves_the_socket_alone(
 ) -> None:
     start_daemon("no_such_cc")
     job = start_job()
-    until(lambda: registered(job))
+    settle(lambda: registered(job))
     job(f"flow 0 127.0.0.1 {port} 1 {ALLOWED[0]}")
     assert job("cc 0") == ALLOWED[0]
     assert registered(job)
@@ -186,19 +188,19 @@ def test_a_refused_job_knows_why_and_goes_on(
 ) -> None:
     daemon = start_daemon(limits=Limits(slots=4))
     job = start_job(slots=5)
-    until(lambda: daemon.server.refused)
-    until(lambda: not registered(job) and job("reason"))
+    settle(lambda: daemon.server.refused)
+    settle(lambda: not registered(job) and job("reason"))
     assert job("reason") == "field `slots`: must be 1 to 4, got 5"
     job("flow 0 - 0 0 -")
     job("begin 0 1 1")
     job("ready 0 1")
 
 
-def test_a_job_that_leaves_is_gone_and_may_still_call(pair: tuple[Daemon, Job]) -> None:
+def test_a_job_that_leaves_is_gone_and_may_still_call(pair: tuple[Registrar, Job]) -> None:
     daemon, job = pair
     job("flow 0 - 0 0 -")
     job("leave")
-    until(lambda: daemon.left)
+    settle(lambda: daemon.left)
     assert not daemon.server.records
     assert not daemon.left[0].reader.snapshot()["state"].any()
     for command in ("begin 0 1 1", "ready 0 1", "close 0", "poll", "leave"):
@@ -244,7 +246,7 @@ def test_path_from_the_environment(
     daemon = start_daemon()
     monkeypatch.setenv("FLOWSLOT_SOCKET", daemon.server.path)
     client = JobClient(None, "a b\n\xff" + "c" * 40, rank=0)
-    until(client.poll)
+    settle(client.poll)
     assert daemon.record.job == "a_b___" + "c" * 25
     client.close()
 
@@ -286,7 +288,7 @@ def test_from_a_container(start_daemon: StartDaemon, c_job: Callable[..., CJob])
         assert record.reader.snapshot()[0]["ready"] == 5
         job.process.kill()
         os.kill(record.pid, 9)
-        until(lambda: daemon.left)
+        settle(lambda: daemon.left)
     finally:
         shutil.rmtree(folder)
         os.rmdir(target)

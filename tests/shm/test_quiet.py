@@ -3,27 +3,19 @@
 
 import fcntl
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from waiting import settle
 
 from flowslot_shm.layout import HEADER, Quiet
 from flowslot_shm.reader import RecordReader
 from flowslot_shm.writer import Record
 
-from .conftest import AT, Ear, StartJob, registered, until, word
+from .conftest import AT, SEALS, Ear, StartJob, registered, word
 
-SLOTS = 4
 F_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1; not in Python's fcntl
-SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-
-
-@pytest.fixture
-def record() -> Iterator[Record]:
-    record = Record(SLOTS)
-    yield record
-    record.close()
 
 
 def test_no_datagram_leaves_a_quiet_job(start_job: StartJob, tmp_path: Path) -> None:
@@ -55,7 +47,7 @@ def test_a_flag_does_not_outlive_its_daemon(start_job: StartJob, tmp_path: Path)
     reader.set_quiet(Quiet.ALL)
     assert word(first.fd) == 1
     first.die()
-    until(lambda: not registered(job))
+    settle(lambda: not registered(job))
     assert word(first.fd) == 0, "cleared on leaving"
     reader.set_quiet(Quiet.NONE)
     reader.set_quiet(Quiet.ALL)  # a daemon that took long to die

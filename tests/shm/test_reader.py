@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
+from registering import Registrar
 
 from flowslot_shm.client import JobClient
 from flowslot_shm.layout import HEADER, MAGIC, SLOT, VERSION, Role, State, Transport, record_bytes
@@ -22,17 +23,7 @@ from flowslot_shm.reader import RecordError, RecordReader
 from flowslot_shm.slot_check import MAX_BYTES, MAX_COUNT, Fault
 from flowslot_shm.writer import FlowWriter, Record
 
-from .conftest import CJob, Daemon
-
-SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-SLOTS = 4
-
-
-@pytest.fixture
-def record() -> Iterator[Record]:
-    record = Record(SLOTS)
-    yield record
-    record.close()
+from .conftest import SEALS, SLOTS, CJob
 
 
 def put(record: Record, index: int, **fields: object) -> None:
@@ -90,7 +81,7 @@ def check_stress(reader: RecordReader) -> None:
 
 
 @pytest.fixture
-def stressed(start_daemon: Callable[..., Daemon], c_job: Callable[..., CJob]) -> RecordReader:
+def stressed(start_daemon: Callable[..., Registrar], c_job: Callable[..., CJob]) -> RecordReader:
     """Reads the record of a C process that writes as fast as it can."""
     daemon = start_daemon()
     job = c_job(daemon.server.path)

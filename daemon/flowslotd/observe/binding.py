@@ -1,7 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which slots of a job's record are which flows, and who these are, as the record says."""
+"""Which slots of a job's record are which flows, and who these are, as the record says.
 
+A hostile record could claim another job's socket and have that one slowed down. So the socket is
+borrowed for a look at its cookie.
+"""
+
+import os
 from collections.abc import Callable
+from errno import ENOTSOCK
 from ipaddress import ip_address
 
 import numpy as np
@@ -9,6 +15,8 @@ import numpy as np
 from flowslot.model.topology import Topology
 from flowslot.model.topology_file import normal_ip
 from flowslot_shm.layout import Role, Transport, address
+from flowslot_shm.writer import cookie_of
+from flowslotd import sockets
 from flowslotd.flows.flow_info import PROTOCOLS, FlowInfo, Source
 from flowslotd.flows.rows import Rows
 
@@ -68,6 +76,26 @@ def place(info: FlowInfo, topology: Topology, host: str) -> None:
         info.note = "stays on this host"
     else:
         info.path = topology.path(info.src, info.dst) or ()
+
+
+def holds_socket(pid: int, fd: int, cookie: int) -> bool | None:
+    """Whether descriptor `fd` of process `pid` is the socket with this SO_COOKIE.
+
+    None: it cannot be told (no descriptor reported, no CAP_SYS_PTRACE, the process is gone).
+    """
+    if pid <= 0 or fd < 0:
+        return None
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return None
+    try:
+        with sockets.borrow(pidfd, fd) as sock:
+            return cookie_of(sock) == cookie != 0
+    except OSError as error:
+        return False if error.errno == ENOTSOCK else None
+    finally:
+        os.close(pidfd)
 
 
 def _address(family: int, raw: np.void) -> str:

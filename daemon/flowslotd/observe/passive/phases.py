@@ -46,7 +46,7 @@ LARGEST = 1 << 40
 
 class Phases:
     """Of one flow, which are written to its slot. `iteration`: the present one's number, from 1.
-    `threshold`: see above."""
+    `threshold`: see above. `busy`: it was sending when last looked at."""
 
     def __init__(self, now: int, posted: int, acked: int, writer: FlowWriter) -> None:
         """`posted` and `acked`: what the flow's counters are. The first iteration may have begun
@@ -55,7 +55,7 @@ class Phases:
         self._writer = writer
         self.threshold = FIRST_NS
         self._posted = self._acked = max(posted, 0)
-        self._busy = acked < posted
+        self.busy = acked < posted
         self._last = now  # when it was last seen busy
         self._origin = max(acked, 0)  # of this iteration
         self._reported = self._reported_done = 0  # of it: posted, done
@@ -65,25 +65,20 @@ class Phases:
         self._bursts: deque[list[int]] = deque(maxlen=KEEP)
         writer.begin(self.iteration)
 
-    @property
-    def busy(self) -> bool:
-        """It was sending when last looked at."""
-        return self._busy
-
     def idle_ns(self, now: int) -> int:
         """How long it has been seen to send nothing."""
-        return 0 if self._busy else now - self._last
+        return 0 if self.busy else now - self._last
 
     def look(self, now: int, posted: int, acked: int) -> bool:
         """What the counters are now. True: the iteration has ended with fewer bytes than were
         announced, or has gone on for so long that it must have."""
-        if not self._busy and posted == self._posted:
+        if not self.busy and posted == self._posted:
             return self._rest(now)
         posted = max(posted, self._posted)
         acked = max(min(acked, posted), min(self._acked, posted))
         more, moved = posted - self._posted, acked > self._acked
         self._posted, self._acked = posted, acked
-        if not self._busy:
+        if not self.busy:
             if more <= SMALL:
                 self._origin += more  # belongs to no iteration
                 return self._rest(now)
@@ -93,8 +88,8 @@ class Phases:
             self._bursts[-1][1] += more
             if busy:
                 self._bursts[-1][2] += now - self._last
-        self._busy = busy
-        if not self._busy:
+        self.busy = busy
+        if not self.busy:
             return self._rest(now)
         self._last = now
         if posted - self._origin > LARGEST:
@@ -109,7 +104,7 @@ class Phases:
         learnt = learn(self._bursts) if pause > FLOOR_NS else Learnt(self.threshold)
         self.threshold = learnt.threshold
         self._bursts[-1][1] = more
-        self._busy, self._last = True, now
+        self.busy, self._last = True, now
         if pause <= self.threshold:
             return self._go_on(now)
         return self._begin(now, more, learnt)

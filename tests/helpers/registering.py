@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A registration server on the running event loop, and jobs made of bare messages."""
+"""The daemon's registration server, on this event loop or on another thread; and jobs made of bare
+messages."""
 
 import array
 import asyncio
 import gc
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
+from waiting import Background
 
 from flowslot_shm.layout import MAGIC, REGISTER, REPLY, VERSION, Message
 from flowslot_shm.writer import Record as OwnRecord
@@ -32,15 +34,9 @@ class Seen:
     def ring(self, record: Record, slot: int, kind: Message) -> None:
         self.bells.append((record.id, slot, kind))
 
-
-def on_a_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """A test that is a coroutine."""
-
-    @wraps(test)
-    def run(*arguments: Any, **named: Any) -> None:
-        asyncio.run(test(*arguments, **named))
-
-    return run
+    def server(self, path: str, cc: str, limits: Limits | None = None) -> RegistrationServer:
+        reports = self.registered.append, self.ring, self.left.append
+        return RegistrationServer(path, cc, *reports, limits=limits)
 
 
 @asynccontextmanager
@@ -48,9 +44,7 @@ async def serving(
     path: Path, limits: Limits | None = None
 ) -> AsyncIterator[tuple[RegistrationServer, Seen]]:
     seen = Seen()
-    server = RegistrationServer(
-        str(path), CC, seen.registered.append, seen.ring, seen.left.append, limits=limits
-    )
+    server = seen.server(str(path), CC, limits)
     await server.start()
     try:
         yield server, seen
@@ -58,10 +52,41 @@ async def serving(
         await server.close()
 
 
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.001)
+class Registrar(Background):
+    """On a thread of its own. `environment`: of jobs that are to find it."""
+
+    def __init__(self, path: str, cc: str, limits: Limits | None) -> None:
+        super().__init__()
+        seen = Seen()
+        self.bells, self.left = seen.bells, seen.left
+        self.environment = {"FLOWSLOT_SOCKET": path}
+        self.server = seen.server(path, cc, limits)
+        self.call(self.server.start)
+
+    @property
+    def record(self) -> Record:
+        """The only one."""
+        (record,) = self.server.records.values()
+        return record
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self.call(self.server.close)
+        super().close()
+
+
+@pytest.fixture(name="start_daemon")
+def starting(tmp_path: Path) -> Iterator[Callable[..., Registrar]]:
+    """For conftest.py."""
+    made: list[Registrar] = []
+
+    def start(cc: str = "", limits: Limits | None = None, path: str | None = None) -> Registrar:
+        made.append(Registrar(path or str(tmp_path / "register.sock"), cc, limits))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.close()
 
 
 async def answer(sock: socket.socket) -> dict[str, Any]:

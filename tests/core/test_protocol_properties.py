@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from lanes import CAPACITY, LIMIT
 from scripts import HAPPENINGS, HAPPENS, ONE, TWO, Event, happen
-from world import CAPACITY, LIMIT, World
+from world import World
 
 from flowslot.arbiter import LEASE_SLOTS
 from flowslot.arbiter.rules import SMALL_OF_LINK

@@ -7,29 +7,14 @@ One link carries 100 bytes/s; every grant is acknowledged before the next step.
 from typing import Any
 
 import pytest
-from arbiters import LEASE, MS, Bench
+from arbiters import LEASE, MS, Bench, Counting
 
 from flowslot.arbiter.config import ACK_LEASES
 from flowslot.model.errors import ScheduleRefused
-from flowslot.model.units import Nanos
-from flowslot.policy.base import AllocationState, Floats
-from flowslot.policy.stagger import StaggerAllocator
 from flowslot.protocol.messages import Grant, Held
 
 SLOT = 60
 near: Any = pytest.approx
-
-
-class Counting(StaggerAllocator):
-    """Counts how often it is asked; `halve` makes all targets of one run smaller."""
-
-    calls = 0
-    halve = False
-
-    def allocate(self, state: AllocationState, now: Nanos) -> Floats:
-        self.calls += 1
-        rates = super().allocate(state, now)
-        return rates / 2 if self.halve else rates
 
 
 class Standing(Bench):

@@ -62,7 +62,9 @@ def decide_ns(policy: str = "stagger", flows: int = FLOWS, rounds: int = 1000) -
         remaining=rng.uniform(0, 1e7, flows),
         guaranteed=np.ones(flows, dtype=np.bool_),
     )
-    decider = registry.get(policy).host_policy(registry.PolicyOptions())
+    make = registry.get(policy).host_policy
+    assert make is not None
+    decider = make(registry.PolicyOptions())
     samples: list[int] = []
     for k in range(rounds):
         granted = replace(view, grants=rng.uniform(0, 1e8, flows), ceilings=np.full(flows, 1e9))

@@ -84,7 +84,11 @@ class DaemonSettings(Settings):
 
     def enforces(self, spec: PolicySpec) -> bool:
         """Whether flows of this host are paced, under this policy."""
-        return self.mode == "enforce" and spec.paces and self.pacing.backend != "none"
+        return (
+            self.mode == "enforce"
+            and spec.host_policy is not None
+            and self.pacing.backend != "none"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from flowslot.arbiter import LEASE_SLOTS, ArbiterConfig
 from flowslot.model.errors import FlowslotError
 from flowslot.model.units import Nanos
 from flowslot.policy import registry
+from flowslot.policy.mlcc import MlccPolicy
 from flowslot.policy.registry import PolicyOptions, PolicySpec
 from flowslot.protocol.host import Host
 from flowslot.protocol.loopback import Loopback
@@ -113,17 +114,18 @@ def open_source(
         flows_on_link={topology.link_index[name]: flows for name, flows in flows_on_link},
         slot_ns=config.grid.slot_ns,
     )
-    if spec.planner is not None:
+    assert spec.host_policy is not None, f"{spec.name} paces no flow"
+    policy = spec.host_policy(options)
+    if isinstance(policy, MlccPolicy):
         remotes = _remotes(config)
-        policy = spec.planner(options)
         return PlannedRates(config, policy, remotes, table, on_rates=on_rates, on_bug=on_bug)
     if not spec.needs_arbiter:
-        return FixedRates(spec.host_policy(options))
+        return FixedRates(policy)
     clients = _clients(config)
     return ArbiterRates(
         Host(_sessions(config, clients), _own(config, spec, options), config.grid.slot_ns),
         Aggregates(table),
-        spec.host_policy(options),
+        policy,
         clients,
         n_links=len(topology.links),
         on_rates=on_rates,

@@ -70,11 +70,9 @@ class SwitchConfig:
 
     def arbiter(self, slot_origin_ns: Nanos) -> ArbiterConfig:
         """Settings of core's arbiter; `slot_origin_ns` on its clock."""
-        lease_ns = Nanos(self.settings.arbiter.lease_slots * self.slot_ns)
         return ArbiterConfig(
             target=self.settings.arbiter.target,
-            lease_ns=lease_ns,
-            ack_timeout_ns=Nanos(2 * lease_ns),
+            lease_ns=Nanos(self.settings.arbiter.lease_slots * self.slot_ns),
             slot_ns=self.slot_ns,
             slot_origin_ns=slot_origin_ns,
             horizon=self.settings.arbiter.horizon,

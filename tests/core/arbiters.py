@@ -10,6 +10,7 @@ import numpy as np
 from flowslot.arbiter import Arbiter, ArbiterConfig
 from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.policy.base import AllocationState, Allocator, Floats
+from flowslot.policy.stagger import StaggerAllocator
 from flowslot.protocol.messages import Ack, Demand, Done, Grant, Held, Hello
 
 MS = int(MILLISECOND)
@@ -29,6 +30,18 @@ class Wanted(Allocator):
 
     def allocate(self, state: AllocationState, now: Nanos) -> Floats:
         return np.array([self.rates.get(int(f), 0.0) for f in state.flow])
+
+
+class Counting(StaggerAllocator):
+    """Counts how often it is asked; `halve` makes all targets of one run smaller."""
+
+    calls = 0
+    halve = False
+
+    def allocate(self, state: AllocationState, now: Nanos) -> Floats:
+        self.calls += 1
+        rates = super().allocate(state, now)
+        return rates / 2 if self.halve else rates
 
 
 class Bench:

@@ -7,7 +7,6 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from flowslot.arbiter.config import ArbiterConfig
 from flowslot.arbiter.ledger import Ledger
 from flowslot.model.units import Nanos
 
@@ -17,7 +16,7 @@ GOODPUT = np.array([100.0, 80.0, 60.0])
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_flow_keeps_its_slot_and_sums_are_those_of_the_flows_that_are_there(seed: int) -> None:
-    rng, ledger = random.Random(seed), Ledger(GOODPUT, ArbiterConfig())
+    rng, ledger = random.Random(seed), Ledger(GOODPUT)
     slots: dict[tuple[int, int], int] = {}
     placed: dict[tuple[int, int], tuple[str, tuple[int, ...]]] = {}
     grants: dict[tuple[int, int], float] = {}
@@ -54,7 +53,7 @@ def test_a_flow_keeps_its_slot_and_sums_are_those_of_the_flows_that_are_there(se
 
 
 def test_a_name_keeps_its_number_until_another_one_needs_it() -> None:
-    ledger = Ledger(GOODPUT, ArbiterConfig())
+    ledger = Ledger(GOODPUT)
     for flow, job in enumerate("abcab"):
         ledger.place(ledger.add(1, flow, 1), job, (0,))
     numbers = ledger.state(Nanos(0), GOODPUT).job.tolist()
@@ -72,7 +71,7 @@ def test_a_name_keeps_its_number_until_another_one_needs_it() -> None:
 
 def table(*rows: tuple[float, float, float]) -> Ledger:
     """Flows on one link of 100 bytes/s: (remaining, granted, goal)."""
-    ledger = Ledger(np.array([100.0]), ArbiterConfig())
+    ledger = Ledger(np.array([100.0]))
     for i, row in enumerate(rows):
         slot = ledger.add(1, i, 1)
         ledger.place(slot, "job", (0,))

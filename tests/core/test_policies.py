@@ -2,6 +2,7 @@
 """Policies on states made by hand. One link carries 100 bytes/s unless said."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,8 @@ from flowslot.model.units import MILLISECOND
 from flowslot.policy import registry
 from flowslot.policy.base import View
 from flowslot.policy.fill import link_sum
-from flowslot.policy.stagger import StaggerAllocator
+from flowslot.policy.stagger import StaggerAllocator, StaggerPolicy
+from flowslot.policy.static import StaticPolicy
 
 
 def stagger(*flows: dict[str, Any], capacity: tuple[float, ...] = (100.0,)) -> list[float]:
@@ -221,13 +223,11 @@ def view(**changes: Any) -> View:
 
 
 def test_stagger_paces_what_is_granted() -> None:
-    policy = registry.get("stagger").host_policy(registry.PolicyOptions())
     grants = np.array([5.0, 0.0, math.nan])
     ceilings = np.array([90.0, 80.0, math.nan])
     guaranteed = np.array([True, False, True])
     seen = view(grants=grants, ceilings=ceilings, guaranteed=guaranteed)
-    pace = policy.decide(NOW, seen)
-    assert pace is not None
+    pace = StaggerPolicy().decide(NOW, seen)
     assert pace.flows.tolist() == [10, 11]
     assert pace.schedule.at(7).tolist() == [5.0, 0.0]
     assert pace.ceilings.tolist() == [90.0, 80.0]
@@ -235,22 +235,20 @@ def test_stagger_paces_what_is_granted() -> None:
 
 
 def test_static_divides_by_the_number_of_flows() -> None:
-    def rates(**options: Any) -> dict[int, float]:
-        policy = registry.get("static").host_policy(registry.PolicyOptions(**options))
-        pace = policy.decide(NOW, view())
-        assert pace is not None and not pace.guaranteed.any()
+    def rates(flows_on_link: Mapping[int, int] | None = None) -> dict[int, float]:
+        pace = StaticPolicy(flows_on_link).decide(NOW, view())
+        assert not pace.guaranteed.any()
         assert pace.ceilings.tolist() == pace.schedule.at(7).tolist()
         return dict(zip(pace.flows.tolist(), pace.ceilings.tolist(), strict=True))
 
     assert rates() == {10: 50.0, 11: 50.0}  # the third one is not mapped
-    assert rates(flows_on_link={0: 4, 1: 3}) == {10: 25.0, 11: 20.0}
+    assert rates({0: 4, 1: 3}) == {10: 25.0, 11: 20.0}
 
 
 def test_registry() -> None:
     assert registry.names() == ("stagger", "static", "fair", "mlcc", "mlcc-literal")
     fair = registry.get("fair")
-    assert not fair.paces and not fair.needs_arbiter
-    assert fair.host_policy(registry.PolicyOptions()).decide(NOW, view()) is None
+    assert fair.host_policy is None and not fair.needs_arbiter
     with pytest.raises(
         FlowslotError, match=r'no policy is called "staggr"; did you mean `stagger`'
     ):

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from lanes import CAPACITY, LIMIT
 from scripts import HAPPENINGS, HAPPENS, ONE, TWO, Event, happen
-from world import CAPACITY, CONFIG, LIMIT, World
+from world import World
 
 from flowslot.arbiter import LEASE_SLOTS
+from flowslot.arbiter.rules import SMALL_OF_LINK
 
 EVENTS = st.lists(
     st.tuples(
@@ -86,7 +88,7 @@ def check_rest(world: World) -> None:
 
 def full_links(world: World) -> set[int]:
     flows = sum(len(daemon.demands) for daemon in world.daemons)
-    slack = (0.001 + CONFIG.min_change_link * flows) * CAPACITY
+    slack = (0.001 + SMALL_OF_LINK * flows) * CAPACITY
     loads: dict[int, float] = {}
     for process in world.processes:
         load = process.switch.arbiter.load_table(world.now).max(axis=1).tolist()

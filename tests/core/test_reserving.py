@@ -85,6 +85,14 @@ def says(slot: int, load: float = 0.0, link: int = 0, slots: int = K) -> Feedbac
     return Feedback(slot, (link,), np.full((1, slots), load), np.array([96.0]))
 
 
+def planned(load: float = 0.0) -> Host:
+    """At 100.1 s a round has reserved what this load of others leaves."""
+    host = Host()
+    host.decide(100.0)
+    host.round(100.1, load)
+    return host
+
+
 def test_nothing_is_in_force_before_it_is_reserved_and_everything_after() -> None:
     host = Host()
     assert host.decide(100.0) == {} and host.policy.wanted
@@ -98,9 +106,7 @@ def test_nothing_is_in_force_before_it_is_reserved_and_everything_after() -> Non
 
 
 def test_a_late_reply_leaves_the_old_schedule_and_no_reply_lets_go() -> None:
-    host = Host()
-    host.decide(100.0)
-    host.round(100.1, 36.0)
+    host = planned(36.0)
     assert host.decide(101.0) == {7: 60.0}
     assert host.plan(101.2) is None and host.policy.counts.late == 1
     assert host.decide(102.0) == {7: 60.0}
@@ -115,9 +121,7 @@ def test_a_late_reply_leaves_the_old_schedule_and_no_reply_lets_go() -> None:
 
 
 def test_what_is_refused_is_not_in_force_and_asked_for_again() -> None:
-    host = Host()
-    host.decide(100.0)
-    host.round(100.1, 76.0)
+    host = planned(76.0)
     host.decide(101.0)
     for again in range(1, AGAIN + 1):
         (update,) = host.plan(101.1, says(101)) or ()
@@ -133,9 +137,7 @@ def test_what_is_refused_is_not_in_force_and_asked_for_again() -> None:
 
 
 def test_what_is_taken_back_is_not_used_any_more_when_the_switch_is_told() -> None:
-    host = Host()
-    host.decide(100.0)
-    host.round(100.1)
+    host = planned()
     assert host.decide(101.0) == {7: 96.0}
     host.left = {7: 30.0}
     host.decide(101.0)
@@ -164,9 +166,7 @@ def test_what_one_switch_process_does_not_accept_is_undone_at_the_other(other: b
 
 
 def test_a_round_that_was_broken_off_has_reserved_nothing() -> None:
-    host = Host()
-    host.decide(100.0)
-    host.round(100.1, 76.0)
+    host = planned(76.0)
     host.decide(101.0)
     assert host.plan(101.1, says(101))
     assert host.plan(101.2, says(101)), "asked for anew"

@@ -7,28 +7,14 @@ One link carries 100 bytes/s; every grant is acknowledged before the next step.
 from typing import Any
 
 import pytest
-from arbiters import LEASE, MS, Bench, at
+from arbiters import LEASE, MS, Bench, Counting
 
+from flowslot.arbiter.config import ACK_LEASES
 from flowslot.model.errors import ScheduleRefused
-from flowslot.model.units import Nanos
-from flowslot.policy.base import AllocationState, Floats
-from flowslot.policy.stagger import StaggerAllocator
 from flowslot.protocol.messages import Grant, Held
 
-SLOT, ACK_TIMEOUT = 60, 100
+SLOT = 60
 near: Any = pytest.approx
-
-
-class Counting(StaggerAllocator):
-    """Counts how often it is asked; `halve` makes all targets of one run smaller."""
-
-    calls = 0
-    halve = False
-
-    def allocate(self, state: AllocationState, now: Nanos) -> Floats:
-        self.calls += 1
-        rates = super().allocate(state, now)
-        return rates / 2 if self.halve else rates
 
 
 class Standing(Bench):
@@ -37,7 +23,7 @@ class Standing(Bench):
     def __init__(self, goodput: float = 100.0, **config: Any) -> None:
         self.allocator = Counting()
         self.sessions = {1, 2}
-        super().__init__(None, self.allocator, goodput, ack_timeout_ns=at(ACK_TIMEOUT), **config)
+        super().__init__(None, self.allocator, goodput, **config)
 
     def say(self, flow: int, job: str, *links: int, **more: Any) -> None:
         given = {"remaining": 50, "next_bytes": 50, "period_ns": 200 * MS, **more}
@@ -180,12 +166,12 @@ def test_a_lower_that_is_never_acknowledged_costs_the_session_although_all_stand
     b.say(7, "a")
     ((lower,),) = b.arbiter.step(b.now()).values()
     assert lower.must_ack and lower.standing
-    b.time += ACK_TIMEOUT - 1
-    for session in b.sessions:
-        b.arbiter.heartbeat(b.now(), session)
-    b.arbiter.step(b.now())
+    for _ in range(2 * ACK_LEASES):
+        b.time += LEASE // 2
+        assert all(b.arbiter.heartbeat(b.now(), session) for session in b.sessions)
+        b.arbiter.step(b.now())
     assert b.arbiter.heartbeat(b.now(), 1)
-    b.time += 2
+    b.time += 1
     b.arbiter.step(b.now())
     assert not b.arbiter.heartbeat(b.now(), 1)
 

@@ -4,6 +4,7 @@
 from collections.abc import Sequence
 
 import pytest
+from arbiters import Counting
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,8 +12,6 @@ from flowslot.arbiter import ArbiterConfig
 from flowslot.arbiter.config import GUARD_NS
 from flowslot.model.errors import FlowslotError, LimitExceeded, ProtocolError, SessionEnded
 from flowslot.model.units import MILLISECOND, Nanos
-from flowslot.policy.base import AllocationState, Floats
-from flowslot.policy.stagger import StaggerAllocator
 from flowslot.protocol.messages import (
     Ack,
     Demand,
@@ -32,14 +31,6 @@ CONFIG = ArbiterConfig()
 LEASE = CONFIG.lease_ns
 START = Nanos(LEASE + GUARD_NS)
 """Past the recovery of a process that begins at 0."""
-
-
-class Counting(StaggerAllocator):
-    calls = 0
-
-    def allocate(self, state: AllocationState, now: Nanos) -> Floats:
-        self.calls += 1
-        return super().allocate(state, now)
 
 
 def opening(session: int, *links: str, daemon: str = "d1", lease_ns: int = LEASE) -> Opening:

@@ -8,6 +8,7 @@ import numpy as np
 from wires import Wire
 
 from flowslot.arbiter import ArbiterConfig
+from flowslot.model.errors import SessionEnded
 from flowslot.model.units import Nanos
 from flowslot.policy.base import Floats
 from flowslot.policy.stagger import StaggerAllocator
@@ -62,6 +63,26 @@ class Stream:
         self.seen_down = deque[FromArbiter](maxlen=SEEN)
         self.ended = False  # by the switch process
 
+    def arrive(self, now: Nanos, message: FromDaemon, opening: Opening | None) -> None:
+        """At the process, if that still is the one of the stream's beginning."""
+        process = self.process
+        if self.life != process.life:
+            return  # nobody is there any more
+        try:
+            if opening is not None:
+                process.switch.join(now, self, opening)
+                process.greeted = True
+            process.switch.received(now, self, message, now)
+        except SessionEnded:
+            self.leave(now)
+
+    def leave(self, now: Nanos) -> None:
+        """The process has nothing to do with it any more."""
+        if not self.ended:
+            self.ended = True
+            self.process.switch.leave(now, self)
+            self.down.append(False)
+
 
 @dataclass(eq=False)
 class Lane:
@@ -87,3 +108,20 @@ class Daemon:
     kernel: dict[int, float] = field(default_factory=dict)
     news: deque[tuple[int, Changes]] = field(default_factory=deque)
     beaten: int = 0
+
+    def load(self, now: Nanos, lane: Lane) -> Floats:
+        """What the kernel enforces of what this lane's process has a say in, float64[links]."""
+        load, session = np.zeros(len(CAPACITY)), lane.session
+        # It has a say from when the news that it has begun is in force.
+        waiting = (changes.news for k, changes in self.news if self.lanes[k] is lane)
+        begins = any(news.began for news in waiting if news is not None)
+        if session.live and not begins and now < (session.lease_end or 0):
+            for flow, rate in self.kernel.items():
+                if session.grant(flow).rate >= 0:
+                    load[list(self.demands[flow].links)] += rate
+        return load
+
+    def believes(self) -> str:
+        """All grants and leases."""
+        leases = [lane.session.lease_end for lane in self.lanes]
+        return repr(([self.host.grant(flow) for flow in range(9)], leases))

@@ -67,7 +67,7 @@ HAPPENINGS: dict[str, Callable[[World, int, int, int], object]] = {
     "again up": lambda w, i, k, n: w.deliver_up(i, k, which=n, again=n // 7),
     "again down": lambda w, i, k, n: w.deliver_down(i, k, which=n, again=n // 7),
     "close": lambda w, i, k, n: w.close(i, k),
-    "reconnect": lambda w, i, k, n: w.reconnect(i, k),
+    "reconnect": lambda w, i, k, n: (w.close(i, k), w.connect(i, k)),
     "crash": lambda w, i, k, n: w.crash(i),
     "amnesia": lambda w, i, k, n: w.amnesia(w.processes[k]),
     "schedule": lambda w, i, k, n: w.schedule(n % 4, n % 3, float(n % 11) * 1e7, n // 16 % 8),

@@ -16,17 +16,15 @@ import numpy as np
 from lanes import CAPACITY, CONFIG, LIMIT, NAMES, OWN, PATHS, STREAMS, Daemon, Lane, Process, Stream
 from wires import Memory, Wire
 
-from flowslot.model.errors import ScheduleRefused, SessionEnded
+from flowslot.model.errors import ScheduleRefused
 from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.policy.base import Floats
 from flowslot.policy.stagger import StaggerAllocator
 from flowslot.protocol.grants import Granted
 from flowslot.protocol.host import Changes, Host
 from flowslot.protocol.loopback import Loopback
-from flowslot.protocol.messages import Demand, Done, FromArbiter, FromDaemon, Opening
+from flowslot.protocol.messages import Demand, Done, FromArbiter, Opening
 from flowslot.protocol.session import News, Session
-
-__all__ = ["CAPACITY", "CONFIG", "LIMIT", "World"]
 
 
 class World:
@@ -92,7 +90,7 @@ class World:
         """The daemon dies: its kernel enforces what it had until each lease ends."""
         dead = self.daemons[i]
         for lane in dead.lanes:
-            end, load = lane.session.lease_end, self._load(dead, lane)
+            end, load = lane.session.lease_end, dead.load(self.now, lane)
             self._ghosts.append((end or 0, lane.process, load))
             if lane.open:
                 lane.streams[-1].up.append(False)
@@ -203,7 +201,7 @@ class World:
         daemon, lane = self.daemons[i], self.daemons[i].lanes[k]
         stream = Stream(lane.process, self._wire())
         for old in lane.streams[: 1 - STREAMS]:
-            self._leave(old)
+            old.leave(self.now)
             old.wire.close()
         lane.streams = [*lane.streams[1 - STREAMS :], stream]
         self.enforce_all(i)
@@ -220,10 +218,6 @@ class World:
             lane.open = False
             lane.streams[-1].up.append(False)
             self._put(daemon, daemon.host.closed(self.now, k).grants)
-
-    def reconnect(self, i: int, k: int = 0) -> None:
-        self.close(i, k)
-        self.connect(i, k)
 
     def speak(self, i: int, k: int = 0, opening: Opening | None = None) -> None:
         """The stream takes the daemon's next message."""
@@ -257,19 +251,15 @@ class World:
     def _hear(self, i: int, k: int, stream: Stream, message: FromArbiter) -> None:
         daemon, lane = self.daemons[i], self.daemons[i].lanes[k]
         stale = stream is not lane.streams[-1] or not lane.open
-        before = self._seen_by(daemon) if stale else None
+        before = daemon.believes() if stale else None
         changes = daemon.host.received(self.now, k, message)
         if stale:
             assert changes == Changes([], News(message.session))
-            assert self._seen_by(daemon) == before, "what is stale has no effect"
+            assert daemon.believes() == before, "what is stale has no effect"
         else:
             now = [daemon.host.grant(grant.flow) for grant in changes.grants]
             assert repr(now) == repr(changes.grants)
         daemon.news.append((k, changes))
-
-    def _seen_by(self, daemon: Daemon) -> str:
-        leases = [lane.session.lease_end for lane in daemon.lanes]
-        return repr(([daemon.host.grant(flow) for flow in range(9)], leases))
 
     # --- switch processes
 
@@ -280,40 +270,22 @@ class World:
         if again is not None:
             if not stream.seen_up:
                 return False
-            self._arrive(stream, *stream.seen_up[again % len(stream.seen_up)])
+            stream.arrive(self.now, *stream.seen_up[again % len(stream.seen_up)])
         elif not stream.up:
             return False
         elif stream.up.popleft():
             stream.seen_up.append(stream.wire.said())
-            self._arrive(stream, *stream.seen_up[-1])
+            stream.arrive(self.now, *stream.seen_up[-1])
         else:
-            self._leave(stream)
+            stream.leave(self.now)
         return True
-
-    def _arrive(self, stream: Stream, message: FromDaemon, opening: Opening | None) -> None:
-        process = stream.process
-        if stream.life != process.life:
-            return  # nobody is there any more
-        try:
-            if opening is not None:
-                process.switch.join(self.now, stream, opening)
-                process.greeted = True
-            process.switch.received(self.now, stream, message, self.now)
-        except SessionEnded:
-            self._leave(stream)
-
-    def _leave(self, stream: Stream) -> None:
-        if not stream.ended:
-            stream.ended = True
-            stream.process.switch.leave(self.now, stream)
-            stream.down.append(False)
 
     def step(self, process: Process | None = None) -> None:
         """The process decides."""
         process = process or self.processes[0]
         process.switch.decide(self.now)
         for stream, _ in process.switch.take_ended():
-            self._leave(stream)
+            stream.leave(self.now)
 
     def send(self, stream: Stream) -> int:
         """The stream takes what waits for it; returns the number of grants."""
@@ -383,24 +355,12 @@ class World:
 
     # --- what must always hold
 
-    def _load(self, daemon: Daemon, lane: Lane) -> Floats:
-        """What a kernel enforces of what this lane's process has a say in, float64[links]."""
-        load, session = np.zeros(len(CAPACITY)), lane.session
-        # It has a say from when the news that it has begun is in force.
-        waiting = (changes.news for k, changes in daemon.news if daemon.lanes[k] is lane)
-        begins = any(news.began for news in waiting if news is not None)
-        if session.live and not begins and self.now < (session.lease_end or 0):
-            for flow, rate in daemon.kernel.items():
-                if session.grant(flow).rate >= 0:
-                    load[list(daemon.demands[flow].links)] += rate
-        return load
-
     def enforced(self, process: Process) -> Floats:
         """What all kernels enforce at this moment of what the process has a say in, on each of its
         links."""
         load, k = np.zeros(len(CAPACITY)), self.processes.index(process)
         for daemon in self.daemons:
-            load += self._load(daemon, daemon.lanes[k])
+            load += daemon.load(self.now, daemon.lanes[k])
         self._ghosts = [ghost for ghost in self._ghosts if ghost[0] > self.now]
         for _, of, ghost in self._ghosts:
             load += ghost if of is process else 0.0

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from flowslot.arbiter.config import GUARD_NS, ArbiterConfig
+from flowslot.arbiter.config import ACK_LEASES, GUARD_NS, ArbiterConfig
 from flowslot.arbiter.ledger import Ledger
 from flowslot.arbiter.sessions import Session, Sessions
 from flowslot.arbiter.validate import check_hello, clamp_demand, refuse_demand
@@ -47,7 +47,7 @@ class Arbiter:
         self._allocator = allocator
         self._limit: Floats = config.target * goodput
         self._table = LoadTable(len(goodput), config.horizon, self._limit)
-        self._flows = Ledger(goodput, config)
+        self._flows = Ledger(goodput)
         self._sessions = Sessions(config)
         self._seq = 0
         self._recovered_at: Nanos | None = None if config.recovery else Nanos(0)
@@ -199,7 +199,7 @@ class Arbiter:
         if self._idle and (self._next_change is None or now < self._next_change):
             return {}
         flows.progress(now)
-        for session in sorted(flows.overdue(now - self.config.ack_timeout_ns)):
+        for session in sorted(flows.overdue(now - ACK_LEASES * self.config.lease_ns)):
             self.goodbye(now, session)
         # Explicit schedules are never taken back.
         limit = self._limit - self._table.peak() if len(self._table) else self._limit

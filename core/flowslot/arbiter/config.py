@@ -11,11 +11,12 @@ LEASE_SLOTS = 5
 network, stands still. A daemon that loses its lease begins anew, and so do all that share links
 with it. The death of a daemon or a switch process is noticed sooner, by the end of its stream."""
 _LEASE = Nanos(LEASE_SLOTS * DEFAULT_SLOT)
-_ACK_TIMEOUT = Nanos(2 * _LEASE)
 COALESCE_NS = Nanos(4 * MILLISECOND)
 """For switch processes: longer than the ranks of a job take to say that they begin."""
 GUARD_NS = MILLISECOND
 """Added to the lease here, against clocks that do not run equally fast."""
+ACK_LEASES = 2
+"""A session that does not acknowledge a lower for so many leases loses its own."""
 _ZERO = Nanos(0)
 
 
@@ -23,11 +24,9 @@ _ZERO = Nanos(0)
 class ArbiterConfig:
     """Times in ns. Daemons must use the same `lease_ns`, or a shorter one.
 
-    `target`: share of each link's goodput that may be given out. `min_change_link`,
-    `min_change_rate`: a change of a flow's goal is ignored when it is smaller than both this part
-    of the link and this part of the goal (rule 7). `ack_timeout_ns`: a session that does not
-    acknowledge a lower for this long loses its lease. `recovery`: False only where no daemon can
-    hold grants of a predecessor of this process, that is, for an arbiter inside the daemon.
+    `target`: share of each link's goodput that may be given out. `recovery`: False only where no
+    daemon can hold grants of a predecessor of this process, that is, for an arbiter inside the
+    daemon.
     `coalesce_ns`: changes that no flow is waiting for are made so long after the first of them, all
     together; 0: at once.
     `max_sessions_per_owner`: of one host or address, see Hello. A host has one daemon, and its
@@ -40,9 +39,6 @@ class ArbiterConfig:
     slot_ns: Nanos = DEFAULT_SLOT
     slot_origin_ns: Nanos = _ZERO
     horizon: int = 10
-    min_change_link: float = 0.005
-    min_change_rate: float = 0.1
-    ack_timeout_ns: Nanos = _ACK_TIMEOUT
     coalesce_ns: Nanos = _ZERO
     recovery: bool = True
     max_sessions: int = 1024

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flowslot.arbiter import rules
-from flowslot.arbiter.config import ArbiterConfig
 from flowslot.arbiter.rules import FREE, NEVER, PENDING
 from flowslot.model.units import SECOND, Nanos
 from flowslot.policy.base import AllocationState, Bools, Floats, Rows
@@ -65,11 +64,10 @@ class Ledger:
     not yet acknowledged takes back.
     """
 
-    def __init__(self, goodput: Floats, config: ArbiterConfig) -> None:
+    def __init__(self, goodput: Floats) -> None:
         """`goodput`: float64[L]."""
         self.n_links = len(goodput)
         self._goodput = np.append(goodput, np.inf)
-        self._least_change = config.min_change_link, config.min_change_rate
         self.slots: dict[tuple[int, int], int] = {}
         """By session and flow."""
         self._free: list[int] = []  # below n, ascending
@@ -277,8 +275,7 @@ class Ledger:
         targets hold in all phases, bool[n]; None: none.
         """
         self.rows["standing"] = False if standing is None else standing
-        link, rate = self._least_change
-        rules.settle(self.table, self.paths, target, since, capacity, link, rate)
+        rules.settle(self.table, self.paths, target, since, capacity)
 
     def in_the_way(self, mute: Bools, limit: Floats) -> Bools:
         """See `rules.in_the_way`."""
@@ -301,7 +298,7 @@ class Ledger:
         """
         gain, n_groups = np.zeros(self.n), len(self.groups.names)
         if lowered.size:
-            rules.borrow(self.table, n_groups, lowered, *self._least_change, gain)
+            rules.borrow(self.table, n_groups, lowered, gain)
         return gain
 
     def raises(
@@ -321,8 +318,7 @@ class Ledger:
         link_sum(self.paths, gain, borrowed)
         free = limit - self.commitments() - borrowed[:-1]
         slots, rates = np.zeros(self.n, np.intp), np.zeros(self.n)
-        changes, rows = self._least_change, self.table
-        n = rules.find_raises(rows, self.paths, mute, gain, *changes, free, pressing, slots, rates)
+        n = rules.find_raises(self.table, self.paths, mute, gain, free, pressing, slots, rates)
         return slots[:n], rates[:n]
 
     def set_grants(self, slots: Rows, rates: Floats, seq: int) -> int:

@@ -41,7 +41,7 @@ cdef packed struct Row:
 
 cdef Py_ssize_t _pending
 cdef int64_t _never, _together, _free
-cdef double _least_left, _pressing, _rounding, _inf
+cdef double _least_left, _pressing, _of_link, _of_rate, _rounding, _inf
 
 # A view of memory that need not be checked again.
 @cython.locals(flows=Row[::1])
@@ -71,13 +71,8 @@ cpdef bint settled(Row[::1] rows)
 @cython.locals(
     goal=double, small=double, goals=double[:, ::1], wanted=floats_t, found=floats_t, sums=floats_t
 )
-cpdef void settle(
-    Row[::1] rows, paths_t paths, given_t target, int64_t since, given_t capacity,
-    double change_link, double change_rate,
-)
-@cython.locals(
-    grants=floats_t, used=floats_t, room=double, rest=double, enough=cython.bint
-)
+cpdef void settle(Row[::1] rows, paths_t paths, given_t target, int64_t since, given_t capacity)
+@cython.locals(grants=floats_t, used=floats_t, room=double, rest=double, enough=cython.bint)
 cdef void find_short(
     Row[::1] rows, paths_t paths, const uint8_t[::1] mute, given_t limit, floats_t first,
     floats_t others,
@@ -92,14 +87,11 @@ cpdef Py_ssize_t lower(
 cdef inline bint starved(Row[::1] rows, Py_ssize_t i)
 cdef void find_borrowers(Row[::1] rows, floats_t wish, rows_t first, rows_t following)
 @cython.locals(wish=floats_t, first=rows_t, following=rows_t)
-cpdef void borrow(
-    Row[::1] rows, Py_ssize_t n_groups, chosen_t lowered, double change_link,
-    double change_rate, floats_t gain,
-)
+cpdef void borrow(Row[::1] rows, Py_ssize_t n_groups, chosen_t lowered, floats_t gain)
 @cython.locals(base=floats_t, room=floats_t, n=Py_ssize_t)
 cpdef Py_ssize_t find_raises(
-    Row[::1] rows, paths_t paths, const uint8_t[::1] mute, given_t gain, double change_link,
-    double change_rate, given_t free, bint pressing, rows_t raised, floats_t rates,
+    Row[::1] rows, paths_t paths, const uint8_t[::1] mute, given_t gain, given_t free, bint pressing,
+    rows_t raised, floats_t rates,
 )
 cdef inline bint bare(Row[::1] rows, Py_ssize_t i)
 @cython.locals(n=Py_ssize_t, owing=rows_t)

@@ -5,8 +5,7 @@ the same.
 
 `rows` is what `table` makes of ROW[F], see ledger.py. `paths` are int32[F, H], padded with L: a row
 of only L is a flow whose path is not known, which counts on every link. Rates are payload bytes/s,
-times ns. A change of a rate is small below the part `change_link` of the tightest link, and below
-the part `change_rate` of the rate.
+times ns.
 """
 
 import math
@@ -28,6 +27,9 @@ LEAST_LEFT = 1 / 16
 """Of what was reported: an estimate never says that an active flow is done."""
 PRESSING = 0.25
 """A flow that lacks more than this part of its goal waits for it; less can wait."""
+SMALL_OF_LINK, SMALL_OF_RATE = 0.005, 0.1
+"""A change of a flow's goal is ignored when it is smaller than both this part of the tightest link
+and this part of the goal (rule 7)."""
 TOGETHER_NS = 5_000_000
 """Flows of a job that begin within this time are one gang; in its next phase, those that have not
 begun yet are waited for this long."""
@@ -35,6 +37,7 @@ begun yet are waited for this long."""
 # The same as C variables: rules.pxd declares them.
 _pending, _never, _free = PENDING, NEVER, FREE
 _least_left, _pressing = LEAST_LEFT, PRESSING
+_of_link, _of_rate = SMALL_OF_LINK, SMALL_OF_RATE
 _together, _rounding, _inf = TOGETHER_NS, 1e-9, math.inf
 
 
@@ -190,15 +193,7 @@ def settled(rows: Any) -> bool:
 # --- what is to change
 
 
-def settle(  # noqa: PLR0917
-    rows: Any,
-    paths: Paths,
-    target: Floats,
-    since: int,
-    capacity: Floats,
-    change_link: float,
-    change_rate: float,
-) -> None:
+def settle(rows: Any, paths: Paths, target: Floats, since: int, capacity: Floats) -> None:
     """Turn targets, float64[F], into goals; see Ledger.settle. `capacity`: float64[L]."""
     n_links = len(capacity)
     goals, sums = np.zeros((2, len(rows))), np.zeros(n_links + 1)
@@ -208,7 +203,7 @@ def settle(  # noqa: PLR0917
         if paths[i, 0] == n_links and rows[i].held_since > since:
             wanted[i] = rows[i].grant
         goal = rows[i].goal
-        small = min(change_link * rows[i].tightest, change_rate * max(goal, wanted[i]))
+        small = min(_of_link * rows[i].tightest, _of_rate * max(goal, wanted[i]))
         found[i] = goal if abs(wanted[i] - goal) < small and wanted[i] > 0 else wanted[i]
     add_up(paths, found, sums)
     for i in range(len(rows)):
@@ -305,9 +300,7 @@ def find_borrowers(rows: Any, wish: Any, first: Any, following: Any) -> None:
                 following[i], first[rows[i].group] = first[rows[i].group], i
 
 
-def borrow(  # noqa: PLR0917
-    rows: Any, n_groups: int, lowered: Rows, change_link: float, change_rate: float, gain: Floats
-) -> None:
+def borrow(rows: Any, n_groups: int, lowered: Rows, gain: Floats) -> None:
     """Part of what the flows `lowered` have just lost is lent to others: `gain`, float64[F].
 
     One message tells the daemon both, so the two together never send more: what the lender is
@@ -326,7 +319,7 @@ def borrow(  # noqa: PLR0917
         # every flow is compared with every other one.
         to = first[group]
         rate = min(rows[i].pending_rate[0] - rows[i].grant, wish[to])
-        least = max(change_link * rows[to].tightest, change_rate * rows[to].goal)
+        least = max(_of_link * rows[to].tightest, _of_rate * rows[to].goal)
         if rate == wish[to] or rate >= least:
             rows[i].pending_rate[0] -= rate
             rows[i].lent, rows[i].borrower = rate, to
@@ -341,8 +334,6 @@ def find_raises(  # noqa: PLR0917
     paths: Paths,
     mute: Bools,
     gain: Floats,
-    change_link: float,
-    change_rate: float,
     free: Floats,
     pressing: bool,
     raised: Rows,
@@ -378,7 +369,7 @@ def find_raises(  # noqa: PLR0917
     for k in range(n):
         i = raised[k]
         grant, goal = rows[i].grant, rows[i].goal
-        least = max(change_link * rows[i].tightest, change_rate * goal)
+        least = max(_of_link * rows[i].tightest, _of_rate * goal)
         if rates[k] >= goal or rates[k] - grant >= least:
             raised[sent], rates[sent] = i, rates[k]
             sent += 1

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from flowslot.model.errors import ScheduleRefused
 
 Floats = NDArray[np.float64]
+_MAX_FLOWS = 65536
 
 
 class _Planned(NamedTuple):
@@ -26,16 +27,13 @@ class _Planned(NamedTuple):
 class LoadTable:
     """Explicit schedules over `n_links` links and `horizon` slots; rates in payload bytes/s."""
 
-    def __init__(
-        self, n_links: int, horizon: int, capacity: ArrayLike, max_flows: int = 65536
-    ) -> None:
+    def __init__(self, n_links: int, horizon: int, capacity: ArrayLike) -> None:
         """`capacity`: float64[n_links], the most that a slot of a link may hold."""
         self.capacity: Floats = np.array(capacity, dtype=np.float64)
         if self.capacity.shape != (n_links,) or not np.all(self.capacity >= 0):
             raise ValueError(f"capacity must be {n_links} numbers of at least 0")
         self.horizon = horizon
         self.slot = 0
-        self._max_flows = max_flows
         self._load = np.zeros((n_links, horizon))
         self._flows: dict[Hashable, _Planned] = {}
 
@@ -70,8 +68,8 @@ class LoadTable:
         range, a rate is not a finite number of at least 0, or a slot would be over capacity.
         """
         index, row = self._validated(links, rates, offset)
-        if len(self._flows) >= self._max_flows and flow not in self._flows:
-            raise ScheduleRefused(f"the table already holds {self._max_flows} flows")
+        if len(self._flows) >= _MAX_FLOWS and flow not in self._flows:
+            raise ScheduleRefused(f"the table already holds {_MAX_FLOWS} flows")
         free = self.capacity[index, None] - self._load[index]
         if committed is not None:
             free -= committed[index, None]

@@ -108,6 +108,6 @@ class Pace:
 class HostPolicy(Protocol):
     """Runs in the daemon: turns grants (and what the policy sees itself) into rates."""
 
-    def decide(self, now: Nanos, view: View) -> Pace | None:
-        """Rates from the slot `view.slot` on. Other flows are not paced; None: no flow is."""
+    def decide(self, now: Nanos, view: View) -> Pace:
+        """Rates from the slot `view.slot` on. Other flows are not paced."""
         ...

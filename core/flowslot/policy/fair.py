@@ -4,7 +4,7 @@
 import numpy as np
 
 from flowslot.model.units import Nanos
-from flowslot.policy.base import AllocationState, Allocator, Floats, Pace, View
+from flowslot.policy.base import AllocationState, Allocator, Floats
 from flowslot.policy.fill import max_min
 
 
@@ -18,11 +18,3 @@ class FairAllocator(Allocator):
         rates = np.zeros(len(most))
         max_min(state.paths, state.capacity, most, rates)
         return rates
-
-
-class FairPolicy:
-    """Paces no flow: each is left to its own congestion control."""
-
-    def decide(self, now: Nanos, view: View) -> Pace | None:
-        """See HostPolicy."""
-        return None

@@ -9,7 +9,7 @@ from flowslot.model.errors import FlowslotError
 from flowslot.model.slot import DEFAULT_SLOT
 from flowslot.model.units import Nanos
 from flowslot.policy.base import Allocator, HostPolicy
-from flowslot.policy.fair import FairAllocator, FairPolicy
+from flowslot.policy.fair import FairAllocator
 from flowslot.policy.mlcc import MlccOptions, MlccPolicy
 from flowslot.policy.stagger import StaggerAllocator, StaggerPolicy
 from flowslot.policy.static import StaticPolicy
@@ -39,33 +39,16 @@ def beside_others(options: PolicyOptions) -> PolicyOptions:
 class PolicySpec:
     """A policy: what runs in the daemon, what runs in the arbiter (if anything).
 
-    `needs_arbiter`: its host part works from grants. `paces`: it sets rates (otherwise a daemon
-    running it only observes). `planner`: makes the host part of a policy that plans against the
-    switches' load tables and reserves by explicit schedules; `planner.Reserving` runs it.
+    `needs_arbiter`: its host part works from grants. `feedback`: that is an MlccPolicy, which plans
+    against the load tables of the links on its flows' paths, and reserves by explicit schedules.
     """
 
     name: str
-    host_policy: Callable[[PolicyOptions], HostPolicy]
+    host_policy: Callable[[PolicyOptions], HostPolicy] | None = None
+    """None: a daemon running it only observes."""
     allocator: Callable[[PolicyOptions], Allocator] | None = None
     needs_arbiter: bool = False
-    paces: bool = True
-    planner: Callable[[PolicyOptions], MlccPolicy] | None = None
-
-    @property
-    def feedback(self) -> bool:
-        """It needs the load tables of the links on its flows' paths."""
-        return self.planner is not None
-
-
-def _mlcc(options: PolicyOptions) -> MlccPolicy:
-    """MLCC with every remedy."""
-    return MlccPolicy(MlccOptions.repaired(), options.slot_ns)
-
-
-def _mlcc_literal(options: PolicyOptions) -> MlccPolicy:
-    """MLCC as the paper has it, with its literal cost; but switches refuse what does not fit, where
-    the paper's add everything up. Only the simulated table does that."""
-    return MlccPolicy(MlccOptions(), options.slot_ns)
+    feedback: bool = False
 
 
 _POLICIES = {
@@ -79,19 +62,19 @@ _POLICIES = {
             ),
             needs_arbiter=True,
         ),
+        PolicySpec("static", host_policy=lambda options: StaticPolicy(options.flows_on_link)),
+        PolicySpec("fair", allocator=lambda options: FairAllocator()),
         PolicySpec(
-            "static",
-            host_policy=lambda options: StaticPolicy(options.flows_on_link),
+            "mlcc",
+            host_policy=lambda options: MlccPolicy(MlccOptions.repaired(), options.slot_ns),
+            feedback=True,
         ),
+        # As the paper has it, but for switches that refuse what does not fit: the paper's, which
+        # add everything up, are only simulated.
         PolicySpec(
-            "fair",
-            host_policy=lambda options: FairPolicy(),
-            allocator=lambda options: FairAllocator(),
-            paces=False,
-        ),
-        *(
-            PolicySpec(name, host_policy=plan, planner=plan)
-            for name, plan in (("mlcc", _mlcc), ("mlcc-literal", _mlcc_literal))
+            "mlcc-literal",
+            host_policy=lambda options: MlccPolicy(MlccOptions(), options.slot_ns),
+            feedback=True,
         ),
     )
 }

@@ -40,7 +40,6 @@ class Loopback:
         config = replace(
             config,
             lease_ns=FOREVER,
-            ack_timeout_ns=FOREVER,
             recovery=False,
             max_flows_per_session=FOREVER,  # there is no other daemon to protect from this one
         )

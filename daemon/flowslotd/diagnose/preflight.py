@@ -65,7 +65,7 @@ def _files_and_network(config: Config) -> Iterator[Change]:
                 "network", f"a connection to {switch.name}, {switch.address}", "at its start"
             )
     host = topology.hosts.get(settings.host)
-    if host is not None and host.daemon and registry.get(settings.policy).planner is not None:
+    if host is not None and host.daemon and registry.get(settings.policy).feedback:
         yield Change("network", f"UDP port {host.daemon} for other daemons", "at its start")
 
 

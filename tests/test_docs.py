@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the documentation names is there: links, files, decisions. And it stays short."""
+"""What the documentation names is there: links, files, decisions. It stays short. What the README
+tells people to write is accepted by the programs that read it."""
 
 import os
 import re
@@ -7,6 +8,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from flowslot_cli.main import app
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md")})
@@ -63,3 +67,24 @@ def test_decisions_that_the_code_names_exist() -> None:
 def test_pages_that_are_to_stay_short_do() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) < 120
     assert len((ROOT / "docs/evaluation.md").read_text().split()) <= 2500
+
+
+@pytest.fixture
+def configured(tmp_path: Path) -> Path:
+    """The README's configuration files, in one directory."""
+    blocks = re.findall(
+        r"```toml\n(# /etc/flowslot/([\w-]+\.toml).*?)```", (ROOT / "README.md").read_text(), re.S
+    )
+    for text, name in blocks:
+        (tmp_path / name).write_text(text)
+    topology = str(tmp_path / "topology.toml")
+    made = CliRunner().invoke(app, ["certs", "init", str(tmp_path), "--topology", topology])
+    assert made.exit_code == 0, made.output
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["flowslotd.toml", "topology.toml", "switch-tor1.toml"])
+def test_its_configuration_files_are_good(configured: Path, name: str) -> None:
+    result = CliRunner().invoke(app, ["check-config", str(configured / name)])
+    assert result.exit_code == 0, result.output
+    assert "no problem" in result.output

@@ -16,7 +16,7 @@ from functools import partial
 from typing import ParamSpec
 
 from flowslot.model.errors import ConfigError, FlowslotError
-from flowslot.model.slot import SlotClock
+from flowslot.model.slot import SlotClock, Tick
 from flowslot.model.units import MILLISECOND, SECOND, Nanos
 from flowslot_proto.systemd import Notifier
 from flowslot_shm.layout import Message
@@ -105,7 +105,7 @@ class Daemon:
             # What lives now lives on: keeps the collector's pauses out of the slots.
             gc.collect()
             gc.freeze()
-            self._next_slot()
+            self._next_slot(*read_slot(self._clock))
             self._notifier.ready(self._describe())
             _log.info("ready: %s", self._describe())
             await self._stop.wait()
@@ -123,9 +123,8 @@ class Daemon:
 
     # -- slots and events -------------------------------------------------------------------
 
-    def _next_slot(self) -> None:
+    def _next_slot(self, now: Nanos, tick: Tick) -> None:
         """Set the timer of the next pass over everything."""
-        now, tick = read_slot(self._clock)
         self.slot = tick.slot
         at_boundary = self.engine.source.at_boundary
         moment = self._passes.next_slot(now, tick, at_boundary=at_boundary)
@@ -143,11 +142,11 @@ class Daemon:
         self.slot = tick.slot
         self._guard("slot", self._slot_pass, now)
         self._rearm()
-        self._guard("kernel events", self._on_kernel)
+        self._on_noticed()
         metrics.decision.add(monotonic() - now)
         self._guard("peers", self.engine.source.tell, now)
         self._notifier.watchdog()
-        self._next_slot()
+        self._next_slot(now, tick)
 
     def _slot_pass(self, now: Nanos) -> None:
         """Look at all jobs that are due, and at those that something has happened to."""
@@ -176,7 +175,7 @@ class Daemon:
         if touched and self.engine.source.joint:
             touched = self._records()
         self._guard("events", self._pass, now, touched)
-        self._guard("kernel events", self._on_kernel)  # what had ended before it was watched
+        self._on_noticed()
         self._passes.took(thread_cpu() - cpu)
         self.metrics.replan.add(monotonic() - now)
 
@@ -216,7 +215,7 @@ class Daemon:
     def _on_rates(self, now: Nanos) -> None:
         """What the rate source says has changed."""
         self._guard("rates", self._paced, now)
-        self._guard("kernel events", self._on_kernel)
+        self._on_noticed()
 
     def _paced(self, now: Nanos) -> None:
         loop = self.engine.loop
@@ -232,6 +231,11 @@ class Daemon:
         self._muted = self._loop.call_later(
             MUTE_S, self._loop.add_reader, fd, self._on_readable, fd
         )
+
+    def _on_noticed(self) -> None:
+        """What a pass has noticed itself, as what had ended before it was watched."""
+        if self.engine.pacer.noticed:
+            self._guard("kernel events", self._on_kernel)
 
     def _on_kernel(self) -> None:
         drained = []

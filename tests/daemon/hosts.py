@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
+from waiting import until
+
 from flowslot.model.units import Nanos
 from flowslot.policy import registry
 from flowslot.protocol.grants import Granted
@@ -21,18 +23,7 @@ from flowslotd.negotiate.arbiter import ArbiterRates
 from flowslotd.negotiate.source import RateSource
 
 Until = Callable[[Callable[[], object]], Awaitable[None]]
-DEADLINE_S = 30.0
 SLOT_MS = 500  # leases of 2 s, which even a busy machine does not break
-
-
-async def until(
-    probe: Callable[[], object], what: str = "", *, again: Callable[[], object] = bool
-) -> None:
-    """`what`: for who reads the test. `again` is called until then, too."""
-    async with asyncio.timeout(DEADLINE_S):
-        while not probe():
-            again()
-            await asyncio.sleep(0.01)
 
 
 class Flows:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from switchproc import LINKS, Switch, free_port, topology
+from waiting import until
 
 from flowslot.model.units import SECOND, Nanos
 from flowslot.protocol.messages import Ack, FromArbiter, Grant, HeartbeatEcho
@@ -19,7 +20,7 @@ from flowslot_proto import flowslot_pb2 as pb
 from flowslotd.clock import monotonic
 from flowslotd.negotiate.switch_client import SwitchClient
 
-from .hosts import SLOT_MS, Host, negotiating, until
+from .hosts import SLOT_MS, Host, negotiating
 from .lying import Liar
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from mlcc_hosts import view_of
 from switchproc import Switch
+from waiting import until
 
 from flowslot.policy import registry
 from flowslot.policy.mlcc import Update
@@ -19,7 +20,7 @@ from flowslot_proto import flowslot_pb2 as pb
 from flowslotd.clock import monotonic, wall
 from flowslotd.negotiate.load_tables import PlannedRates
 
-from .hosts import SLOT_MS, Opened, negotiating, until
+from .hosts import SLOT_MS, Opened, negotiating
 from .lying import Liar
 from .test_several_switches import CROSS, switches, text
 

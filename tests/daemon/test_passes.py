@@ -106,7 +106,7 @@ class Engine(SimpleNamespace):
                 refresh=lambda now: None,
                 has_news=False,
             ),
-            pacer=SimpleNamespace(events=lambda: looks.pop(0) if looks else []),
+            pacer=SimpleNamespace(events=lambda: looks.pop(0) if looks else [], noticed=[1]),
             source=RateSource(),
         )
 

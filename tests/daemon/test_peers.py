@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import uvloop
+from waiting import until
 
 from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.policy.mlcc.peers import Group, LocalFlow, Peers
@@ -19,7 +20,6 @@ from flowslotd.clock import monotonic
 from flowslotd.negotiate.peers import PeerEndpoint
 
 from .conftest import TOPOLOGY
-from .hosts import until
 
 run = uvloop.run  # as the daemon does
 SLOT = Nanos(60 * MILLISECOND)

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 from switchproc import Switch, free_port
+from waiting import until
 
 from flowslotd.clock import monotonic
 
-from .hosts import SLOT_MS, Host, negotiating, until
+from .hosts import SLOT_MS, Host, negotiating
 
 HELD = {
     "s1": ("h1->s1", "s1->h1"),

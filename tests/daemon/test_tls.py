@@ -10,13 +10,14 @@ import pytest
 import tlsfiles
 from switchproc import topology
 from tlsfiles import TlsSwitch
+from waiting import until
 
 from flowslot.model.errors import ConfigError
 from flowslot_cli import render
 from flowslotd import config
 from flowslotd.diagnose import diagnosis
 
-from .hosts import Host, negotiating, until
+from .hosts import Host, negotiating
 
 SLOT_MS = 500
 FAR = topology(7400).replace("127.0.0.1", "192.0.2.1")

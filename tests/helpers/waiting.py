@@ -17,10 +17,18 @@ def settle(check: Callable[[], Any], seconds: float = 20.0) -> Any:
     return result
 
 
-async def until(check: Callable[[], object], seconds: float = 20.0) -> None:
-    """The same on an event loop, which goes on meanwhile."""
+async def until(
+    check: Callable[[], object],
+    what: str = "",
+    *,
+    seconds: float = 20.0,
+    again: Callable[[], object] = bool,
+) -> None:
+    """The same on an event loop, which goes on meanwhile. `what`: for who reads the test. `again`
+    is called until then, too."""
     async with asyncio.timeout(seconds):
         while not check():
+            again()
             await asyncio.sleep(0.001)
 
 

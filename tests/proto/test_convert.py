@@ -89,13 +89,7 @@ def test_what_a_daemon_says_survives(message: FromDaemon) -> None:
     # The daemon numbers its links from 100, the switch backwards: the wire's are their own.
     wire = {100 + i: i for i in range(LINKS)}
     meaning = [LINKS - 1 - i for i in range(LINKS)]
-    sent = FromDaemon(
-        message.session,
-        message.dones,
-        [relinked(d, 100, 1) for d in message.demands],
-        message.acks,
-        message.heartbeat,
-    )
+    sent = replace(message, demands=[relinked(d, 100, 1) for d in message.demands])
     data = convert.write_daemon(sent, wire).SerializeToString()
     got = convert.read_daemon(pb.DaemonMessage.FromString(data), meaning)
     expected = plain(message) | {"demands": [relinked(d, LINKS - 1, -1) for d in message.demands]}

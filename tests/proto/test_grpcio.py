@@ -8,20 +8,17 @@ THREADS = """
 import asyncio, os
 from flowslot_proto.grpcio import grpc
 
-class Echo(grpc.GenericRpcHandler):
-    def service(self, _):
-        return grpc.unary_unary_rpc_method_handler(self.answer)
-
-    async def answer(self, request, _):
-        return request
+async def echo(request, _):
+    return request
 
 async def main():
     server = grpc.aio.server()
-    server.add_generic_rpc_handlers((Echo(),))
+    methods = {"echo": grpc.unary_unary_rpc_method_handler(echo)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("x", methods),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        call = channel.unary_unary("/echo")
+        call = channel.unary_unary("/x/echo")
         await call(b"")
         before = wakes()
         for _ in range(50):

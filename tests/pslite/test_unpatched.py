@@ -64,7 +64,7 @@ def test_all_data_connections_are_found_and_enlisted_and_the_schedulers_are_not(
         def all_there() -> bool:
             return (len(slots(workers)), len(slots(servers))) == (4, 4)
 
-        await until(all_there, 60)
+        await until(all_there, seconds=60)
         pushes, pulls = slots(workers), slots(servers)
         assert {(bytes(s["job"]), int(s["role"])) for s in pushes} == {(name, Role.PUSH)}
         assert {(bytes(s["job"]), int(s["role"])) for s in pulls} == {(name, Role.PULL)}
@@ -72,7 +72,7 @@ def test_all_data_connections_are_found_and_enlisted_and_the_schedulers_are_not(
         # Each is reported from both ends.
         assert {(there, here) for here, there in ports(pulls)} == ports(pushes)
         mine = ports(pushes) | ports(pulls)
-        await until(lambda: _named(job, "reno") == mine, 60)
+        await until(lambda: _named(job, "reno") == mine, seconds=60)
         await asyncio.sleep(3)  # what is found later would be wrong
         assert all_there()
         found = sockets(job.pids)
@@ -110,7 +110,7 @@ def test_bytes_per_iteration_are_learnt_within_a_percent() -> None:
                     known.add(cookie)
             return len(known) == len(seen) == 8 and all(map(right, seen.values()))
 
-        await until(learnt, 120)
+        await until(learnt, seconds=120)
 
     with training("calm", 0.3):
         watch(check)
@@ -118,10 +118,10 @@ def test_bytes_per_iteration_are_learnt_within_a_percent() -> None:
 
 def test_a_node_that_dies_is_forgotten() -> None:
     async def check(workers: PassiveSources, servers: PassiveSources) -> None:
-        await until(lambda: len(slots(workers)) == 4, 60)
+        await until(lambda: len(slots(workers)) == 4, seconds=60)
         worker = next(iter(workers.records.values())).pid
         os.kill(worker, 9)
-        await until(lambda: worker not in {s.pid for s in workers.records.values()}, 5)
+        await until(lambda: worker not in {s.pid for s in workers.records.values()}, seconds=5)
 
     with training("calm", 0.1):
         watch(check)
@@ -129,7 +129,7 @@ def test_a_node_that_dies_is_forgotten() -> None:
 
 def test_patched_ones_speak_for_themselves() -> None:
     async def check(workers: PassiveSources, servers: PassiveSources) -> None:
-        await until(lambda: len(sockets(job.pids)) >= 16, 60)
+        await until(lambda: len(sockets(job.pids)) >= 16, seconds=60)
         await asyncio.sleep(4)
         assert not workers.records and not servers.records
 

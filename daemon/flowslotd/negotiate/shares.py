@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# cython: infer_types=True
 """Sums of flows by aggregate, and each flow's share of its aggregate's rate (compiled: shares.pxd).
 
 `rows` is what `as_structs` makes of ROW[F]. Times are ns. What is done is the same when this file

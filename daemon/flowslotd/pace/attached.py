@@ -52,7 +52,7 @@ class AttachedPacer(Pacer, ABC):
         self._egress: Egress | None = None  # of back ends that set devices up
         self._undo = UndoTable()
         self._sockets: dict[int, _Socket] = {}  # by cookie
-        self._happened: list[KernelEvent] = []
+        self.noticed: list[KernelEvent] = []
         self._why: dict[int, str] = {}  # reasons why flows are not paced
         self._in_force = True
 
@@ -157,7 +157,7 @@ class AttachedPacer(Pacer, ABC):
             self._gone(cookie)
             del self._sockets[cookie]
             self._why.pop(cookie, None)
-            self._happened.append(KernelEvent("closed", cookie))
+            self.noticed.append(KernelEvent("closed", cookie))
             return
         hidden = self._sockets[cookie].pid == 0
         why = "its process is in another pid namespace" if hidden else str(error)
@@ -209,7 +209,7 @@ class AttachedPacer(Pacer, ABC):
             return None
         if acked is not None and at.target is not None and acked >= at.target:
             at.target = None
-            self._happened.append(KernelEvent("drained", cookie, acked))
+            self.noticed.append(KernelEvent("drained", cookie, acked))
         return acked
 
     @abstractmethod
@@ -218,7 +218,7 @@ class AttachedPacer(Pacer, ABC):
 
     def events(self) -> list[KernelEvent]:
         """`closed` and `drained`, as noticed by `counters()` and `apply()`; no addresses."""
-        happened, self._happened = self._happened, []
+        happened, self.noticed = self.noticed, []
         return happened
 
     def watch(self, cookie: int, acked_target: int) -> None:

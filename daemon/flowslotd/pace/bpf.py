@@ -81,7 +81,7 @@ class BpfPacer(Pacer):
         self._paths: dict[bytes, int] = {}
         self._watched: dict[int, int] = {}
         self._pending: list[bytes] = []
-        self._late: list[KernelEvent] = []
+        self.noticed: list[KernelEvent] = []
         self._lenders: dict[int, int] = {}  # by borrower
 
     # -- life ---------------------------------------------------------------------------------
@@ -240,10 +240,10 @@ class BpfPacer(Pacer):
 
     def events(self) -> list[KernelEvent]:
         """See `Pacer`."""
-        if self._ring is None or not (self._ring.consume() or self._late):
+        if self._ring is None or not (self._ring.consume() or self.noticed):
             return []
         raw, self._pending[:] = b"".join(self._pending), []
-        out, self._late = self._late, []
+        out, self.noticed = self.noticed, []
         rows = np.frombuffer(raw, EVENT)
         columns = (rows[name].tolist() for name in ("kind", "cookie", "acked"))
         for kind, cookie, acked in zip(*columns, strict=True):
@@ -291,4 +291,4 @@ class BpfPacer(Pacer):
         acked = int(self._stat["acked"][slot])
         if acked >= acked_target:  # before the kernel knew of it
             del self._watched[cookie]
-            self._late.append(KernelEvent("drained", cookie, acked))
+            self.noticed.append(KernelEvent("drained", cookie, acked))

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# cython: infer_types=True
 """Who borrows a flow's rate in the moment in which it has sent everything (compiled: handover.pxd).
 
 Negotiation takes milliseconds, in which the link would be idle between one job and the next. A

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every way of pacing flows offers to the daemon."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -83,6 +83,8 @@ class Pacer:
     """What jobs select with TCP_CONGESTION; empty: nothing."""
     lends = False
     """`lend` has an effect."""
+    noticed: Sequence[KernelEvent] = ()
+    """What `events()` has to tell and `event_fd` does not."""
 
     def open(self) -> None:
         """Take what is needed from the kernel. Raises PacingError."""

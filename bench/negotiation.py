@@ -43,9 +43,10 @@ import psutil
 
 from bench import grpc_floor, wire
 from bench.negotiation_client import BUSY, topology_text
-from flowslot_lab.describe import describe
+from flowslot_lab.describe import ask
 from flowslot_lab.processors import awake
 from flowslot_proto import flowslot_pb2 as pb
+from flowslot_proto.grpcio import grpc
 
 
 class Load(NamedTuple):
@@ -173,7 +174,8 @@ def _run_clients(topology: Path, load: Load) -> list[dict[str, Any]]:
 
 
 def _describe(port: int) -> pb.DescribeReply:
-    return describe(f"127.0.0.1:{port}")
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        return ask(channel)
 
 
 def _cpu_s(processes: Iterable[subprocess.Popen[bytes]]) -> list[float]:

@@ -10,11 +10,12 @@ largest ratio of a job's mean to its own under fair, and messages per host and s
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -135,13 +136,14 @@ def main() -> int:
     args = parser.parse_args()
     worlds, seeds = args.worlds.split(","), range(args.seeds)
     cases = list(dict.fromkeys(["fair", *args.cases.split(",")]))
-    for name, known in (*product(cases, [CASES]), *product(worlds, [WORLDS])):
+    wanted: list[tuple[str, Mapping[str, Any]]] = [(name, CASES) for name in cases]
+    for name, known in [*wanted, *((name, WORLDS) for name in worlds)]:
         if name not in known:
             parser.error(f'"{name}" is none of: {", ".join(known)}')
     runs = list(product(cases, worlds, seeds))
     with ProcessPoolExecutor(args.processes) as pool:
         outcomes = dict(zip(runs, pool.map(simulate, *zip(*runs, strict=True)), strict=True))
-    rows = []
+    rows: list[dict[str, Any]] = []
     for world, name in product(worlds, cases):
         got = [outcomes[name, world, seed] for seed in seeds]
         fair = [outcomes["fair", world, seed] for seed in seeds]
@@ -159,8 +161,8 @@ def main() -> int:
         rows.append({"world": world, "case": name, **numbers})
     table = Table("world", "case", "mean", "p99", "r", "messages")
     for row in rows:
-        numbers = f"{row['mean']:.3f}", f"{row['p99']:.2f}", f"{row['r']:.3f}"
-        table.add_row(row["world"], row["case"], *numbers, f"{row['messages']:.1f}")
+        shown = f"{row['mean']:.3f}", f"{row['p99']:.2f}", f"{row['r']:.3f}"
+        table.add_row(row["world"], row["case"], *shown, f"{row['messages']:.1f}")
     Console(width=None if sys.stdout.isatty() else 120).print(table)
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1) + "\n")

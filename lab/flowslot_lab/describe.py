@@ -11,10 +11,9 @@ import json
 import sys
 from pathlib import Path
 
-import grpc
-
 from flowslot_proto import methods
 from flowslot_proto.flowslot_pb2 import DescribeReply
+from flowslot_proto.grpcio import grpc
 
 _TIMEOUT_S = 5.0
 _OPTIONS = (
@@ -31,9 +30,14 @@ def describe(address: str, switch: str, folder: Path, caller: str) -> DescribeRe
     credentials = grpc.ssl_channel_credentials(*((folder / name).read_bytes() for name in names))
     options = (*_OPTIONS, ("grpc.ssl_target_name_override", switch))
     with grpc.secure_channel(address, credentials, options=options) as channel:
-        call = channel.unary_unary(methods.DESCRIBE, response_deserializer=DescribeReply.FromString)
-        reply: DescribeReply = call(b"", timeout=_TIMEOUT_S, wait_for_ready=True)
-        return reply
+        return ask(channel)
+
+
+def ask(channel: grpc.Channel) -> DescribeReply:
+    """The same through a channel."""
+    call = channel.unary_unary(methods.DESCRIBE, response_deserializer=DescribeReply.FromString)
+    reply: DescribeReply = call(b"", timeout=_TIMEOUT_S, wait_for_ready=True)
+    return reply
 
 
 def main() -> int:

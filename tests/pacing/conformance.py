@@ -136,7 +136,8 @@ def tc(*arguments: str) -> Any:
 
 def possible(program: str, line: str) -> bool:
     """A command of `ip` or `tc` that some kernels do not know: whether it was done."""
-    return not subprocess.run([program, *line.split()], check=False, capture_output=True).returncode
+    command = f"{program} {line}".split()
+    return not subprocess.run(command, check=False, capture_output=True).returncode
 
 
 def set_own(flow: Any) -> None:

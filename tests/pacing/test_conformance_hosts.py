@@ -206,11 +206,11 @@ def test_sockets_that_nobody_can_pace(on: Bench) -> None:
 
 def test_over_a_path_with_delay_and_loss(on: Bench) -> None:
     """At the receiver's end of the switch, as the acknowledgements are on their way back."""
-    netem = f"-n {on.net.switch} qdisc add dev {{}} root netem delay 5ms loss 0.5%"
-    if not possible("tc", netem.format("here")):
+    tc, netem = f"tc -n {on.net.switch}", "qdisc add dev {} root netem delay 5ms loss 0.5%"
+    if not possible(tc, netem.format("here")):
         assert not MUST
         pytest.skip("this kernel has no netem")
-    change("tc", netem.format("there"))
+    change(tc, netem.format("there"))
     pacer, flow = on.pair()
     for rate in (2 * MB, MB):
         assert set_rate(pacer, {flow: rate}) == 1

@@ -22,9 +22,8 @@ async def main():
         call = channel.unary_unary("/x/echo")
         for _ in range(50):
             assert await call(b"x") == b"x"
-    tasks = list(Path("/proc/self/task").iterdir())
-    pool = [task for task in tasks if "event_engine" in read(task, "comm")]
-    print(sum(int(read(task, "schedstat").split()[2]) for task in pool))
+    pool = [t for t in Path("/proc/self/task").iterdir() if "event_engine" in read(t, "comm")]
+    print(sum(int(read(t, "schedstat").split()[2]) for t in pool))
     await server.stop(None)
 
 def read(task, name):

@@ -146,7 +146,7 @@ class Daemon:
         metrics.decision.add(monotonic() - now)
         self._guard("peers", self.engine.source.tell, now)
         self._notifier.watchdog()
-        self._next_slot(now, tick)
+        self._next_slot(*read_slot(self._clock))
 
     def _slot_pass(self, now: Nanos) -> None:
         """Look at all jobs that are due, and at those that something has happened to."""

@@ -125,8 +125,8 @@ class SlotLoop:
 
     def keep(self, now: Nanos) -> None:
         """Rates have changed, and what is in force may have been to end with a lease that is
-        another one now: `refresh`, if it cannot wait for the next slot."""
-        if not now + self._grid.slot_ns < self._until <= self._deadline(now):
+        another one now: `refresh`, if it cannot wait for the next slot, which may be late."""
+        if not now + self._grid.slot_ns * 3 // 2 < self._until <= self._deadline(now):
             self.refresh(now)
 
     def release(self) -> None:

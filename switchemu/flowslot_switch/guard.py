@@ -71,6 +71,7 @@ class Guard:
         """Let everything come."""
         if self._task is not None:
             self._task.cancel()
+            self._task = None
             self._files.set(None)
 
     def bars(self, address: str) -> bool:
@@ -88,14 +89,15 @@ class Guard:
 
     def cut(self, peer: str) -> None:
         """Shut a connection down."""
-        sockets = self._look()[1]
-        for number, connection in list(self._known.items()):
-            if connection is not None and connection.peer == peer and number in sockets:
-                self._shut(number, sockets[number])
+        with contextlib.suppress(OSError):  # no file is left to look with
+            sockets = self._look()[1]
+            for number, connection in list(self._known.items()):
+                if connection is not None and connection.peer == peer and number in sockets:
+                    self._shut(number, sockets[number])
 
     def handshake(self) -> None:
         """One begins. In any thread."""
-        if self._looks.take(time.monotonic_ns()):
+        if self._port and self._looks.take(time.monotonic_ns()):
             with contextlib.suppress(OSError):  # no file is left to look with
                 self._look()
         self._handshakes += 1
@@ -108,7 +110,8 @@ class Guard:
 
         def tell() -> None:
             if self._looks.take(time.monotonic_ns()):
-                self._look()
+                with contextlib.suppress(OSError):
+                    self._look()
             self._on_rejected(" or ".join(self._gone) or "somebody", f"TLS: {why}")
 
         asyncio.get_running_loop().call_later(CLOSED_S, tell)

@@ -104,11 +104,16 @@ class SwitchProcess:
             if new[field] != old[field]:
                 problem = f"is {old[field]} and cannot change while running; restart"
                 raise ConfigError(self._source, field, problem)
-        if config == self._config:
+        if _decides_by(config) == _decides_by(self._config):
             service.runner.config = config  # other hosts, perhaps
         else:
             service.replace(self._runner(config), "the configuration has changed")
             self._config = config
+
+
+def _decides_by(config: SwitchConfig) -> tuple[object, ...]:
+    """What a change of ends all streams for; the topology's other hosts and its path do not."""
+    return config.links, config.partial, config.settings.arbiter
 
 
 def _fixed(config: SwitchConfig) -> dict[str, object]:

@@ -86,9 +86,8 @@ async def test_what_one_daemon_has_reserved_is_refused_to_others_until_it_gives_
         assert one.said["reservations"]["scheduled"] > 0
         assert one.said["grpc_connections"] == 2, "s3 has nothing to do with h1"
         more = Update(9, link, wall() // two.slot_ns, np.full(5, 0.5 * limit), np.zeros(5))
-        for held in one.source._remotes:
-            if set(link) <= held.held:
-                assert await held.update(more, 5.0) is False
+        (held,) = (remote for remote in one.source._remotes if set(link) <= remote.held)
+        assert await held.update(more, 5.0) is False
         one.flows = {}
         two.flows = {2: (("s2->h2",), BUSY)}
         await until(lambda: two.rates.get(2, 0.0) > 0.9 * limit, "given back, and reserved anew")

@@ -219,7 +219,8 @@ def find_short(  # noqa: PLR0917
 ) -> None:
     """Which links lack room for what flows wait for, even when all acknowledgements are in: their
     `others`, float64[L + 1], is 1 then, else 0; the last one, of flows that count on all links, is
-    1 if any is. `first`: the same. Both are zero before. `limit`: see `in_the_way`."""
+    1 if any is. `first`: of those that have nothing. Both are zero before. `limit`, `mute`: see
+    `in_the_way`."""
     last, grants, used = len(limit), np.zeros(len(rows)), np.zeros(len(first))
     for i in range(len(rows)):
         grants[i] = rows[i].grant

@@ -90,6 +90,7 @@ def test_repaired_all_jobs_get_on(name: str) -> None:
 
     each_slot(sim, 10, look)
     assert seen.idle == 0 and not plane.watch.stalls
+    assert plane.evidence().scheduled > plane.evidence().granted == 0, "as the lab counts them"
     fair = Simulation(world_of(name), lambda _: Free())
     fair.run(until_ns=10 * 10**9)
     for ours, theirs in zip(sim.progress, fair.progress, strict=True):

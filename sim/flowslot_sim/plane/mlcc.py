@@ -144,10 +144,10 @@ class Mlcc:
             self.hosts[host].ended(now)
 
     def evidence(self) -> Evidence:
-        """See Control. Granted and refused: updates."""
+        """See Control. Scheduled and refused: updates."""
         each = [host.planner.counts for host in self.hosts.values()]
         return Evidence(
-            granted=sum(counts.accepted for counts in each),
+            scheduled=sum(counts.accepted for counts in each),
             refused=sum(counts.refused for counts in each),
             rate_writes=sum(host.writes for host in self.hosts.values()),
             control_packets=self._sent,

@@ -58,7 +58,7 @@ static __always_inline void addresses(struct sock *sk, __u16 *family, __u16 *spo
 	}
 }
 
-static __always_inline void tell(struct sock *sk, struct flow *f, __u32 kind, __u64 now)
+static __always_inline void tell(struct sock *sk, struct flow *f, __u32 kind)
 {
 	struct fs_event *e = bpf_ringbuf_reserve(&fs_events, sizeof(*e), 0);
 
@@ -66,14 +66,13 @@ static __always_inline void tell(struct sock *sk, struct flow *f, __u32 kind, __
 		return; /* full: the daemon finds out when it next looks at fs_stat */
 	e->cookie = f->cookie;
 	e->acked = ((struct tcp_sock *)sk)->bytes_acked;
-	e->at_ns = now;
 	e->kind = kind;
 	e->slot = f->slot;
 	bpf_ringbuf_submit(e, 0);
 }
 
 /* Announce the flow once it has a cookie: a socket gets one when somebody asks (SO_COOKIE). */
-static __noinline void announce(struct sock *sk, struct flow *f, __u64 now)
+static __noinline void announce(struct sock *sk, struct flow *f)
 {
 	__u32 slot = f->slot;
 	struct fs_stat *st = bpf_map_lookup_elem(&fs_stat, &slot);
@@ -87,7 +86,7 @@ static __noinline void announce(struct sock *sk, struct flow *f, __u64 now)
 	addresses(sk, &st->family, &st->sport, &st->dport, st->src, st->dst);
 	st->acked = ((struct tcp_sock *)sk)->bytes_acked;
 	__sync_lock_test_and_set(&st->cookie, f->cookie); /* last: an exchange is a barrier */
-	tell(sk, f, FS_NEW, now);
+	tell(sk, f, FS_NEW);
 }
 
 /* The entry, if it is this flow's. */

@@ -59,7 +59,7 @@ void BPF_PROG(fs_pkts_acked, struct sock *sk, const struct ack_sample *sample)
 		f->drained = ctl->drain_at;
 		if (st && slot && tp->write_seq == tp->snd_una)
 			st->drained = ctl->drain_at; /* first of all: a borrower may be waiting */
-		tell(sk, f, FS_DRAINED, now);
+		tell(sk, f, FS_DRAINED);
 	}
 }
 
@@ -74,7 +74,7 @@ __u32 BPF_PROG(fs_min_tso_segs, struct sock *sk)
 	struct fs_stat *st = bpf_map_lookup_elem(&fs_stat, &slot);
 
 	if (!f->cookie)
-		announce(sk, f, now);
+		announce(sk, f);
 	if (f->idle_ns && tp->write_seq != tp->snd_nxt) {
 		/* The queue that the old top-up was fit for is history; others may start now too. */
 		if (now - f->idle_ns > FS_GAP_NS)
@@ -166,7 +166,7 @@ void BPF_PROG(fs_init, struct sock *sk)
 		f->woke_pacing = 1;
 	}
 	sk->sk_pacing_rate = sk->sk_max_pacing_rate;
-	announce(sk, f, now);
+	announce(sk, f);
 }
 
 SEC("struct_ops/fs_release")
@@ -184,7 +184,7 @@ void BPF_PROG(fs_release, struct sock *sk)
 		return;
 	st->cookie = 0;
 	if (f->cookie)
-		tell(sk, f, FS_CLOSED, bpf_ktime_get_ns());
+		tell(sk, f, FS_CLOSED);
 	f->slot = 0;
 	bpf_map_push_elem(&fs_free, &slot, 0);
 }

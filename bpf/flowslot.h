@@ -63,7 +63,6 @@ struct fs_stat {
 struct fs_event {
 	__u64 cookie;
 	__u64 acked;
-	__u64 at_ns;
 	__u32 kind; /* enum fs_kind */
 	__u32 slot;
 };

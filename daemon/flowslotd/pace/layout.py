@@ -67,7 +67,6 @@ EVENT = np.dtype(
     [
         ("cookie", "u8"),
         ("acked", "u8"),
-        ("at_ns", "u8"),
         ("kind", "u4"),
         ("slot", "u4"),
     ]

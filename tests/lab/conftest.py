@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared by the lab's tests."""
 
-import os
+import contextlib
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from leftovers import TOOL, Host
 from scenariofiles import SCENARIOS, TWO_HOSTS, TWO_RACKS
+from waiting import settle
 
 from flowslot_lab.state import NETNS, ROOT, RunState
 from flowslot_scenario.scenario import load
@@ -33,14 +33,10 @@ class Quiet:
 def traces(run_id: str) -> dict[str, list[str]]:
     """What exists of a run now: namespaces, processes, directories, devices of the host."""
     processes = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and entry.name != str(os.getpid()):
-            try:
-                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-            except OSError:
-                continue
-            if f"/flowslot-lab/{run_id}/" in command and state != "Z":
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            command = path.read_bytes().replace(b"\0", b" ").decode()  # b"" of a zombie
+            if f"/flowslot-lab/{run_id}/" in command:
                 processes.append(command)
     known = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
     spaces = NETNS.iterdir() if NETNS.is_dir() else ()
@@ -82,13 +78,11 @@ def nothing_left(host: Host, state: RunState) -> Iterator[None]:
 
 
 LEAVES_NOTHING = pytest.mark.usefixtures("nothing_left")
-
-
 Flowslot = Callable[..., subprocess.Popen[str]]
 
 
 @pytest.fixture
-def flowslot() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def flowslot() -> Iterator[Flowslot]:
     """Starts `flowslot ARGS` as a process; kills it at the end."""
     started = []
 
@@ -112,12 +106,13 @@ def begin(
     """Start a long run; returns it and its id once its jobs exist."""
     file = str(SCENARIOS / f"{scenario}.toml")
     process = flowslot("lab", "run", file, "--iterations", "1000", "--no-predict", *options)
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
+
+    def begun(journal: Path) -> bool:
+        text = journal.read_text()
+        return f"owner {process.pid} " in text and " job-b-1\n" in text
+
+    def journals() -> list[Path]:
         assert process.poll() is None, process.communicate()
-        for journal in ROOT.glob("[0-9a-f]*/journal"):
-            text = journal.read_text()
-            if f"owner {process.pid} " in text and " job-b-1\n" in text:
-                return process, journal.parent.name
-        time.sleep(0.05)
-    raise AssertionError("the run did not begin")
+        return list(filter(begun, ROOT.glob("[0-9a-f]*/journal")))
+
+    return process, settle(journals, 60)[0].parent.name

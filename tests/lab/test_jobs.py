@@ -3,6 +3,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from waiting import settle
 
 from flowslot_lab.content import Content, CorruptionError
 from flowslot_lab.job import compute_ns
@@ -49,8 +51,10 @@ def make_spec(kind: str, rank: int, ranks: int, **changes: Any) -> JobSpec:
 
 
 @pytest.fixture
-def start(tmp_path: Path, unused_port: int) -> Iterator[Start]:
+def start(tmp_path: Path) -> Iterator[Start]:
     processes: list[subprocess.Popen[str]] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        unused_port = server.getsockname()[1]
 
     def run(specs: list[dict[str, Any]], kind: str) -> list[subprocess.Popen[str]]:
         for rank, changes in enumerate(specs):
@@ -72,14 +76,6 @@ def start(tmp_path: Path, unused_port: int) -> Iterator[Start]:
     for process in processes:
         process.kill()
         process.communicate()
-
-
-@pytest.fixture
-def unused_port() -> int:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def reports(processes: list[subprocess.Popen[str]]) -> list[dict[str, Any]]:
@@ -127,9 +123,7 @@ def test_wrong_content_is_noticed(start: Start, kind: str, ranks: int) -> None:
     changes = [{"slices": 4}, {"slices": 4, "seed": 2}, *[{"slices": 4}] * (ranks - 2)]
     processes = start(changes, kind)
     if kind == "pslite":  # whose other nodes wait for the first one to leave
-        while all(process.poll() is None for process in processes):
-            time.sleep(0.01)
-        processes = [process for process in processes if process.poll() is not None]
+        processes = settle(lambda: [it for it in processes if it.poll() is not None], 60)
     errors = [process.communicate()[1] for process in processes]
     assert any("CorruptionError: word" in error for error in errors)
     assert all(process.returncode == 1 for process in processes)

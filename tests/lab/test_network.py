@@ -12,6 +12,7 @@ import pytest
 import yaml
 from leftovers import Host
 from pytest import MonkeyPatch
+from waiting import settle
 
 from flowslot_lab.net import LabError, Network, run
 from flowslot_lab.processors import of_the_network
@@ -139,10 +140,7 @@ def test_after_kill_the_next_start_is_clean(
     process, run_id = begin(flowslot, "--policy", policy, scenario=scenario)
     process.kill()
     process.communicate()
-    deadline = time.monotonic() + 10
-    while traces(run_id)["processes"] and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert traces(run_id)["processes"] == []  # they die with the lab, before anyone cleans
+    settle(lambda: not traces(run_id)["processes"])  # they die with the lab, before anyone cleans
     parts = ["core", "h1", "h2", "h3", "h4", "r1", "r2"]
     if scenario == "two-equal":
         parts = ["h1", "h2", "s1"]

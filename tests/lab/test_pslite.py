@@ -6,6 +6,7 @@ import itertools
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 from bench.harm import (
@@ -21,12 +22,11 @@ from bench.harm import (
     worker,
 )
 
-from flowslot_lab.runner import LiveRun, expected_bytes
+from flowslot_lab.runner import LiveRun
 from flowslot_lab.state import RunState
-from flowslot_scenario.scenario import Scenario
 
 from .conftest import SCENARIOS, Quiet
-from .test_fail_open import controls, wait
+from .test_fail_open import controls, finish, wait
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
 ITERATIONS = 20
@@ -38,46 +38,31 @@ SHARE = 1_500_000
 
 @pytest.fixture
 def start(nothing_left: None, state: RunState) -> Iterator[Start]:
-    running: list[LiveRun] = []
+    with ExitStack() as stack:
 
-    def run(*changes: str, policy: str = "stagger") -> LiveRun:
-        live = LiveRun(scenario(TWO_JOBS, *changes), state, policy, ITERATIONS, use_switch=True)
-        live.__enter__()
-        running.append(live)
-        return live
+        def run(*changes: str, policy: str = "stagger") -> LiveRun:
+            jobs = scenario(TWO_JOBS, *changes)
+            return stack.enter_context(LiveRun(jobs, state, policy, ITERATIONS, use_switch=True))
 
-    yield run
-    for live in running:
-        live.close()
-
-
-def verified(live: LiveRun, job: str) -> None:
-    """All of a job's bytes were checked by who received them."""
-    alone: Scenario = live.scenario.model_copy(
-        update={"jobs": tuple(it for it in live.scenario.jobs if it.name == job)}
-    )
-    done = sum(report.verified_bytes for report in live.jobs.reports(alone.jobs[0]))
-    assert done == expected_bytes(alone, live.scenario.warmup + live.iterations)
+        yield run
 
 
 def test_what_is_ready_sent_and_acknowledged_is_seen_as_it_happens(start: Start) -> None:
     live = start(policy="fair")
     seen: dict[tuple[object, ...], list[tuple[int, ...]]] = {}
     counts = ("iteration", "ready_bytes", "sent_bytes", "acked_bytes")
-    for _ in live.follow(Quiet()):
-        for host, job in itertools.product(("h1", "h2", "h3", "h4", "h5"), "ab"):
+    follow = live.follow(Quiet())
+    for _ in follow:
+        for host, job in itertools.product(live.plane.daemons, "ab"):
             for flow in progress(live, host, job):
                 key = (job, host, flow["role"], flow["destination"].partition(":")[0])
                 seen.setdefault(key, []).append(tuple(flow[name] for name in counts))
-    address = {name: f"10.78.0.{i + 1}" for i, name in enumerate(("h1", "h2", "h3", "h4", "h5"))}
+    address = {name: f"10.78.0.{i + 1}" for i, name in enumerate(live.plane.daemons)}
     expected = {
         key
         for job, workers in (("a", ("h3", "h4")), ("b", ("h3", "h5")))
         for at, server in itertools.product(workers, ("h1", "h2"))
-        for key in (
-            (job, at, "push", address[server]),
-            (job, server, "pull", address[at]),
-        )
+        for key in ((job, at, "push", address[server]), (job, server, "pull", address[at]))
     }
     assert set(seen) == expected
     for rows in seen.values():
@@ -89,34 +74,26 @@ def test_what_is_ready_sent_and_acknowledged_is_seen_as_it_happens(start: Start)
         assert (SHARE, SHARE, SHARE) in {row[1:] for row in rows}  # and there, to the byte
     for host in live.plane.daemons:
         assert live.plane.ask(host, "status")["records"]["faulty_slots"] == 0
-    for job in "ab":
-        verified(live, job)
+    finish(live, follow)
 
 
 @pytest.mark.parametrize("library", ["flowslot-calm", "calm"])
 def test_data_connections_are_paced_whoever_speaks_for_them(start: Start, library: str) -> None:
     live = start(f"jobs.library={library}")
     follow = live.follow(Quiet())
-    hosts = ("h1", "h2", "h3", "h4", "h5")
-    flows = {"h1": 4, "h2": 4, "h3": 4, "h4": 2, "h5": 2}
+    processes = {"h1": 2, "h2": 2, "h3": 2, "h4": 1, "h5": 1}  # without schedulers
+    flows = {host: 2 * count for host, count in processes.items()}
 
-    def known() -> bool:
-        return all(
-            sum(flow["rate"] is not None for job in "ab" for flow in progress(live, host, job))
-            == flows[host]
-            for host in hosts
-        )
+    def paced(host: str) -> int:
+        shown = [flow for job in "ab" for flow in progress(live, host, job)]
+        return sum(flow["rate"] is not None for flow in shown)
 
-    wait(follow, "all flows are paced", known)
-    for host in hosts:
+    wait(follow, "all flows are paced", lambda: {host: paced(host) for host in flows} == flows)
+    for host, count in processes.items():
         assert len([name for name in controls(live, host) if name.startswith("fs_")]) == 1
         status = live.plane.ask(host, "status")
-        processes = {"h1": 2, "h2": 2, "h3": 2, "h4": 1, "h5": 1}[host]  # without schedulers
-        assert status["records"]["registered"] == (processes if library == "flowslot-calm" else 0)
-    for _ in follow:
-        pass
-    for job in "ab":
-        verified(live, job)
+        assert status["records"]["registered"] == (count if library == "flowslot-calm" else 0)
+    finish(live, follow)
 
 
 def test_fail_open_worker_killed_in_mid_iteration(start: Start) -> None:
@@ -128,9 +105,7 @@ def test_fail_open_worker_killed_in_mid_iteration(start: Start) -> None:
     wait(follow, "its reservation is gone", lambda: reserved(live) == 0)
     wait(follow, "its flows are gone", lambda: not progress(live, ALONE, VICTIM))
     assert live.plane.ask(ALONE, "status")["records"]["registered"] == 0
-    for _ in follow:
-        pass
-    verified(live, OTHER)
+    finish(live, follow, but=VICTIM)
     for host in live.plane.daemons:
         assert live.plane.ask(host, "status")["errors"] == {}
 
@@ -144,11 +119,9 @@ def test_fail_open_random_bytes_in_a_live_record(start: Start) -> None:
     for _ in follow:
         for vandal in vandals:
             vandal.write(0.05)
-    for job in "ab":
-        verified(live, job)  # what its record says is nothing that the job itself goes by
+    finish(live, follow)  # what its record says is nothing that the job itself goes by
     for host in ("h3", "h5"):
-        status = live.plane.ask(host, "status")
-        assert status["records"]["faulty_slots"] > 0
+        assert live.plane.ask(host, "status")["records"]["faulty_slots"] > 0
     assert {flow["role"] for flow in progress(live, "h3", OTHER)} == {"push"}
     for host in live.plane.daemons:
         assert live.plane.ask(host, "status")["errors"] == {}

@@ -88,6 +88,19 @@ class PsJob:
         assert stdout is not None
         return any(text in line for line in stdout)
 
+    def sockets(self, named: str = "") -> set[tuple[int, int]]:
+        """Both ports of its TCP connections, or of those under one congestion control."""
+        shown = subprocess.run(
+            ["ss", "-tinpHO", "state", "established"], capture_output=True, text=True, check=True
+        )
+        found = set()
+        for line in shown.stdout.splitlines():
+            ours = any(f"pid={pid}," in line for pid in self.pids)
+            if ours and named in ("", line.rpartition("))")[2].split()[0]):
+                here, there = map(int, re.findall(r"\S+:(\d+)\s", line)[:2])
+                found.add((here, there))
+        return found
+
     def ended(self) -> list[int]:
         """Exit statuses of those that have ended by themselves."""
         statuses = [process.poll() for process in self._processes]
@@ -121,7 +134,12 @@ def training(variant: str, compute_s: float, **more: Any) -> PsJob:
     return PsJob(sys.executable, arguments, variant=variant, **more)
 
 
-def used(records: Iterable[Any]) -> list[Any]:
-    """Their slots that are not free."""
-    snapshots = [record.reader.snapshot() for record in records]
+def used(keeper: Any) -> list[Any]:
+    """Slots that are not free, in all records of a registration server or of passive sources."""
+    snapshots = [record.reader.snapshot() for record in keeper.records.values()]
     return [slot for snap in snapshots for slot in snap if slot["state"] != State.FREE]
+
+
+def pairs(slots: Iterable[Any], one: str = "sport", other: str = "dport") -> set[tuple[int, int]]:
+    """What each says under two names."""
+    return {(int(slot[one]), int(slot[other])) for slot in slots}

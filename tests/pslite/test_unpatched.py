@@ -12,22 +12,13 @@ from waiting import until
 from flowslot_shm.layout import Role, address
 from flowslotd.observe.passive.service import PassiveSources
 
-from .conftest import NODE_KEYS, NODE_VALUE, PsJob, training, used
-from .test_run import sockets
+from .conftest import NODE_KEYS, NODE_VALUE, pairs, training, used
 
 EACH = NODE_KEYS * NODE_VALUE // 2
 """Bytes of values in an iteration from each worker to each of two servers, and back."""
 WORKERS_AT, SERVERS_AT = "127.0.0.1", "127.0.0.2"
 
 pytestmark = pytest.mark.root
-
-
-def slots(one: PassiveSources) -> list[Any]:
-    return used(one.records.values())
-
-
-def ports(of: list[Any]) -> set[tuple[int, int]]:
-    return {(int(slot["sport"]), int(slot["dport"])) for slot in of}
 
 
 def watch(
@@ -62,31 +53,26 @@ def test_all_data_connections_are_found_and_enlisted_and_the_schedulers_are_not(
 ) -> None:
     async def check(workers: PassiveSources, servers: PassiveSources) -> None:
         def all_there() -> bool:
-            return (len(slots(workers)), len(slots(servers))) == (4, 4)
+            return (len(used(workers)), len(used(servers))) == (4, 4)
 
         await until(all_there, seconds=60)
-        pushes, pulls = slots(workers), slots(servers)
+        pushes, pulls = used(workers), used(servers)
         assert {(bytes(s["job"]), int(s["role"])) for s in pushes} == {(name, Role.PUSH)}
         assert {(bytes(s["job"]), int(s["role"])) for s in pulls} == {(name, Role.PULL)}
         assert {address(2, bytes(slot["dst"])) for slot in pushes} == {SERVERS_AT}
         # Each is reported from both ends.
-        assert {(there, here) for here, there in ports(pulls)} == ports(pushes)
-        mine = ports(pushes) | ports(pulls)
-        await until(lambda: _named(job, "reno") == mine, seconds=60)
+        assert {(there, here) for here, there in pairs(pulls)} == pairs(pushes)
+        mine = pairs(pushes + pulls)
+        await until(lambda: job.sockets("reno") == mine, seconds=60)
         await asyncio.sleep(3)  # what is found later would be wrong
         assert all_there()
-        found = sockets(job.pids)
-        assert {both for both, cc in found.items() if cc == "reno"} == mine
-        assert any(job.port in both for both in found)
+        assert job.sockets("reno") == mine
+        assert any(job.port in both for both in job.sockets())
         assert not any(job.port in both for both in mine)
 
     with training(variant, 0.15) as job:
         name = f"pslite-{WORKERS_AT}-{job.port}".encode()
         watch(check, "reno")
-
-
-def _named(job: PsJob, name: str) -> set[tuple[int, int]]:
-    return {both for both, cc in sockets(job.pids).items() if cc == name}
 
 
 def test_bytes_per_iteration_are_learnt_within_a_percent() -> None:
@@ -103,7 +89,7 @@ def test_bytes_per_iteration_are_learnt_within_a_percent() -> None:
 
         def learnt() -> bool:
             """Each flow has announced it, and done it; when is a matter of the machine's load."""
-            for slot in slots(workers) + slots(servers):
+            for slot in used(workers) + used(servers):
                 cookie = int(slot["sock_cookie"])
                 seen.setdefault(cookie, {})[int(slot["iteration"])] = int(slot["done"])
                 if close(slot):
@@ -118,7 +104,7 @@ def test_bytes_per_iteration_are_learnt_within_a_percent() -> None:
 
 def test_a_node_that_dies_is_forgotten() -> None:
     async def check(workers: PassiveSources, servers: PassiveSources) -> None:
-        await until(lambda: len(slots(workers)) == 4, seconds=60)
+        await until(lambda: len(used(workers)) == 4, seconds=60)
         worker = next(iter(workers.records.values())).pid
         os.kill(worker, 9)
         await until(lambda: worker not in {s.pid for s in workers.records.values()}, seconds=5)
@@ -129,7 +115,7 @@ def test_a_node_that_dies_is_forgotten() -> None:
 
 def test_patched_ones_speak_for_themselves() -> None:
     async def check(workers: PassiveSources, servers: PassiveSources) -> None:
-        await until(lambda: len(sockets(job.pids)) >= 16, seconds=60)
+        await until(lambda: len(job.sockets()) >= 16, seconds=60)
         await asyncio.sleep(4)
         assert not workers.records and not servers.records
 

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -80,24 +81,14 @@ def test_sizes_that_do_not_divide_are_rounded_up_to_whole_words() -> None:
     assert 500_001 <= job.sent_bytes < 500_001 * 1.01
 
 
-def edit(old: str, new: str) -> str:
-    assert old in TWO_HOSTS
-    return TWO_HOSTS.replace(old, new)
-
-
-PSLITE = (SCENARIOS / "pslite-two-jobs.toml").read_text()
-PS = edit('kind = "ring"', 'kind = "ps"').replace("slice_kb = 25\n", "")
-
-
-def pslite(old: str, new: str, text: str = PSLITE) -> str:
+def edit(old: str, new: str, text: str = TWO_HOSTS) -> str:
     assert old in text
-    return text.replace(old, new, 1)
+    return text.replace(old, new)
 
 
-def racks(old: str, new: str) -> str:
-    return pslite(old, new, TWO_RACKS)
-
-
+pslite = partial(edit, text=(SCENARIOS / "pslite-two-jobs.toml").read_text())
+racks = partial(edit, text=TWO_RACKS)
+PS = edit('kind = "ring"', 'kind = "ps"').replace("slice_kb = 25\n", "")
 ERRORS = {
     pslite('servers = ["h1", "h2"]\n', ""): (
         'field `jobs[0].servers`: is required for kind "pslite": where the parameters are'

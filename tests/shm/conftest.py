@@ -8,8 +8,9 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -48,13 +49,13 @@ class Ear:
     def accept(self, job: "Job") -> int:
         """Wait until `job` has registered; the value of `quiet` that came with its REGISTER."""
         self._server.setblocking(False)
-        while True:
+
+        def accepted() -> socket.socket | None:
             job("poll")
-            try:
-                self._job, _ = self._server.accept()
-                break
-            except BlockingIOError:
-                time.sleep(0.002)
+            with suppress(BlockingIOError):
+                return self._server.accept()[0]
+
+        self._job = settle(accepted)
         _, (self.fd,), _, _ = socket.recv_fds(self._job, 256, 1)
         came = word(self.fd)
         reply = np.zeros(1, REPLY)
@@ -169,35 +170,32 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["c", "python"])
 def start_job(request: pytest.FixtureRequest, driver: Path, tmp_path: Path) -> Iterator[StartJob]:
-    jobs: list[Job] = []
-
-    def start(path: str | None = None, slots: int = 8) -> Job:
-        path = path or str(tmp_path / "register.sock")
-        job = CJob(driver, path, slots) if request.param == "c" else PythonJob(path, slots)
-        jobs.append(job)
-        return job
-
-    yield start
-    for job in jobs:
-        job.close()
+    make = partial(CJob, driver) if request.param == "c" else PythonJob
+    here = str(tmp_path / "register.sock")
+    with ExitStack() as jobs:
+        yield lambda path=here, slots=8: jobs.enter_context(closing(make(path, slots)))
 
 
 @pytest.fixture
-def c_job(driver: Path) -> Iterator[Callable[..., CJob]]:
-    """A registered C job within a wrapper command; all users may run its program."""
-    jobs: list[CJob] = []
+def shared() -> Iterator[Path]:
+    """A directory that all users may enter."""
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
-        program = Path(shutil.copy(driver, folder))
+        yield Path(folder)
 
-        def start(path: str, wrapper: tuple[str, ...] = ()) -> CJob:
-            jobs.append(CJob(program, path, 8, wrapper))
-            settle(lambda: registered(jobs[-1]))
-            return jobs[-1]
+
+@pytest.fixture
+def c_job(driver: Path, shared: Path) -> Iterator[Callable[..., CJob]]:
+    """A registered C job within a wrapper command; all users may run its program."""
+    program = Path(shutil.copy(driver, shared))
+    with ExitStack() as jobs:
+
+        def start(path: object, wrapper: tuple[str, ...] = ()) -> CJob:
+            job = jobs.enter_context(closing(CJob(program, str(path), 8, wrapper)))
+            settle(lambda: registered(job))
+            return job
 
         yield start
-        for job in jobs:
-            job.close()
 
 
 @pytest.fixture

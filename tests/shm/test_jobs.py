@@ -2,9 +2,7 @@
 """What a job sees and does, the same in C and in Python: with, without and across daemons."""
 
 import os
-import shutil
 import socket
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -270,38 +268,34 @@ def test_ipv6_and_mapped_addresses() -> None:
 
 
 @pytest.mark.root
-def test_from_a_container(start_daemon: StartDaemon, c_job: Callable[..., CJob]) -> None:
+def test_from_a_container(
+    start_daemon: StartDaemon, c_job: Callable[..., CJob], shared: Path
+) -> None:
     """Own network, process and mount namespace; only the socket's folder is mounted into it."""
-    folder = tempfile.mkdtemp()
-    target = tempfile.mkdtemp()
+    folder, target = shared / "here", shared / "there"
+    folder.mkdir()
+    target.mkdir()
     daemon = start_daemon(path=f"{folder}/register.sock")
     script = f'mount --bind {folder} {target} && exec "$0" "$@"'
     unshare = ("unshare", "--mount", "--net", "--pid", "--fork", "sh", "-c", script)
-    try:
-        job = c_job(f"{target}/register.sock", unshare)
-        record = daemon.record
-        assert record.reader.pid == 1, "as the job sees itself"
-        command = Path(f"/proc/{record.pid}/cmdline").read_bytes()
-        assert b"driver" in command, "as the daemon sees it"
-        job("flow 0 - 0 0 -")
-        job("ready 0 5")
-        assert record.reader.snapshot()[0]["ready"] == 5
-        job.process.kill()
-        os.kill(record.pid, 9)
-        settle(lambda: daemon.left)
-    finally:
-        shutil.rmtree(folder)
-        os.rmdir(target)
+    job = c_job(target / "register.sock", unshare)
+    record = daemon.record
+    assert record.reader.pid == 1, "as the job sees itself"
+    command = Path(f"/proc/{record.pid}/cmdline").read_bytes()
+    assert b"driver" in command, "as the daemon sees it"
+    job("flow 0 - 0 0 -")
+    job("ready 0 5")
+    assert record.reader.snapshot()[0]["ready"] == 5
+    job.process.kill()
+    os.kill(record.pid, 9)
+    settle(lambda: daemon.left)
 
 
 @pytest.mark.root
-def test_a_job_of_another_user(start_daemon: StartDaemon, c_job: Callable[..., CJob]) -> None:
-    folder = tempfile.mkdtemp()
-    os.chmod(folder, 0o755)
-    try:
-        daemon = start_daemon(path=f"{folder}/register.sock")
-        setpriv = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
-        c_job(f"{folder}/register.sock", setpriv)
-        assert daemon.record.uid == 65534
-    finally:
-        shutil.rmtree(folder)
+def test_a_job_of_another_user(
+    start_daemon: StartDaemon, c_job: Callable[..., CJob], shared: Path
+) -> None:
+    daemon = start_daemon(path=f"{shared}/register.sock")
+    setpriv = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+    c_job(shared / "register.sock", setpriv)
+    assert daemon.record.uid == 65534

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The C header and the NumPy types describe the same bytes, for every compiler there is."""
 
+import itertools
 import shutil
 import subprocess
-from enum import IntEnum
 from pathlib import Path
 
 import numpy as np
@@ -12,19 +12,8 @@ import pytest
 from flowslot_shm import layout
 
 SHM = Path(__file__).parents[2] / "shm"
-STRUCTS = {
-    "header": layout.HEADER,
-    "slot": layout.SLOT,
-    "register": layout.REGISTER,
-    "reply": layout.REPLY,
-    "doorbell": layout.DOORBELL,
-}
-ENUMS: list[tuple[type[IntEnum], dict[str, str]]] = [
-    (layout.State, {}),
-    (layout.Role, {}),
-    (layout.Transport, {"UNKNOWN": "NO_TRANSPORT"}),
-    (layout.Message, {}),
-]
+STRUCTS = ("header", "slot", "register", "reply", "doorbell")
+ENUMS = (layout.State, layout.Role, layout.Transport, layout.Message)
 COMPILERS = [
     ("gcc", "-std=c99", "c"),
     ("g++", "-std=c++11", "cpp"),
@@ -33,32 +22,25 @@ COMPILERS = [
 ]
 
 
-def _fields(dtype: np.dtype[np.void]) -> dict[str, tuple[int, int]]:
-    assert dtype.fields is not None
-    return {name: (f[1], f[0].itemsize) for name, f in dtype.fields.items()}
-
-
 @pytest.mark.parametrize(("compiler", "standard", "suffix"), COMPILERS)
 def test_header_and_dtype_agree(compiler: str, standard: str, suffix: str, tmp_path: Path) -> None:
     if shutil.which(compiler) is None:
         pytest.skip(f"no {compiler}")
     lines, expected = [], []
-    for name, dtype in STRUCTS.items():
-        struct = f"struct flowslot_{name}"
+    for name in STRUCTS:
+        struct, dtype = f"struct flowslot_{name}", getattr(layout, name.upper())
         lines.append(f'P("{name} %u\\n", (unsigned)sizeof({struct}));')
         expected.append(f"{name} {dtype.itemsize}")
-        for field, (offset, size) in _fields(dtype).items():
+        for field, (kind, offset) in dtype.fields.items():
             lines.append(
                 f'P("{name}.{field} %u %u\\n", (unsigned)offsetof({struct}, {field}),'
                 f" (unsigned)sizeof((({struct} *)0)->{field}));"
             )
-            expected.append(f"{name}.{field} {offset} {size}")
-    for enum, other in ENUMS:
-        for member in enum:
-            lines.append(
-                f'P("{member.name} %d\\n", FLOWSLOT_{other.get(member.name, member.name)});'
-            )
-            expected.append(f"{member.name} {int(member)}")
+            expected.append(f"{name}.{field} {offset} {kind.itemsize}")
+    for member in itertools.chain(*ENUMS):
+        name = "NO_TRANSPORT" if member is layout.Transport.UNKNOWN else member.name
+        lines.append(f'P("{name} %d\\n", FLOWSLOT_{name});')
+        expected.append(f"{name} {int(member)}")
     lines.append('P("%s %s %d\\n", FLOWSLOT_MAGIC, FLOWSLOT_DEFAULT_PATH, FLOWSLOT_VERSION);')
     expected.append(f"{layout.MAGIC.decode()} {layout.DEFAULT_PATH} {layout.VERSION}")
     source = tmp_path / f"layout.{suffix}"

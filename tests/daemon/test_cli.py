@@ -117,7 +117,7 @@ job  cookie  +0    +1
 vgg  1234    10.0  0.0
 """
 LINKS_TEXT = """\
-slot 5, Mbit/s in each of the next slots of 60 ms
+slot 5, Mbit/s reserved in each of the next slots of 60 ms
 link    switch  Mbit/s  +0   +1
 h1->s1  s1      400     0.0  41.8
 s1->h1  -       400     -    -

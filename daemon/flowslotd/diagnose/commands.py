@@ -7,14 +7,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
-import yaml
 
 from flowslot.model.errors import ConfigError, FlowslotError
 from flowslot.model.settings import read_toml
 from flowslot.model.topology import parse_topology
+from flowslot_scenario.output import OutputOption, as_text
 from flowslotd.config import load, read
 from flowslotd.pace.pacer import PacingError
 
@@ -33,9 +33,6 @@ print(parse_toml(file.read_text(encoding="utf-8"), str(file), SwitchSettings).mo
 """
 
 
-OutputOption = Annotated[Literal["table", "json", "yaml"], typer.Option("-o", "--output")]
-
-
 def check_config(
     file: Annotated[Path, typer.Argument(help="a daemon, switch or topology file")],
     print_effective: Annotated[
@@ -48,7 +45,7 @@ def check_config(
     text = f"{file}: {kind} configuration, no problem found"
     result: dict[str, Any] = {"file": str(file), "kind": kind}
     if print_effective:
-        text += f"\n{_as_yaml(effective)}"
+        text += f"\n{as_text(effective, 'yaml')}"
         result["effective"] = effective
     _print(output, text, result)
 
@@ -128,11 +125,4 @@ def preflight(
 
 def _print(output: str, text: str, data: dict[str, Any]) -> None:
     """`text` is for people."""
-    if output == "table":
-        typer.echo(text)
-    else:
-        typer.echo(json.dumps(data, indent=2) if output == "json" else _as_yaml(data))
-
-
-def _as_yaml(data: dict[str, Any]) -> str:
-    return yaml.safe_dump(data, sort_keys=False).rstrip()
+    typer.echo(text if output == "table" else as_text(data, output))

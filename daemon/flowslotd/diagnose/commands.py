@@ -14,8 +14,9 @@ import typer
 from flowslot.model.errors import ConfigError, FlowslotError
 from flowslot.model.settings import read_toml
 from flowslot.model.topology import parse_topology
+from flowslot_proto.files import read_text
 from flowslot_scenario.output import OutputOption, as_text
-from flowslotd.config import load, read
+from flowslotd.config import load
 from flowslotd.pace.pacer import PacingError
 
 FAILURE = 1
@@ -52,7 +53,7 @@ def check_config(
 
 def _check(file: Path) -> tuple[str, dict[str, Any]]:
     """The kind of a file and its effective settings. Raises ConfigError."""
-    text = read(file)
+    text = read_text(file)
     keys = read_toml(text, str(file)).keys()
     if "jobs" in keys:  # first: scenarios have hosts and links too
         raise ConfigError(str(file), "jobs", "looks like a scenario; `flowslot lab` runs those")

@@ -3,7 +3,7 @@
 
 import asyncio
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -29,11 +29,15 @@ def switch(tmp_path: Path) -> Iterator[TlsSwitch]:
         yield process
 
 
-def write(folder: Path, text: str, network: str = FAR) -> Path:
-    (folder / "topology.toml").write_text(network)
-    file = folder / "h1.toml"
-    file.write_text(f'host = "h1"\nmode = "enforce"\n{text}')
-    return file
+Load = Callable[..., config.Config]
+
+
+@pytest.fixture
+def load(tmp_path: Path, write: Callable[[str, str], Path]) -> Load:
+    """Of h1, beside whose configuration the files are that one could name in it."""
+    tlsfiles.make(tmp_path)
+    begin = 'host = "h1"\nmode = "enforce"\n'
+    return lambda text, network=FAR: config.load(write(begin + text, network))
 
 
 @pytest.mark.parametrize(
@@ -49,11 +53,10 @@ def write(folder: Path, text: str, network: str = FAR) -> Path:
     ],
 )
 def test_a_section_that_is_wrong_names_its_field(
-    tmp_path: Path, text: str, field: str, words: str
+    load: Load, text: str, field: str, words: str
 ) -> None:
-    tlsfiles.make(tmp_path)
     with pytest.raises(ConfigError) as error:
-        config.load(write(tmp_path, text))
+        load(text)
     assert error.value.field == field and words in error.value.problem
 
 
@@ -61,19 +64,17 @@ def test_a_section_that_is_wrong_names_its_field(
     "text",
     ["[tls]\ninsecure = true", "use_switch = false", 'policy = "static"', tlsfiles.section("h1")],
 )
-def test_what_is_safe_or_wanted_is_accepted(tmp_path: Path, text: str) -> None:
-    tlsfiles.make(tmp_path)
-    config.load(write(tmp_path, text))
-    config.load(write(tmp_path, "", topology(7400)))
+def test_what_is_safe_or_wanted_is_accepted(load: Load, text: str) -> None:
+    load(text)
+    load("", topology(7400))
 
 
-def test_status_and_doctor_show_what_is_insecure(tmp_path: Path) -> None:
-    tlsfiles.make(tmp_path)
+def test_status_and_doctor_show_what_is_insecure(load: Load) -> None:
     for text, status, shown in (
         ("[tls]\ninsecure = true", "warn", "insecure"),
         (tlsfiles.section("h1"), "ok", "certificate of h1, until 20"),
     ):
-        loaded = config.load(write(tmp_path, text))
+        loaded = load(text)
         finding = diagnosis.tls(loaded.settings.tls, loaded.tls)
         assert (finding.status, shown in finding.detail) == (status, True)
     assert render._tls({"mode": "loopback"}) == []

@@ -29,16 +29,8 @@ async def twice(address: str) -> AsyncIterator[int]:
     await server.stop(0.0)
 
 
-def to(address: str) -> Channel:
-    return Channel(SwitchSettings(name="s1", address=address))
-
-
-async def check_works(channel: Channel) -> None:
-    """Once; closes it."""
-    try:
-        assert await channel.unary(TWICE, b"ab", DEADLINE_S) == b"abab"
-    finally:
-        await channel.close()
+def switch_at(address: str) -> SwitchSettings:
+    return SwitchSettings(name="s1", address=address)
 
 
 @pytest.fixture
@@ -68,9 +60,10 @@ async def test_the_other_family_is_tried_and_what_worked_is_remembered() -> None
             writer.close()
 
         silent = await asyncio.start_server(leave, "::1", port)
-        channel = to(f"switch.two:{port}")
+        channel = Channel(switch_at(f"switch.two:{port}"))
         for _ in range(3):
-            await check_works(channel)
+            assert await channel.unary(TWICE, b"ab", DEADLINE_S) == b"abab"
+            await channel.close()
         assert tried == 1, "IPv6 failed once, and was not tried again"
         silent.close()
 
@@ -79,22 +72,26 @@ async def test_the_other_family_is_tried_and_what_worked_is_remembered() -> None
 async def test_an_address_that_does_not_answer_leaves_time_for_the_other() -> None:
     async with twice("127.0.0.1:0") as port:
         with socket.create_server(("::1", port), family=socket.AF_INET6):  # nobody accepts
-            await check_works(to(f"switch.two:{port}"))
+            channel = Channel(switch_at(f"switch.two:{port}"))
+            assert await channel.unary(TWICE, b"ab", DEADLINE_S) == b"abab"
+            await channel.close()
 
 
 async def test_a_server_on_ipv6_alone_is_reached() -> None:
     async with twice("[::1]:0") as port:
         for address in (f"[::1]:{port}", f"localhost:{port}"):
+            channel = Channel(switch_at(address))
             try:
-                await check_works(to(address))
+                assert await channel.unary(TWICE, b"ab", DEADLINE_S) == b"abab"
             except RpcFailed:
                 assert address.startswith("localhost")  # not everywhere is it ::1 too
+            await channel.close()
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "[::1]:1", "no.such.host.invalid:1", "a..b:1"])
 async def test_where_nobody_listens_it_says_so(address: str) -> None:
     with pytest.raises(RpcFailed, match="cannot be reached: ") as error:
-        await to(address).connect(DEADLINE_S)
+        await Channel(switch_at(address)).connect(DEADLINE_S)
     assert "\n" not in str(error.value) and len(str(error.value)) < 200
 
 
@@ -105,7 +102,7 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 async def served_by(serve: Serve) -> AsyncIterator[Channel]:
     """A channel to a server that does this with each connection."""
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    channel = to(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    channel = Channel(switch_at(f"127.0.0.1:{server.sockets[0].getsockname()[1]}"))
     yield channel
     await channel.close()
     server.close()
@@ -168,7 +165,7 @@ async def test_a_connection_that_takes_longer_than_a_call_is_not_begun_anew() ->
 
 async def test_a_channel_that_is_closed_ends_its_calls() -> None:
     async with twice("127.0.0.1:0") as port:
-        channel = to(f"127.0.0.1:{port}")
+        channel = Channel(switch_at(f"127.0.0.1:{port}"))
         await channel.connect(DEADLINE_S)
         call = asyncio.create_task(channel.unary(TWICE, b"ab", DEADLINE_S))
         await asyncio.sleep(0)

@@ -138,26 +138,20 @@ def run(seen, job):
     return Run(seen, job)
 
 
-def test_what_two_iterations_sent_besides_belongs_to_the_end_of_the_next(run):
-    ends = [run.iterate(HEADERS) for _ in range(5)]
-    assert ends == [SIZE, SIZE, *[SIZE + HEADERS] * 3]
-
-
-def test_the_least_of_two_counts(run):
-    ends = [run.iterate(HEADERS + 100 * n) for n in (0, 3, 1, 2)]
-    assert ends[2:] == [SIZE + HEADERS, SIZE + HEADERS + 100]
-
-
-def test_a_library_that_reports_everything_has_nothing_besides(run):
-    assert [run.iterate(0) for _ in range(4)] == [SIZE] * 4
-
-
-@pytest.mark.parametrize("strange", [SIZE, SIZE // 2 + 1, 2**62])
-def test_what_cannot_be_headers_does_not_count(run, strange):
-    for _ in range(3):
-        run.iterate(HEADERS)
-    run.iterate(strange)
-    assert run.iterate(HEADERS) == SIZE
+@pytest.mark.parametrize(
+    ("sent", "belongs"),
+    [
+        ([HEADERS] * 5, [0, 0, HEADERS, HEADERS, HEADERS]),  # of two iterations, to the next
+        ([100, 400, 200, 300], [0, 0, 100, 200]),  # the least of two counts
+        ([0] * 4, [0] * 4),  # a library that reports everything
+        *[
+            ([HEADERS, HEADERS, HEADERS, strange, HEADERS], [0, 0, HEADERS, HEADERS, 0])
+            for strange in (SIZE, SIZE // 2 + 1, 2**62)  # which cannot be headers
+        ],
+    ],
+)
+def test_what_iterations_sent_besides_belongs_to_the_end_of_the_next(run, sent, belongs):
+    assert [run.iterate(headers) - SIZE for headers in sent] == belongs
 
 
 def test_an_iteration_whose_end_was_not_seen_teaches_nothing(run):

@@ -3,8 +3,9 @@
 
 import asyncio
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tlsfiles
@@ -29,11 +30,8 @@ def switch(tmp_path: Path) -> Iterator[TlsSwitch]:
         yield process
 
 
-Load = Callable[..., config.Config]
-
-
 @pytest.fixture
-def load(tmp_path: Path, write: Callable[[str, str], Path]) -> Load:
+def load(tmp_path: Path, write: Any) -> Any:
     """Of h1, beside whose configuration the files are that one could name in it."""
     tlsfiles.make(tmp_path)
     begin = 'host = "h1"\nmode = "enforce"\n'
@@ -53,7 +51,7 @@ def load(tmp_path: Path, write: Callable[[str, str], Path]) -> Load:
     ],
 )
 def test_a_section_that_is_wrong_names_its_field(
-    load: Load, text: str, field: str, words: str
+    load: Any, text: str, field: str, words: str
 ) -> None:
     with pytest.raises(ConfigError) as error:
         load(text)
@@ -64,12 +62,12 @@ def test_a_section_that_is_wrong_names_its_field(
     "text",
     ["[tls]\ninsecure = true", "use_switch = false", 'policy = "static"', tlsfiles.section("h1")],
 )
-def test_what_is_safe_or_wanted_is_accepted(load: Load, text: str) -> None:
+def test_what_is_safe_or_wanted_is_accepted(load: Any, text: str) -> None:
     load(text)
     load("", topology(7400))
 
 
-def test_status_and_doctor_show_what_is_insecure(load: Load) -> None:
+def test_status_and_doctor_show_what_is_insecure(load: Any) -> None:
     for text, status, shown in (
         ("[tls]\ninsecure = true", "warn", "insecure"),
         (tlsfiles.section("h1"), "ok", "certificate of h1, until 20"),

@@ -22,11 +22,11 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-import grpc
 import numpy as np
 import uvloop
 
 from flowslot_lab.processors import awake
+from flowslot_proto.grpcio import grpc
 
 METHOD = "/bench.Floor/Echo"
 PERIOD_S, SPREAD_S = 0.05, 0.002

@@ -16,9 +16,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from flowslot.model.errors import ConfigError, FlowslotError, why_unreadable
+from flowslot.model.errors import FlowslotError, why_unreadable
 from flowslot.model.topology import parse_topology
 from flowslot_cli.client import BAD_INPUT, CommandError
+from flowslot_proto.files import read_text
 
 CA_NAME = "flowslot private CA"
 CA_DAYS = 3650
@@ -75,12 +76,7 @@ def _wanted(topology: Path | None, hosts: str, switches: str) -> dict[str, x509.
     """Names, and what their certificates are for."""
     named = {"hosts": _split(hosts), "switches": _split(switches)}
     if topology is not None:
-        try:
-            text = topology.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            problem = f"cannot be read: {why_unreadable(error)}"
-            raise ConfigError(str(topology), "", problem) from None
-        read = parse_topology(text, str(topology))
+        read = parse_topology(read_text(topology), str(topology))
         named["hosts"] += read.hosts
         named["switches"] += read.switches
     both = sorted({*named["hosts"]} & {*named["switches"]})

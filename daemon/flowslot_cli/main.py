@@ -12,13 +12,14 @@ import time
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from flowslot.model.errors import ConfigError, FlowslotError
 from flowslot_cli.client import BAD_INPUT, FAILURE, CommandError, ask
+from flowslot_scenario.output import OutputOption, as_text
 
 PLUGINS = "flowslot.commands"
 LAZY = {"certs": EntryPoint("certs", "flowslot_cli.certs:app", PLUGINS)}
@@ -76,7 +77,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-OutputOption = Annotated[Literal["table", "json", "yaml"], typer.Option("-o", "--output")]
 RuntimeDirOption = Annotated[
     Path,
     typer.Option(
@@ -92,10 +92,13 @@ def _show(command: str, output: str, runtime_dir: Path, watch: bool) -> None:
         raise CommandError("--watch goes with `-o table` only", BAD_INPUT)
     path = runtime_dir / "control.sock"
     answer = ask(path, command)
+    if output != "table":
+        typer.echo(as_text(answer, output))
+        return
     from flowslot_cli import render  # noqa: PLC0415  (heavy, and not needed for an error)
 
     if not watch:
-        render.show(command, answer, output)
+        render.show(command, answer)
         return
     with render.live() as update:
         while True:

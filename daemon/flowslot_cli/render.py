@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemon's answers as tables, JSON or YAML. Rates are shown in Mbit/s on the wire."""
+"""The daemon's answers as tables. Rates are shown in Mbit/s on the wire."""
 
-import json
 import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import yaml
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -28,14 +26,9 @@ TITLES = {
 """Of columns; the others are called as their values are, without the unit."""
 
 
-def show(command: str, data: Data, output: str) -> None:
-    """Print an answer in the chosen form."""
-    if output == "json":
-        print(json.dumps(data, indent=2))
-    elif output == "yaml":
-        yaml.safe_dump(data, sys.stdout, sort_keys=False, default_flow_style=None)
-    else:
-        console().print(TABLES[command](data))
+def show(command: str, data: Data) -> None:
+    """Print an answer."""
+    console().print(TABLES[command](data))
 
 
 @contextmanager
@@ -184,20 +177,22 @@ def flows(data: Data) -> RenderableType:
 
 def schedule(data: Data) -> RenderableType:
     """`flowslot schedule`."""
-    return _by_slot(data, "flows", "job cookie", "rates", "no flow is paced")
+    return _by_slot(data, "Mbit/s", "flows", "job cookie", "rates", none="no flow is paced")
 
 
 def links(data: Data) -> RenderableType:
     """`flowslot links`: what is reserved."""
-    return _by_slot(data, "links", "name switch goodput", "load", "the topology names no link")
+    keys, none = "name switch goodput", "the topology names no link"
+    return _by_slot(data, "Mbit/s reserved", "links", keys, "load", none=none)
 
 
-def _by_slot(data: Data, of: str, keys: str, rates: str, none: str) -> RenderableType:
-    """With a column for each of the next slots: the list `rates` of each row; None: unknown."""
+def _by_slot(data: Data, what: str, of: str, keys: str, rates: str, *, none: str) -> RenderableType:
+    """`what` there is in each of the next slots, which have a column each: the list `rates` of each
+    row; None: unknown."""
     slots = [f"+{k}" for k in range(data["horizon"])]
     unknown = [None] * len(slots)
     rows = [{**row, **dict(zip(slots, row[rates] or unknown, strict=True))} for row in data[of]]
-    head = f"slot {data['slot']}, Mbit/s in each of the next slots of {data['slot_ms']:g} ms"
+    head = f"slot {data['slot']}, {what} in each of the next slots of {data['slot_ms']:g} ms"
     return Group(head, _table(rows, " ".join([keys, *slots]), none))
 
 

@@ -3,7 +3,6 @@
 
 import time
 
-from flowslot.model.slot import SlotClock, Tick
 from flowslot.model.units import Nanos
 
 
@@ -20,9 +19,3 @@ def thread_cpu() -> int:
 def wall() -> int:
     """CLOCK_REALTIME in ns: only aligns slots across hosts, and is shown."""
     return time.time_ns()
-
-
-def read_slot(clock: SlotClock) -> tuple[Nanos, Tick]:
-    """Both clocks read together, and the slot they are in."""
-    now = monotonic()
-    return now, clock.observe(now, wall())

@@ -16,6 +16,7 @@ from flowslot.model.topology_file import Name
 from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.policy import registry
 from flowslot.policy.registry import PolicySpec
+from flowslot_proto.files import read_text
 from flowslot_proto.tls import TlsFiles, TlsSettings, open_files
 
 DeviceName = Annotated[str, Field(pattern=r"^[^/\s:]{1,15}$")]
@@ -140,7 +141,7 @@ FIXED = ("instance", "runtime_dir", "slot_ms", "horizon", "pacing")
 
 def load(file: Path) -> Config:
     """Read the configuration and its topology. Raises ConfigError (file, field, what is right)."""
-    settings = parse_toml(read(file), str(file), DaemonSettings)
+    settings = parse_toml(read_text(file), str(file), DaemonSettings)
     topology_file = file.parent / settings.topology
     try:
         text = topology_file.read_text(encoding="utf-8")
@@ -154,14 +155,6 @@ def load(file: Path) -> Config:
     reached = config.switches if asks else []
     settings.tls.check(str(file), [topology.switches[name].address for name in reached])
     return replace(config, tls=open_files(settings.tls, str(file), file.parent, settings.host))
-
-
-def read(file: Path) -> str:
-    """The text of a file. Raises ConfigError."""
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(str(file), "", f"cannot be read: {why_unreadable(error)}") from None
 
 
 def changed(old: Config, new: Config) -> list[str]:

@@ -21,7 +21,7 @@ from flowslot.model.units import MILLISECOND, SECOND, Nanos
 from flowslot_proto.systemd import Notifier
 from flowslot_shm.layout import Message
 from flowslotd import report
-from flowslotd.clock import monotonic, read_slot, thread_cpu
+from flowslotd.clock import monotonic, thread_cpu, wall
 from flowslotd.config import Config, changed, load
 from flowslotd.control import Control, Json
 from flowslotd.engine import Engine
@@ -63,7 +63,8 @@ class Daemon:
         self.engine: Engine
         self._clock = SlotClock(config.grid)
         self._notifier = Notifier()
-        self._passes = Passes(config.grid.slot_ns, _number(config))
+        number = list(config.topology.hosts).index(config.settings.host)
+        self._passes = Passes(config.grid.slot_ns, number)
         self._events: asyncio.TimerHandle | None = None
         self._events_at: Nanos | None = None
         self._muted: asyncio.TimerHandle | None = None
@@ -105,7 +106,7 @@ class Daemon:
             # What lives now lives on: keeps the collector's pauses out of the slots.
             gc.collect()
             gc.freeze()
-            self._next_slot(*read_slot(self._clock))
+            self._next_slot()
             self._notifier.ready(self._describe())
             _log.info("ready: %s", self._describe())
             await self._stop.wait()
@@ -123,30 +124,35 @@ class Daemon:
 
     # -- slots and events -------------------------------------------------------------------
 
-    def _next_slot(self, now: Nanos, tick: Tick) -> None:
-        """Set the timer of the next pass over everything."""
+    def _read_slot(self) -> tuple[Nanos, Tick]:
+        """Both clocks, read together; `slot` is the one they are in."""
+        now = monotonic()
+        tick = self._clock.observe(now, wall())
         self.slot = tick.slot
+        return now, tick
+
+    def _next_slot(self) -> None:
+        """Set the timer of the next pass over everything."""
         at_boundary = self.engine.source.at_boundary
-        moment = self._passes.next_slot(now, tick, at_boundary=at_boundary)
-        self._at(moment, self._at_slot, moment)
+        moment = self._passes.next_slot(*self._read_slot(), at_boundary=at_boundary)
+        self._at(moment, partial(self._at_slot, moment))
 
     def _at_slot(self, moment: Nanos) -> None:
-        now, tick = read_slot(self._clock)
+        now, _ = self._read_slot()
         if now < moment:  # the loop's own clock lags a little
-            self._at(moment, self._at_slot, moment)
+            self._at(moment, partial(self._at_slot, moment))
             return
         metrics = self.metrics
         metrics.lateness.add(now - moment)
         metrics.slots += 1
         metrics.slots_missed += (now - moment) // self._clock.grid.slot_ns
-        self.slot = tick.slot
         self._guard("slot", self._slot_pass, now)
         self._rearm()
         self._on_noticed()
         metrics.decision.add(monotonic() - now)
         self._guard("peers", self.engine.source.tell, now)
         self._notifier.watchdog()
-        self._next_slot(*read_slot(self._clock))
+        self._next_slot()
 
     def _slot_pass(self, now: Nanos) -> None:
         """Look at all jobs that are due, and at those that something has happened to."""
@@ -189,12 +195,10 @@ class Daemon:
         self._events_at = due
         self._events = None if due is None else self._at(due, self._at_events)
 
-    def _at(
-        self, when_ns: Nanos, work: Callable[P, None], *args: P.args, **kwargs: P.kwargs
-    ) -> asyncio.TimerHandle:
+    def _at(self, when_ns: Nanos, work: Callable[[], None]) -> asyncio.TimerHandle:
         """A timer; they count in ms here, so this rounds up: rather a bit late than early."""
         delay_ms = max(-(-(when_ns - monotonic()) // MILLISECOND), 1)
-        return self._loop.call_later(delay_ms / 1e3, partial(work, *args, **kwargs))
+        return self._loop.call_later(delay_ms / 1e3, work)
 
     def _records(self) -> Collection[Source]:
         return self.passive.sources().values()
@@ -389,11 +393,6 @@ class Daemon:
         settings, pacer = self.config.settings, self.engine.pacer
         name = f" as {pacer.congestion_control}" if pacer.congestion_control else ""
         return f"{settings.host}: {settings.mode}, {settings.policy}, pacing {pacer.name}{name}"
-
-
-def _number(config: Config) -> int:
-    """Of this host in the topology."""
-    return list(config.topology.hosts).index(config.settings.host)
 
 
 def _unusable(config: Config, error: Exception) -> ConfigError:

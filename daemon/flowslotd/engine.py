@@ -116,7 +116,8 @@ def open_source(
     )
     assert spec.host_policy is not None, f"{spec.name} paces no flow"
     policy = spec.host_policy(options)
-    if isinstance(policy, MlccPolicy):
+    if spec.feedback:
+        assert isinstance(policy, MlccPolicy)
         remotes = _remotes(config)
         return PlannedRates(config, policy, remotes, table, on_rates=on_rates, on_bug=on_bug)
     if not spec.needs_arbiter:

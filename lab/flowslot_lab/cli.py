@@ -27,7 +27,7 @@ from flowslot_lab.progress import Bar
 from flowslot_lab.runner import PACED_BY, POLICIES, Options, RunFailed, measure, planned
 from flowslot_lab.state import ROOT, RunState, clean_dead
 from flowslot_scenario import scenario as scenarios
-from flowslot_scenario.output import chosen, show
+from flowslot_scenario.output import OutputOption, chosen, show
 from flowslot_scenario.results import Prediction, Results
 from flowslot_scenario.scenario import Scenario
 
@@ -84,7 +84,7 @@ def run(
     keep_logs: Annotated[
         Path | None, typer.Option(help="keep logs and configuration files in this directory")
     ] = None,
-    output: Annotated[Literal["table", "json", "yaml"], typer.Option("-o", "--output")] = "table",
+    output: OutputOption = "table",
 ) -> None:
     """Run a scenario under each policy and compare."""
     if figure is not None:

@@ -10,6 +10,6 @@ import os
 
 os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
 
-import grpc
+import grpc  # noqa: TID251
 
 __all__ = ["grpc"]

@@ -1,17 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What commands that run scenarios have in common: which policies, and results as asked for."""
+"""What commands have in common: the form of what they print; and which policies, of those that run
+scenarios. Loads nothing heavy that is not needed."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import yaml
-from rich.console import Console
+import typer
 
-from flowslot_scenario.results import Results
-from flowslot_scenario.table import print_result
+if TYPE_CHECKING:
+    from flowslot_scenario.results import Results
+
+OutputOption = Annotated[Literal["table", "json", "yaml"], typer.Option("-o", "--output")]
+
+
+def as_text(data: object, output: str) -> str:
+    """As `json` or `yaml`."""
+    text = json.dumps(data, indent=2)
+    if output == "json":
+        return text
+    import yaml  # noqa: PLC0415
+
+    # By way of JSON, which knows plain types only.
+    return yaml.safe_dump(json.loads(text), sort_keys=False, default_flow_style=None).rstrip()
 
 
 def chosen(text: str, known: Sequence[str]) -> tuple[str, ...]:
@@ -27,12 +41,11 @@ def chosen(text: str, known: Sequence[str]) -> tuple[str, ...]:
 
 def show(result: Results, output: str) -> None:
     """As a table for people, or as `json` or `yaml`."""
-    match output:
-        case "json":
-            print(json.dumps(result.to_json(), indent=1))
-        case "yaml":
-            # By way of JSON, which knows plain types only.
-            plain = json.loads(json.dumps(result.to_json()))
-            print(yaml.safe_dump(plain, sort_keys=False), end="")
-        case _:
-            print_result(result, Console(width=None if sys.stdout.isatty() else 120))
+    if output != "table":
+        print(as_text(result.to_json(), output))
+        return
+    from rich.console import Console  # noqa: PLC0415
+
+    from flowslot_scenario.table import print_result  # noqa: PLC0415
+
+    print_result(result, Console(width=None if sys.stdout.isatty() else 120))

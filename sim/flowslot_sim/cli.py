@@ -16,7 +16,7 @@ import typer
 from flowslot.model.errors import ConfigError
 from flowslot.model.units import MILLISECOND
 from flowslot_scenario import scenario as scenarios
-from flowslot_scenario.output import chosen, show
+from flowslot_scenario.output import OutputOption, chosen, show
 from flowslot_sim.plane.messages import Plant
 from flowslot_sim.plane.wire import Delays
 from flowslot_sim.runner import POLICIES, Options, simulate
@@ -66,7 +66,7 @@ def run(
             "--set", help="a variant: links.buffer_kb=16, jobs.bytes=6e6, jobs.a.sockets=4"
         ),
     ] = None,
-    output: Annotated[Literal["table", "json", "yaml"], typer.Option("-o", "--output")] = "table",
+    output: OutputOption = "table",
 ) -> None:
     """Simulate a scenario under each policy and compare."""
     try:

@@ -8,11 +8,12 @@ from typing import Annotated
 from pydantic import Field, FiniteFloat
 
 from flowslot.arbiter import COALESCE_NS, LEASE_SLOTS, ArbiterConfig
-from flowslot.model.errors import ConfigError, why_unreadable
+from flowslot.model.errors import ConfigError
 from flowslot.model.settings import PathText, Settings, parse_toml, validate
 from flowslot.model.topology import Link, Topology, parse_topology
 from flowslot.model.topology_file import Endpoint, Name
 from flowslot.model.units import MILLISECOND, Nanos
+from flowslot_proto.files import read_text
 from flowslot_proto.tls import TlsFiles, TlsSettings, open_files
 
 
@@ -94,12 +95,12 @@ def load(
     source = str(file) if file else "command line"
     if not file and not (name and topology_file):
         raise ConfigError(source, "", "give --config FILE, or both --topology and --name")
-    said = parse_toml(_read(file), source, SwitchSettings).model_dump() if file else {}
+    said = parse_toml(read_text(file), source, SwitchSettings).model_dump() if file else {}
     given = {"name": name, "listen": listen}
     said |= {key: value for key, value in given.items() if value is not None}
     settings = validate(said, "command line", SwitchSettings)
     path = topology_file or Path(source).parent / settings.topology
-    topology = parse_topology(_read(path), str(path))
+    topology = parse_topology(read_text(path), str(path))
     if settings.name not in topology.switches:
         known = ", ".join(topology.switches) or "(none)"
         problem = f'no switch is called "{settings.name}" in {path}; must be one of: {known}'
@@ -117,10 +118,3 @@ def load(
         open_files(settings.tls, source, Path(source).parent, settings.name),
         topology,
     )
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(str(file), "", f"cannot be read: {why_unreadable(error)}") from None

@@ -32,11 +32,11 @@ log = logging.getLogger("flowslot-switch")
 class SwitchProcess:
     """The process while it runs."""
 
-    def __init__(self, source: Path | None, load: Callable[[], SwitchConfig]) -> None:
-        """`load`: reads the configuration, from `source` if that is a file. Raises ConfigError."""
+    def __init__(self, source: Path | None, read: Callable[[], SwitchConfig]) -> None:
+        """`read`: reads the configuration, from `source` if that is a file. Raises ConfigError."""
         self._source = str(source or "command line")
-        self._load = load
-        self._config = load()
+        self._read = read
+        self._config = read()
         self._notifier = Notifier()
 
     async def run(self) -> int:
@@ -90,7 +90,7 @@ class SwitchProcess:
         """Take a changed configuration over; a bad one changes nothing."""
         self._notifier.reloading(time.monotonic_ns())
         try:
-            self._take_over(self._load(), service)
+            self._take_over(self._read(), service)
             log.info("reloaded")
         except ConfigError as error:
             log.error("not reloaded, going on as before: %s", error)

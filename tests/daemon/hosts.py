@@ -93,10 +93,8 @@ class Host(Opened):
 
     source: ArbiterRates
 
-    def __init__(
-        self, folder: Path, name: str, text: str | None = None, **settings: object
-    ) -> None:
-        super().__init__(folder, name, text, **settings)
+    def __init__(self, *which: Any, **settings: object) -> None:
+        super().__init__(*which, **settings)
         self.flows = Flows()
         self.source._aggregates = cast(Any, self.flows)
 

@@ -134,7 +134,6 @@ def test_without_a_switch_no_grpc_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "test.py").write_text(f"""
 import asyncio, sys
 from pathlib import Path
-from typing import Any
 from flowslot.policy import registry
 from flowslotd import config
 from flowslotd.engine import open_source

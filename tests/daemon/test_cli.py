@@ -117,7 +117,7 @@ job  cookie  +0    +1
 vgg  1234    10.0  0.0
 """
 LINKS_TEXT = """\
-slot 5, Mbit/s in each of the next slots of 60 ms
+slot 5, Mbit/s reserved in each of the next slots of 60 ms
 link    switch  Mbit/s  +0   +1
 h1->s1  s1      400     0.0  41.8
 s1->h1  -       400     -    -
@@ -138,16 +138,21 @@ class Answer(StreamRequestHandler):
     def handle(self):
         command = json.loads(self.rfile.readline())["cmd"]
         answer = json.dumps({"ok": True, "result": ANSWERS.get(command)})
-        self.wfile.write(self.server.special.get(command, answer).encode() + b"\n")
+        self.wfile.write((self.server.special or answer).encode() + b"\n")
 
 
 @pytest.fixture
-def daemon(tmp_path):
-    """Answers as a daemon does, from the table above; anything else with the line given."""
+def ask(tmp_path):
+    """`flowslot`, with a daemon that answers from the table above, or with the line `answer`."""
+
+    def ask(*arguments, answer=None):
+        server.special = answer
+        return flowslot(*arguments, "--runtime-dir", tmp_path)
+
     with ThreadingUnixStreamServer(str(tmp_path / "control.sock"), Answer) as server:
-        server.special = {}
+        server.special = None
         threading.Thread(target=server.serve_forever, args=(0.02,)).start()
-        yield tmp_path, server.special
+        yield ask
         server.shutdown()
 
 
@@ -165,8 +170,8 @@ def lines(text):
         ("jobs", JOBS_TEXT),
     ],
 )
-def test_tables(daemon, command, text):
-    run = flowslot(command, "--runtime-dir", daemon[0])
+def test_tables(ask, command, text):
+    run = ask(command)
     assert (run.returncode, run.stderr) == (0, "")
     assert lines(run.stdout) == text
 
@@ -182,35 +187,36 @@ STREAMS = [{"switch": f"s{i}", "live": i != 2} for i in (1, 2, 3)]
         ("status", {"state": "fallback", "switch": "s1, s2, s3"}, "fallback s1, s2, s3"),
     ],
 )
-def test_what_is_missing_is_said(daemon, command, answer, line):
-    directory, special = daemon
+def test_what_is_missing_is_said(ask, command, answer, line):
     if command == "status":
         answer = {**STATUS, "domain": {**answer, "switches": STREAMS}}
         line = f"arbiter        {line}"
-    special[command] = json.dumps({"ok": True, "result": answer})
-    run = flowslot(command, "--runtime-dir", directory)
+    run = ask(command, answer=json.dumps({"ok": True, "result": answer}))
     assert f"{line}\n" in lines(run.stdout)
 
 
-def test_json_and_yaml_carry_everything(daemon):
-    command = "status", "--runtime-dir", daemon[0], "-o"
-    as_json, as_yaml = (flowslot(*command, form).stdout for form in ("json", "yaml"))
+def test_json_and_yaml_carry_everything(ask):
+    as_json, as_yaml = (ask("status", "-o", form).stdout for form in ("json", "yaml"))
     assert json.loads(as_json) == yaml.safe_load(as_yaml) == STATUS
 
 
-def test_the_runtime_directory_may_come_from_the_environment(daemon):
-    env = {"FLOWSLOT_RUNTIME_DIR": str(daemon[0])}
-    assert flowslot("status", env=env).returncode == 0
+@pytest.mark.usefixtures("ask")
+def test_the_runtime_directory_may_come_from_the_environment(tmp_path):
+    assert flowslot("status", env={"FLOWSLOT_RUNTIME_DIR": str(tmp_path)}).returncode == 0
 
 
-def test_refusals_of_the_daemon(daemon):
-    directory, special = daemon
-    special["reload"] = '{"ok": false, "kind": "config", "error": "a.toml: field `x`: no"}'
-    run = flowslot("reload", "--runtime-dir", directory)
-    assert (run.returncode, run.stderr) == (2, "flowslot: a.toml: field `x`: no\n")
-    special["reload"] = '{"ok": false, "kind": "permission", "error": "`reload` is for root"}'
-    run = flowslot("reload", "--runtime-dir", directory)
-    assert (run.returncode, run.stderr) == (1, "flowslot: `reload` is for root\n")
+@pytest.mark.parametrize(
+    ("answer", "status", "error"),
+    [
+        ('{"ok": false, "kind": "config", "error": "a.toml: no"}', 2, "a.toml: no\n"),
+        ('{"ok": false, "kind": "permission", "error": "is for root"}', 1, "is for root\n"),
+        ("}{", 3, "no daemon at "),
+    ],
+)
+def test_refusals_and_garbage_are_one_line_and_a_status(ask, answer, status, error):
+    run = ask("reload", answer=answer)
+    assert (run.returncode, run.stdout, run.stderr.count("\n")) == (status, "", 1)
+    assert run.stderr.startswith(f"flowslot: {error}")
 
 
 ADVICE = "Try `systemctl status flowslotd`, `flowslot doctor`, or --runtime-dir DIR.\n"
@@ -231,22 +237,13 @@ def test_no_daemon_is_status_3_and_says_what_was_tried(tmp_path):
     assert run.stderr == f"flowslot: no daemon at {path}: {why}. {ADVICE}"
 
 
-def test_garbage_from_the_socket_is_no_traceback(daemon):
-    directory, special = daemon
-    special["status"] = "}{"
-    run = flowslot("status", "--runtime-dir", directory)
-    assert run.returncode == 3
-    assert "Traceback" not in run.stderr
-
-
 @pytest.mark.parametrize(
     "arguments",
     [["status", "--nope"], ["nonsense"], ["status", "-o", "xml"],
      ["status", "--watch", "-o", "json"]],
 )  # fmt: skip
-def test_wrong_usage_is_status_2(daemon, arguments):
-    extra = ["--runtime-dir", daemon[0]] if arguments[0] == "status" else []
-    run = flowslot(*arguments, *extra)
+def test_wrong_usage_is_status_2(ask, arguments):
+    run = ask(*arguments)
     assert run.returncode == 2
     assert "Traceback" not in run.stderr
 

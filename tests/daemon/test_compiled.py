@@ -40,6 +40,12 @@ def test_the_loops_are_compiled_here() -> None:
     assert rows.COMPILED and not PLAIN_ROWS.COMPILED
 
 
+def check_same(*results: tuple[Any, ...]) -> None:
+    """Of both."""
+    for compiled, interpreted in zip(*results, strict=True):
+        np.testing.assert_array_equal(compiled, interpreted)
+
+
 def some_rows(rng: RNG, n: int) -> np.ndarray:
     rows = np.repeat(FREE, n)
     rows["cookie"] = rng.choice(4 * n, n, replace=False) + 1
@@ -95,8 +101,7 @@ def test_looks_at_flows_are_the_same(seed: int) -> None:
         watched = np.zeros(n, np.intp)
         count = loops.watch(table, False, watched)
         results.append((after.view(np.uint8), signs, working, count, watched))
-    for compiled, interpreted in zip(*results, strict=True):
-        np.testing.assert_array_equal(compiled, interpreted)
+    check_same(*results)
 
 
 @SEEDS
@@ -116,8 +121,7 @@ def test_borrowers_get_the_same_lenders(seed: int) -> None:
         order = [part[np.argsort(rows["path"][part], kind="stable")] for part in parts]
         loops.pair(table, *order, np.zeros(4, np.intp))
         results.append((kept, *parts, after["lender"]))
-    for compiled, interpreted in zip(*results, strict=True):
-        np.testing.assert_array_equal(compiled, interpreted)
+    check_same(*results)
     new = np.flatnonzero(after["lender"] != kept)
     pairs = list(zip(new, after["lender"][new], strict=True))
     assert len({lender for _, lender in pairs}) == len(pairs)
@@ -158,8 +162,7 @@ def test_the_kernels_tables_are_written_and_read_in_the_same_way(seed: int) -> N
         right = loops.read(table(stat), known, acked)
         kept = after.view(np.uint8), held.view(np.uint8)
         results.append((*kept, changed, again, base, ours, right, acked, puts, put, same))
-    for compiled, interpreted in zip(*results, strict=True):
-        np.testing.assert_array_equal(compiled, interpreted)
+    check_same(*results)
     assert results[0][2] >= results[0][3] == np.sum(ctl["deadline_ns"][slots] == 0)
 
 
@@ -179,8 +182,7 @@ def test_aggregates_are_shared_out_in_the_same_way(seed: int) -> None:
         loops.add_up(NOW, table, times, sizes)
         loops.share_out(NOW, table, rate, at_work, changed)
         results.append((times, sizes, changed, mine["rate"]))
-    for compiled, interpreted in zip(*results, strict=True):
-        np.testing.assert_array_equal(compiled, interpreted)
+    check_same(*results)
 
 
 @SEEDS
@@ -204,5 +206,4 @@ def test_slots_of_a_record_are_judged_in_the_same_way(seed: int) -> None:
         found = (at[:count], seqs[:count], verdicts[:count])
         left = loops.settle(torn, live[at[:count]], taken, seen, faults, found)
         results.append((count, left, at, seqs, verdicts, taken, seen, faults))
-    for compiled, interpreted in zip(*results, strict=True):
-        np.testing.assert_array_equal(compiled, interpreted)
+    check_same(*results)

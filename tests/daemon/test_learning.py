@@ -126,32 +126,32 @@ class Run:
             self._look()
         return watches[0][1] - began
 
+    def learn(self, headers, size=SIZE):
+        """So many in three iterations; and another one begins."""
+        for _ in range(3):
+            self.iterate(headers)
+        self.begin(size)
+
 
 @pytest.fixture
 def run(seen, job):
     return Run(seen, job)
 
 
-def test_what_two_iterations_sent_besides_belongs_to_the_end_of_the_next(run):
-    ends = [run.iterate(HEADERS) for _ in range(5)]
-    assert ends == [SIZE, SIZE, *[SIZE + HEADERS] * 3]
-
-
-def test_the_least_of_two_counts(run):
-    ends = [run.iterate(HEADERS + 100 * n) for n in (0, 3, 1, 2)]
-    assert ends[2:] == [SIZE + HEADERS, SIZE + HEADERS + 100]
-
-
-def test_a_library_that_reports_everything_has_nothing_besides(run):
-    assert [run.iterate(0) for _ in range(4)] == [SIZE] * 4
-
-
-@pytest.mark.parametrize("strange", [SIZE, SIZE // 2 + 1, 2**62])
-def test_what_cannot_be_headers_does_not_count(run, strange):
-    for _ in range(3):
-        run.iterate(HEADERS)
-    run.iterate(strange)
-    assert run.iterate(HEADERS) == SIZE
+@pytest.mark.parametrize(
+    ("sent", "belongs"),
+    [
+        ([HEADERS] * 5, [0, 0, HEADERS, HEADERS, HEADERS]),  # of two iterations, to the next
+        ([100, 400, 200, 300], [0, 0, 100, 200]),  # the least of two counts
+        ([0] * 4, [0] * 4),  # a library that reports everything
+        *[
+            ([HEADERS, HEADERS, HEADERS, strange, HEADERS], [0, 0, HEADERS, HEADERS, 0])
+            for strange in (SIZE, SIZE // 2 + 1, 2**62)  # which cannot be headers
+        ],
+    ],
+)
+def test_what_iterations_sent_besides_belongs_to_the_end_of_the_next(run, sent, belongs):
+    assert [run.iterate(headers) - SIZE for headers in sent] == belongs
 
 
 def test_an_iteration_whose_end_was_not_seen_teaches_nothing(run):
@@ -176,9 +176,7 @@ BEFORE = MANY - SIZE // 64
 
 
 def test_headers_are_spread_evenly_over_what_is_sent(run):
-    for _ in range(3):
-        run.iterate(MANY)
-    run.begin()
+    run.learn(MANY)
     run.send((SIZE + BEFORE) // 2)
     assert abs(run.seen["remaining"][0] - SIZE // 2) <= 1
     run.send((SIZE + BEFORE) // 2 - 100)
@@ -187,31 +185,24 @@ def test_headers_are_spread_evenly_over_what_is_sent(run):
     assert run.seen["remaining"] == [0]
 
 
-def test_few_headers_may_all_come_after_the_last_byte(run):
-    for _ in range(3):
-        run.iterate(HEADERS)
-    run.begin()
-    run.send(SIZE - 1)
+@pytest.mark.parametrize(
+    ("headers", "all_but_one", "one"),
+    [
+        (HEADERS, {"acked": SIZE - 1}, {"acked": 1}),  # few: all of them may come after it
+        (MANY, {"acked": SIZE, "done": SIZE - 1}, {"acked": 0, "done": 1}),
+    ],
+)
+def test_the_last_byte_is_the_end_whatever_else_was_sent(run, headers, all_but_one, one):
+    run.learn(headers)
+    run.send(**all_but_one)
     assert run.seen["active"][0]
-    run.send(1)
-    assert not run.seen["active"][0]
-
-
-def test_what_is_done_is_at_its_end_whatever_else_was_sent_before(run):
-    for _ in range(3):
-        run.iterate(MANY)
-    run.begin()
-    run.send(SIZE, done=SIZE - 1)
-    assert run.seen["active"][0]
-    run.send(0, done=1)
+    run.send(**one)
     assert not run.seen["active"][0]
 
 
 def test_an_arbiter_is_asked_for_headers_too(run):
     aggregates, desk = Aggregates(run.seen.table), Desk()
-    for _ in range(3):
-        run.iterate(MANY)
-    run.begin()
+    run.learn(MANY)
     run.send((SIZE + BEFORE) // 2)
     aggregates.follow(at(0), run.seen.table.take_new(), [])
     aggregates.report(at(10 * run.n), desk, small=True, lent=lambda now: np.zeros(0, np.intp))
@@ -223,7 +214,5 @@ def test_an_arbiter_is_asked_for_headers_too(run):
 
 
 def test_of_a_shorter_iteration_headers_are_a_part(run):
-    for _ in range(3):
-        run.iterate(MANY)
-    run.begin(100)
+    run.learn(MANY, 100)
     assert run.seen.observer.take_watches()[0][1] - run.acked == 150

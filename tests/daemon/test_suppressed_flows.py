@@ -187,10 +187,9 @@ def test_without_an_arbiter_everything_is_suppressed(
     assert word(job) == 1
     due = [setup.observer.due(n, [job]) for n in range(1, 1 + RARE_SLOTS)]
     assert sum(map(bool, due)) == 1
-    if setup.pacer:
-        setup.pacer.acked[7] = 0
-        setup.events(at(1), [job])
-        assert setup.pacer.watched == {}
+    setup.pacer.acked[7] = 0
+    setup.events(at(1), [job])
+    assert setup.pacer.watched == {}
 
 
 def test_what_was_seen_a_moment_ago_is_not_looked_at_again_as_a_slot_begins(

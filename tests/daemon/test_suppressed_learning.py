@@ -35,27 +35,16 @@ class Timeline:
 
     def run(self, period_ms: int, slots: int, pause_ms: int = 1, total: int = MB) -> None:
         for _ in range(slots):
-            while self._next(period_ms, pause_ms, total, SLOT_MS * (self.room.n + 1)):
-                pass
+            end_ms = SLOT_MS * (self.room.n + 1)
+            while (due_ms := self.begun_ms + (pause_ms if self.half else period_ms)) < end_ms:
+                if not self.half:
+                    self.begun_ms, self.iteration = due_ms, self.iteration + 1
+                    self.clock.ns = at(due_ms)
+                    self.flow.begin(self.iteration, total)
+                self.flow.ready(MB // 2)
+                self.flow.done(MB // 2)
+                self.half = not self.half
             self.room.slot()
-
-    def _next(self, period_ms: int, pause_ms: int, total: int, before_ms: int) -> bool:
-        if self.half and self.begun_ms + pause_ms < before_ms:
-            self._burst()
-        elif not self.half and self.begun_ms + period_ms < before_ms:
-            self.begun_ms += period_ms
-            self.iteration += 1
-            self.clock.ns = at(self.begun_ms)
-            self.flow.begin(self.iteration, total)
-            self._burst()
-        else:
-            return False
-        return True
-
-    def _burst(self) -> None:
-        self.flow.ready(MB // 2)
-        self.flow.done(MB // 2)
-        self.half = not self.half
 
 
 def column(room: Room, name: str) -> Any:

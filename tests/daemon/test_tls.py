@@ -5,6 +5,7 @@ import asyncio
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tlsfiles
@@ -29,11 +30,12 @@ def switch(tmp_path: Path) -> Iterator[TlsSwitch]:
         yield process
 
 
-def write(folder: Path, text: str, network: str = FAR) -> Path:
-    (folder / "topology.toml").write_text(network)
-    file = folder / "h1.toml"
-    file.write_text(f'host = "h1"\nmode = "enforce"\n{text}')
-    return file
+@pytest.fixture
+def load(tmp_path: Path, write: Any) -> Any:
+    """Of h1, beside whose configuration the files are that one could name in it."""
+    tlsfiles.make(tmp_path)
+    begin = 'host = "h1"\nmode = "enforce"\n'
+    return lambda text, network=FAR: config.load(write(begin + text, network))
 
 
 @pytest.mark.parametrize(
@@ -49,11 +51,10 @@ def write(folder: Path, text: str, network: str = FAR) -> Path:
     ],
 )
 def test_a_section_that_is_wrong_names_its_field(
-    tmp_path: Path, text: str, field: str, words: str
+    load: Any, text: str, field: str, words: str
 ) -> None:
-    tlsfiles.make(tmp_path)
     with pytest.raises(ConfigError) as error:
-        config.load(write(tmp_path, text))
+        load(text)
     assert error.value.field == field and words in error.value.problem
 
 
@@ -61,19 +62,17 @@ def test_a_section_that_is_wrong_names_its_field(
     "text",
     ["[tls]\ninsecure = true", "use_switch = false", 'policy = "static"', tlsfiles.section("h1")],
 )
-def test_what_is_safe_or_wanted_is_accepted(tmp_path: Path, text: str) -> None:
-    tlsfiles.make(tmp_path)
-    config.load(write(tmp_path, text))
-    config.load(write(tmp_path, "", topology(7400)))
+def test_what_is_safe_or_wanted_is_accepted(load: Any, text: str) -> None:
+    load(text)
+    load("", topology(7400))
 
 
-def test_status_and_doctor_show_what_is_insecure(tmp_path: Path) -> None:
-    tlsfiles.make(tmp_path)
+def test_status_and_doctor_show_what_is_insecure(load: Any) -> None:
     for text, status, shown in (
         ("[tls]\ninsecure = true", "warn", "insecure"),
         (tlsfiles.section("h1"), "ok", "certificate of h1, until 20"),
     ):
-        loaded = config.load(write(tmp_path, text))
+        loaded = load(text)
         finding = diagnosis.tls(loaded.settings.tls, loaded.tls)
         assert (finding.status, shown in finding.detail) == (status, True)
     assert render._tls({"mode": "loopback"}) == []

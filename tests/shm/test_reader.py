@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,10 +68,11 @@ def check_sane(slots: NDArray[np.void]) -> None:
 # ---- torn reads
 
 
-def check_stress(reader: RecordReader) -> None:
+def check_stress(reader: RecordReader, writes: Callable[[], bool]) -> None:
     """Snapshots of a flow whose writer keeps ready : posted : done at 3 : 2 : 1."""
     distinct = last = 0
     while distinct < 60:
+        assert writes(), "the writer has ended"
         slot = reader.snapshot()[0]
         done = int(slot["done"])
         assert (slot["ready"], slot["posted"]) == (3 * done, 2 * done)
@@ -81,25 +83,26 @@ def check_stress(reader: RecordReader) -> None:
 
 
 @pytest.fixture
-def stressed(start_daemon: Callable[..., Registrar], c_job: Callable[..., CJob]) -> RecordReader:
-    """Reads the record of a C process that writes as fast as it can."""
+def stressed(
+    start_daemon: Callable[..., Registrar], c_job: Callable[..., CJob]
+) -> tuple[RecordReader, Callable[[], bool]]:
+    """Reads the record of a C process that writes as fast as it can; and whether it still does."""
     daemon = start_daemon()
     job = c_job(daemon.server.path)
     job("flow 0 - 0 0 -")
     job("stress 0")
-    return daemon.record.reader
+    return daemon.record.reader, lambda: job.process.poll() is None
 
 
-def test_never_a_mix_from_a_c_process(stressed: RecordReader) -> None:
-    check_stress(stressed)
+def test_never_a_mix_from_a_c_process(stressed: Any) -> None:
+    check_stress(*stressed)
 
 
-def test_without_the_second_look_the_stress_would_show_a_mix(stressed: RecordReader) -> None:
+def test_without_the_second_look_the_stress_would_show_a_mix(stressed: Any) -> None:
     """The stress is strong enough: a reader that ignores seq does see mixes."""
-    while True:
-        slot = stressed._live[:1].copy().view(SLOT)[0, 0]
-        if (slot["ready"], slot["posted"]) != (3 * slot["done"], 2 * slot["done"]):
-            return
+    reader, writes = stressed
+    looks = (reader._live[:1].copy().view(SLOT)[0, 0] for _ in iter(writes, False))
+    assert any((s["ready"], s["posted"]) != (3 * s["done"], 2 * s["done"]) for s in looks)
 
 
 def test_never_a_mix_from_a_python_thread() -> None:
@@ -118,7 +121,7 @@ def test_never_a_mix_from_a_python_thread() -> None:
     thread = threading.Thread(target=write)
     thread.start()
     try:
-        check_stress(RecordReader(client._record.fd))
+        check_stress(RecordReader(client._record.fd), thread.is_alive)
     finally:
         sys.setswitchinterval(interval)
         stop.set()

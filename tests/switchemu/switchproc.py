@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-import grpc
 from google.protobuf.message_factory import GetMessageClass
 
 from flowslot.arbiter import LEASE_SLOTS
 from flowslot_proto import flowslot_pb2 as pb
+from flowslot_proto.grpcio import grpc
 
 T = TypeVar("T")
 DEADLINE_S = 30.0

@@ -5,12 +5,12 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-import grpc
 import pytest
 from switchproc import GBPS, LINKS, EmulatedSwitchStub, Switch
 
 from flowslot.model.units import goodput
 from flowslot_proto import flowslot_pb2 as pb
+from flowslot_proto.grpcio import grpc
 
 OK = pb.UpdateScheduleReply.STATUS_OK
 REFUSED = pb.UpdateScheduleReply.STATUS_REFUSED

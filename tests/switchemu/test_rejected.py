@@ -4,12 +4,12 @@ what stock clients of gRPC are told."""
 
 from contextlib import ExitStack
 
-import grpc
 import pytest
 from rawhttp2 import RawClient, message
 from switchproc import Switch, until
 
 from flowslot_proto import methods
+from flowslot_proto.grpcio import grpc
 from flowslot_switch import limits
 
 CUT_OFF = message(b"cut", announced=5)

@@ -8,12 +8,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 from switchproc import GBPS, LEASE_NS, LINKS, Peer, Switch, one_demand, until
 
 from flowslot.model.units import goodput
 from flowslot_proto import flowslot_pb2 as pb
+from flowslot_proto.grpcio import grpc
 
 RESERVABLE = 0.96 * goodput(GBPS * 1e9)
 UP, DOWN = LINKS.index("h1->s1"), LINKS.index("s1->h2")

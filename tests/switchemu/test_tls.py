@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 import tlsfiles
 from switchproc import EmulatedSwitchStub, Peer, until
 from tlsfiles import TlsSwitch
 
 from flowslot_proto import flowslot_pb2 as pb
+from flowslot_proto.grpcio import grpc
 
 DENIED = grpc.StatusCode.PERMISSION_DENIED
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE

@@ -3,13 +3,13 @@
 
 from pathlib import Path
 
-import grpc
 from cryptography import x509
 from switchproc import Switch, topology
 from typer.testing import CliRunner
 
 from flowslot_cli import certs
 from flowslot_cli.main import app
+from flowslot_proto.grpcio import grpc
 
 
 def make(folder: Path, *, hosts: str = "h1,h2", switches: str = "s1", **flags: bool) -> None:

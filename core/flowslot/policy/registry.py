@@ -39,16 +39,20 @@ def beside_others(options: PolicyOptions) -> PolicyOptions:
 class PolicySpec:
     """A policy: what runs in the daemon, what runs in the arbiter (if anything).
 
-    `needs_arbiter`: its host part works from grants. `feedback`: that is an MlccPolicy, which plans
-    against the load tables of the links on its flows' paths, and reserves by explicit schedules.
+    `feedback`: its host part is an MlccPolicy, which plans against the load tables of the links on
+    its flows' paths, and reserves by explicit schedules.
     """
 
     name: str
     host_policy: Callable[[PolicyOptions], HostPolicy] | None = None
     """None: a daemon running it only observes."""
     allocator: Callable[[PolicyOptions], Allocator] | None = None
-    needs_arbiter: bool = False
     feedback: bool = False
+
+    @property
+    def needs_arbiter(self) -> bool:
+        """Its host part works from grants."""
+        return self.host_policy is not None and self.allocator is not None
 
 
 _POLICIES = {
@@ -60,7 +64,6 @@ _POLICIES = {
             allocator=lambda options: StaggerAllocator(
                 options.floor_share, partial=options.partial, top_up=options.top_up is not False
             ),
-            needs_arbiter=True,
         ),
         PolicySpec("static", host_policy=lambda options: StaticPolicy(options.flows_on_link)),
         PolicySpec("fair", allocator=lambda options: FairAllocator()),

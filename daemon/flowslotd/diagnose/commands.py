@@ -7,15 +7,16 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
-import yaml
 
 from flowslot.model.errors import ConfigError, FlowslotError
 from flowslot.model.settings import read_toml
 from flowslot.model.topology import parse_topology
-from flowslotd.config import load, read
+from flowslot_proto.files import read_text
+from flowslot_scenario.output import OutputOption, as_text
+from flowslotd.config import load
 from flowslotd.pace.pacer import PacingError
 
 FAILURE = 1
@@ -33,9 +34,6 @@ print(parse_toml(file.read_text(encoding="utf-8"), str(file), SwitchSettings).mo
 """
 
 
-OutputOption = Annotated[Literal["table", "json", "yaml"], typer.Option("-o", "--output")]
-
-
 def check_config(
     file: Annotated[Path, typer.Argument(help="a daemon, switch or topology file")],
     print_effective: Annotated[
@@ -48,14 +46,14 @@ def check_config(
     text = f"{file}: {kind} configuration, no problem found"
     result: dict[str, Any] = {"file": str(file), "kind": kind}
     if print_effective:
-        text += f"\n{_as_yaml(effective)}"
+        text += f"\n{as_text(effective, 'yaml')}"
         result["effective"] = effective
     _print(output, text, result)
 
 
 def _check(file: Path) -> tuple[str, dict[str, Any]]:
     """The kind of a file and its effective settings. Raises ConfigError."""
-    text = read(file)
+    text = read_text(file)
     keys = read_toml(text, str(file)).keys()
     if "jobs" in keys:  # first: scenarios have hosts and links too
         raise ConfigError(str(file), "jobs", "looks like a scenario; `flowslot lab` runs those")
@@ -128,11 +126,4 @@ def preflight(
 
 def _print(output: str, text: str, data: dict[str, Any]) -> None:
     """`text` is for people."""
-    if output == "table":
-        typer.echo(text)
-    else:
-        typer.echo(json.dumps(data, indent=2) if output == "json" else _as_yaml(data))
-
-
-def _as_yaml(data: dict[str, Any]) -> str:
-    return yaml.safe_dump(data, sort_keys=False).rstrip()
+    typer.echo(text if output == "table" else as_text(data, output))

@@ -64,7 +64,7 @@ cdef inline double commitment(Row[::1] rows, Py_ssize_t i)
 cpdef void commitments(Row[::1] rows, paths_t paths, floats_t sums)
 @cython.locals(everywhere=double)
 cpdef void add_up(paths_t paths, given_t rates, floats_t sums)
-cpdef bint overdue(Row[::1] rows, int64_t before)
+cpdef set overdue(Row[::1] rows, int64_t before)
 cpdef bint unsettled(Row[::1] rows)
 @cython.locals(heard=cython.bint)
 cpdef bint settled(Row[::1] rows)
@@ -72,12 +72,10 @@ cpdef bint settled(Row[::1] rows)
     goal=double, small=double, goals=double[:, ::1], wanted=floats_t, found=floats_t, sums=floats_t
 )
 cpdef void settle(Row[::1] rows, paths_t paths, given_t target, int64_t since, given_t capacity)
-@cython.locals(grants=floats_t, used=floats_t, room=double, rest=double, enough=cython.bint)
-cdef void find_short(
-    Row[::1] rows, paths_t paths, const uint8_t[::1] mute, given_t limit, floats_t first,
-    floats_t others,
+@cython.locals(
+    grants=floats_t, sums=double[:, ::1], used=floats_t, first=floats_t, others=floats_t,
+    short=floats_t, room=double, rest=double, enough=cython.bint,
 )
-@cython.locals(first=floats_t, short=floats_t)
 cpdef void in_the_way(
     Row[::1] rows, paths_t paths, const uint8_t[::1] mute, given_t limit, uint8_t[::1] found,
 )

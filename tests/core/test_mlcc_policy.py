@@ -259,7 +259,7 @@ def test_own_slots_change_hands_without_a_refusal() -> None:
 
 
 def test_refused_flows_keep_what_they_had() -> None:
-    policy, switch = host(replace(PAPER, atomic=True)), Switch()
+    policy, switch = host(replace(PAPER, atomic=True, top_up=True)), Switch()
     settle(policy, switch, {1: ((0,), 100.0)})
     switch.table.update("another host's", [0], slots(0.0, 100.0))
     switch.table.advance(1)
@@ -269,7 +269,7 @@ def test_refused_flows_keep_what_they_had() -> None:
     refused = switch.send(policy.updates)
     assert len(refused) == 1
     pace = policy.refused(refused)
-    assert rates_of(pace) == {1: slots()}
+    assert rates_of(pace) == {1: slots()} and pace.ceilings.tolist() == [100.0]
     _, rates = decide(policy, view_of(1, {1: ((0,), 150.0)}, switch.table.load([0])))
     assert rates == {1: slots(0.0, 100.0, 50.0)}
     assert switch.send(policy.updates) == []

@@ -42,7 +42,7 @@ def run(
     for slot in range(SLOTS):
         switch.table.advance(slot)
         stale = switch.table.load([0]) if math.isinf(chunk) else None
-        moved = np.zeros(hosts)
+        scheduled, moved = 0.0, np.zeros(hosts)
         for i, policy in enumerate(policies):
             flows = {i: ((0,), float(volume - sent[i]))}
             if informed:
@@ -51,12 +51,13 @@ def run(
                 pace = settle(policy, switch, flows, stale)
             else:
                 pace, _ = decide(policy, view_of(slot, flows, summed.load(slot)))
-            may = min(sent[i - 1] + chunk, volume) - sent[i]
-            moved[i] = min(pace.schedule.at(slot)[0], may)
+            rate = pace.schedule.at(slot)[0]
+            scheduled += rate
+            moved[i] = min(rate, min(sent[i - 1] + chunk, volume) - sent[i])
         for policy in policies if not options.atomic else ():
             for update in policy.updates:
                 summed.update(update)
-        assert not options.atomic or moved.sum() <= 100.0 * (1 + 1e-9)
+        assert not options.atomic or scheduled <= 100.0 * (1 + 1e-9)
         moved /= max(moved.sum() / 100.0, 1.0)  # more than fits is shared
         idle += not moved.any() and sent.min() < volume
         sent += moved

@@ -8,9 +8,13 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from switchproc import LINKS, Peer, Switch, topology, until
+
+from flowslot_switch.config import load
+from flowslot_switch.main import SwitchProcess
 
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -105,6 +109,20 @@ def test_a_bad_reload_keeps_the_last_good_configuration(switch: Switch) -> None:
         assert told in switch.logged("not reloaded")
         after = switch.describe()
         assert (after.pid, after.links[0]) == (before.pid, before.links[0])
+
+
+def test_a_reload_that_fails_otherwise_is_one_line_and_changes_nothing_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file, service = tmp_path / "topology.toml", Mock()
+    file.write_text(topology(7400))
+    process = SwitchProcess(None, lambda: load(None, "s1", file))
+    before = process._config
+    file.write_text(topology(7400).replace("= 0.4", "= 0.5"))
+    monkeypatch.setattr("flowslot_switch.main.Runner", Mock(side_effect=MemoryError("no room")))
+    process._reload(service)
+    assert caplog.messages == ["not reloaded, going on as before: MemoryError('no room')"]
+    assert process._config is before and not service.mock_calls
 
 
 def test_a_good_reload_asks_all_daemons_for_hello(switch: Switch) -> None:

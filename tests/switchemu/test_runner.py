@@ -94,6 +94,7 @@ def test_what_has_come_is_decided_on_together_as_soon_as_it_is_read_or_there_is_
     runner._step()
     (message,) = daemon.messages
     assert {grant.flow for grant in message.grants} == {7, 8, 9}
+    runner._on_failure.assert_not_called()
     runner.leave(daemon)
     with pytest.raises(SessionEnded):
         runner.take(daemon, begun(10))

@@ -11,7 +11,8 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from switchproc import LINKS, Peer, Switch, topology, until
+from switchproc import LINKS, Peer, Switch, topology
+from waiting import settle
 
 from flowslot_switch.config import load
 from flowslot_switch.main import SwitchProcess
@@ -155,10 +156,10 @@ def test_systemd_hears_ready_watchdog_reload_and_stop(tmp_path: Path) -> None:
 
         switch.start({**os.environ, "NOTIFY_SOCKET": address, "WATCHDOG_USEC": "200000"})
         for word in ("READY=1", "STATUS=s1: 4 links", "WATCHDOG=1"):
-            until(lambda word=word: hears(word), word)
+            settle(lambda word=word: hears(word), what=word)
         heard = ""
         switch.signal(signal.SIGHUP)
         for word in ("RELOADING=1", "READY=1"):
-            until(lambda word=word: hears(word), word)
+            settle(lambda word=word: hears(word), what=word)
         switch.signal(signal.SIGTERM)
-        until(lambda: hears("STOPPING=1"), "STOPPING")
+        settle(lambda: hears("STOPPING=1"), what="STOPPING")

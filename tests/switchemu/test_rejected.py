@@ -7,7 +7,8 @@ from contextlib import ExitStack
 import grpc
 import pytest
 from rawhttp2 import RawClient, message
-from switchproc import Switch, until
+from switchproc import Switch
+from waiting import settle
 
 from flowslot_proto import methods
 from flowslot_switch import limits
@@ -66,10 +67,10 @@ def test_one_caller_has_so_many_calls_at_once_and_the_next_is_counted(
             except grpc.RpcError as error:
                 return bool(error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED)
 
-        until(refused, "all of one caller's calls are taken")
+        settle(refused, what="all of one caller's calls are taken")
         other = stack.enter_context(RawClient(unhurried_switch.port, "127.0.0.2"))
         assert not other.answer(methods.DESCRIBE, message(b"")), "others have theirs"
-    until(lambda: rejected(unhurried_switch) > before, "counted")
+    settle(lambda: rejected(unhurried_switch) > before, what="counted")
 
 
 @pytest.mark.parametrize("path", [methods.DESCRIBE, methods.NEGOTIATE])

@@ -10,7 +10,8 @@ from typing import Any
 
 import grpc
 import pytest
-from switchproc import GBPS, LEASE_NS, LINKS, Peer, Switch, one_demand, until
+from switchproc import GBPS, LEASE_NS, LINKS, Peer, Switch, one_demand
+from waiting import settle
 
 from flowslot.model.units import goodput
 from flowslot_proto import flowslot_pb2 as pb
@@ -150,4 +151,4 @@ def test_a_flood_of_messages_is_stopped(unhurried_switch: Switch, connect: Conne
     assert code == EXHAUSTED
     assert "per second" in details
     switch = unhurried_switch
-    until(lambda: peer.session not in {s.session for s in switch.describe().sessions}, "gone")
+    settle(lambda: peer.session not in {s.session for s in switch.describe().sessions}, what="gone")

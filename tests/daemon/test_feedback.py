@@ -99,22 +99,21 @@ async def test_two_daemons_share_a_link_and_never_over_commit_it(
     tmp_path: Path, switches: dict[str, Switch], policy: str
 ) -> None:
     one, two = hosts = Host(tmp_path, "h1", policy), Host(tmp_path, "h2", policy)
-    limit, most, turns = one.limit("s2->h2"), 0.0, [0]
+    limit, loads, turns = one.limit("s2->h2"), [0.0], [0]
 
     def take_turns() -> None:
         """Who comes first has it all for as long as it wants; so nobody wants it for long."""
-        nonlocal most
         for host, flow, path in ((one, 1, CROSS), (two, 2, ("s2->h2",))):
             wants = (wall() // host.slot_ns + flow) % 4 < 3
             host.flows = {flow: (path, 10**7 if wants else 0)}
             if host.rates.get(flow, 0.0) > 0.1 * limit and turns[-1] != flow:
                 turns.append(flow)
         if one.slot == two.slot:
-            most = max(most, sum(rate for host in hosts for rate in host.rates.values()))
+            loads.append(sum(rate for host in hosts for rate in host.rates.values()))
 
     async with planning(*hosts):
         await until(lambda: len(turns) > 6, "each has had it three times", again=take_turns)
-    assert most <= limit * (1 + 1e-6)
+    assert max(loads) <= limit * (1 + 1e-6)
 
 
 def row(load: list[float], reservable: float = 1e7) -> pb.LinkLoad:
@@ -126,11 +125,8 @@ async def test_a_switch_that_is_dead_or_answers_nonsense_lets_its_flows_go_and_t
 ) -> None:
     lies = [
         ("links", [row([0.0]), row([])]),
-        ("links[0].load", [row([])]),
         ("links.reservable", [row([0.0], math.nan)]),
         ("links[0].load", [row([math.nan])]),
-        ("links.reservable", [row([0.0], 5e-324)]),
-        ("links[0].load", [row([1e308])]),
     ]
     liar, host = Liar(SLOT_MS), Host(tmp_path, "h1")
 

@@ -19,6 +19,7 @@ from waiting import settle
 from flowslot.arbiter import LEASE_SLOTS
 from flowslot_proto import flowslot_pb2 as pb
 
+PROGRAM = Path(sys.executable).with_name("flowslot-switch")
 DEADLINE_S = 30.0
 GBPS = 0.4
 LINKS = ("h1->s1", "s1->h1", "h2->s1", "s1->h2")
@@ -104,12 +105,10 @@ class Switch:
     def __exit__(self, *_: object) -> None:
         self.kill()
 
-    def start(self, env: dict[str, str] | None = None) -> Self:
+    def start(self, *arguments: str | Path, env: dict[str, str] | None = None) -> Self:
+        command = [PROGRAM, *(arguments or ("--config", self.config))]
         with self.log.open("ab") as log:
-            command = [str(Path(sys.executable).with_name("flowslot-switch"))]
-            self.process = subprocess.Popen(
-                [*command, "--config", str(self.config)], stderr=log, env=env
-            )
+            self.process = subprocess.Popen(command, stderr=log, env=env)
         self.describe()
         return self
 

@@ -6,12 +6,11 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from switchproc import LINKS, Peer, Switch, topology
+from switchproc import LINKS, PROGRAM, Peer, Switch, topology
 from waiting import settle
 
 from flowslot_switch.config import load
@@ -19,23 +18,18 @@ from flowslot_switch.main import SwitchProcess
 
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    program = Path(sys.executable).with_name("flowslot-switch")
-    return subprocess.run(
-        [program, *arguments], capture_output=True, text=True, timeout=60, check=False
-    )
+    command = [PROGRAM, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
 @pytest.mark.parametrize(
     ("config", "parts"),
     [
         ('name = "s1"\nlisten = "nowhere"', ["switch.toml", "`listen`", "host:port"]),
-        ('name = "s1"\nlissten = "x:1"', ["switch.toml", "`lissten`", "did you mean `listen`?"]),
         ('name = "s1"\n[arbiter]\ntarget = 1.5', ["`arbiter.target`", "1.5"]),
         ('name = "s9"', ["`name`", "must be one of: s1"]),
         ('name = "s1"\ntopology = "none.toml"', ["none.toml", "cannot be read"]),
         ('name = "s1"\ntopology = "bad.toml"', ["bad.toml", "`links[0].capacity_gbps`"]),
-        ("name = ", ["switch.toml", "TOML"]),
-        ("", ["`name`", "required"]),
         ('name = "s1"\ntopology = "a\\u0000b"', ["`topology`", "printable", '"a\\u0000b"']),
         ('name = "s1"\n[arbiter]\ntarget = 1e-320', ["`arbiter.target`", "equal to 0.01"]),
         ('name = "s1"\n[arbiter]\nfloor_share = 1e-320', ["`arbiter.floor_share`", "0.001"]),
@@ -74,12 +68,8 @@ def test_an_address_that_cannot_be_had_is_a_failure(switch: Switch) -> None:
 
 
 def test_overrides_replace_the_file(switch: Switch, tmp_path: Path) -> None:
-    other = Switch(tmp_path)
-    with other:
-        program = Path(sys.executable).with_name("flowslot-switch")
-        other.process = subprocess.Popen(
-            [program, "--topology", switch.topology, "--name", "s1", "--listen", other.address]
-        )
+    with Switch(tmp_path) as other:
+        other.start("--topology", switch.topology, "--name", "s1", "--listen", other.address)
         assert other.describe().pid == other.pid != switch.describe().pid
 
 
@@ -154,7 +144,7 @@ def test_systemd_hears_ready_watchdog_reload_and_stop(tmp_path: Path) -> None:
                 heard += listener.recv(4096).decode() + "\n"
             return word in heard
 
-        switch.start({**os.environ, "NOTIFY_SOCKET": address, "WATCHDOG_USEC": "200000"})
+        switch.start(env={**os.environ, "NOTIFY_SOCKET": address, "WATCHDOG_USEC": "200000"})
         for word in ("READY=1", "STATUS=s1: 4 links", "WATCHDOG=1"):
             settle(lambda word=word: hears(word), what=word)
         heard = ""

@@ -72,10 +72,12 @@ cpdef bint settled(Row[::1] rows)
     goal=double, small=double, goals=double[:, ::1], wanted=floats_t, found=floats_t, sums=floats_t
 )
 cpdef void settle(Row[::1] rows, paths_t paths, given_t target, int64_t since, given_t capacity)
-@cython.locals(
-    grants=floats_t, sums=double[:, ::1], used=floats_t, first=floats_t, others=floats_t,
-    short=floats_t, room=double, rest=double, enough=cython.bint,
+@cython.locals(grants=floats_t, used=floats_t, room=double, rest=double, enough=cython.bint)
+cdef void find_short(
+    Row[::1] rows, paths_t paths, const uint8_t[::1] mute, given_t limit, floats_t first,
+    floats_t others,
 )
+@cython.locals(first=floats_t, short=floats_t)
 cpdef void in_the_way(
     Row[::1] rows, paths_t paths, const uint8_t[::1] mute, given_t limit, uint8_t[::1] found,
 )

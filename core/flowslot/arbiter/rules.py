@@ -215,15 +215,14 @@ def settle(rows: Any, paths: Paths, target: Floats, since: int, capacity: Floats
                 rows[i].goal = min(found[i], wanted[i])
 
 
-def in_the_way(rows: Any, paths: Paths, mute: Bools, limit: Floats, found: Bools) -> None:
-    """Set `found`, bool[n], where flows are on links without room for what others wait for, even
-    when all acknowledgements are in.
-
-    `limit`, float64[L]: what may be given out. `mute`, bool[n]: no one waits for these.
-    """
-    last, grants, sums = len(limit), np.zeros(len(rows)), np.zeros((4, len(limit) + 1))
-    # Of those that wait: those that have nothing come first. The last link is short if any is.
-    used, first, others, short = sums[0], sums[1], sums[2], sums[3]
+def find_short(  # noqa: PLR0917
+    rows: Any, paths: Paths, mute: Bools, limit: Floats, first: Floats, others: Floats
+) -> None:
+    """Which links lack room for what flows wait for, even when all acknowledgements are in: their
+    `others`, float64[L + 1], is 1 then, else 0; the last one, of flows that count on all links, is
+    1 if any is. `first`: of those that have nothing. Both are zero before. `limit`, `mute`: see
+    `in_the_way`."""
+    last, grants, used = len(limit), np.zeros(len(rows)), np.zeros(len(first))
     for i in range(len(rows)):
         grants[i] = rows[i].grant
         lack = rows[i].goal - rows[i].grant
@@ -234,12 +233,23 @@ def in_the_way(rows: Any, paths: Paths, mute: Bools, limit: Floats, found: Bools
                 else:
                     others[paths[i, h]] += lack
     add_up(paths, grants, used)
+    others[last] = 0.0
     for link in range(last):
         room = max(limit[link] - used[link], 0.0)
         rest = max(room - first[link], 0.0)
         enough = (1 - _pressing) * first[link] <= room and (1 - _pressing) * others[link] <= rest
-        if not enough:
-            short[link] = short[last] = 1.0
+        others[link] = 0.0 if enough else 1.0
+        others[last] = max(others[last], others[link])
+
+
+def in_the_way(rows: Any, paths: Paths, mute: Bools, limit: Floats, found: Bools) -> None:
+    """Set `found`, bool[n], where flows are on links without room for what others wait for.
+
+    `limit`, float64[L]: what may be given out. `mute`, bool[n]: no one waits for these.
+    """
+    last = len(limit)
+    first, short = np.zeros(last + 1), np.zeros(last + 1)
+    find_short(rows, paths, mute, limit, first, short)
     for i in range(len(rows)):
         if paths[i, 0] == last:
             found[i] = short[last] > 0

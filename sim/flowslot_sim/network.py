@@ -8,13 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flowslot.model.units import SECOND, Nanos
+from flowslot.policy.base import Floats, Paths, Rows
 from flowslot.policy.mlcc.peers import Group
 from flowslot_sim import fluid
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +67,7 @@ class Network:
         self._work = np.zeros((3, max(len(flows), len(capacity) + 1)))
         self._at = np.zeros(len(flows), np.intp)
         self._live = np.zeros(0, np.intp)
-        self._small: NDArray[np.int32] | None = None  # live flows' paths, links numbered anew
+        self._small: Paths | None = None  # live flows' paths, links numbered anew
         self._capacities = self.capacity  # of these links
 
     def begin(self, at: Iterable[int]) -> None:
@@ -81,7 +79,7 @@ class Network:
         self._live = np.union1d(self._live, at)
         self._small, self.stale = None, True
 
-    def left(self, at: NDArray[np.intp] | slice = slice(None)) -> Floats:
+    def left(self, at: Rows | slice = slice(None)) -> Floats:
         """Bytes that these flows have left in this iteration; 0: idle."""
         rows = self.rows[at]
         left: Floats = np.where(rows["active"], np.maximum(rows["total"] - rows["sent"], 1.0), 0.0)
@@ -97,7 +95,7 @@ class Network:
         ]
         return float(min(total, *may)) if may else total
 
-    def pace(self, at: NDArray[np.intp], reserved: Floats, ceiling: Floats) -> None:
+    def pace(self, at: Rows, reserved: Floats, ceiling: Floats) -> None:
         """From now on these flows have these rates in force."""
         self.rows["reserved"][at] = reserved
         self.rows["ceiling"][at] = ceiling

@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flowslot.model.units import Nanos
+from flowslot.policy.base import Floats, Ints
 from flowslot_sim.simulation import Simulation
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 SMOOTHING = 0.25
 """Weight of the latest iteration in the learnt period, as in the daemon."""
 NEVER = -(1 << 62)

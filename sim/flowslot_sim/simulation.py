@@ -10,10 +10,9 @@ from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flowslot.model.units import SECOND, Nanos
-from flowslot.policy.base import View
+from flowslot.policy.base import Rows, View
 from flowslot_scenario.results import Evidence
 from flowslot_sim.events import Events
 from flowslot_sim.network import Network
@@ -100,7 +99,7 @@ class Simulation:
         while self.now < until_ns and self._short:
             self._step(until_ns)
 
-    def view(self, at: NDArray[np.intp], slot: int = 0, horizon: int = 1) -> View:
+    def view(self, at: Rows, slot: int = 0, horizon: int = 1) -> View:
         """What a daemon shows its policy of these flows."""
         rows, network = self.network.rows[at], self.network
         job = np.array(self.job_of, np.int64)[at]

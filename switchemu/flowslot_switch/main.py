@@ -87,18 +87,19 @@ class SwitchProcess:
             self._stop.set_result(status)
 
     def _reload(self, service: SwitchService) -> None:
-        """Take a changed configuration over; a bad one changes nothing."""
+        """Take a changed configuration over; a bad one changes nothing, nor does a failure."""
         self._notifier.reloading(time.monotonic_ns())
         try:
             self._take_over(self._read(), service)
             log.info("reloaded")
-        except ConfigError as error:
-            log.error("not reloaded, going on as before: %s", error)
+        except Exception as error:  # of ours, perhaps: those that are served go on
+            why = error if isinstance(error, ConfigError) else repr(error)
+            log.error("not reloaded, going on as before: %s", why)
         finally:
             self._ready()
 
     def _take_over(self, config: SwitchConfig, service: SwitchService) -> None:
-        """Raises ConfigError before anything has changed."""
+        """Raises before anything has changed; ConfigError: that needs a restart."""
         old, new = _fixed(self._config), _fixed(config)
         for field in old:
             if new[field] != old[field]:

@@ -49,15 +49,14 @@ def rates_of(pace: Pace) -> dict[int, list[float]]:
     return dict(zip(pace.flows.tolist(), pace.schedule.rates.tolist(), strict=True))
 
 
-class Summed:
-    """The paper's switch: adds up what it is told, whether it fits or not."""
+class Switch:
+    """Refuses what does not fit, by core's load table; checks what it is sent. Of boundless
+    `capacity` it is the paper's switch: adds up whatever it is told."""
 
-    def __init__(self, n_links: int = 1) -> None:
+    def __init__(self, n_links: int = 1, capacity: float = 100.0) -> None:
         self.n_links = n_links
+        self.table = LoadTable(n_links, K, [capacity] * n_links)
         self._told: dict[int, Update] = {}
-
-    def update(self, update: Update) -> None:
-        self._told[update.flow] = update
 
     def held(self, flow: int, slot: int) -> Floats:
         """What was last accepted for the flow, from `slot` on, float64[K]."""
@@ -68,18 +67,8 @@ class Summed:
         return rates
 
     def load(self, slot: int) -> Floats:
-        load = np.zeros((self.n_links, K))
-        for flow, told in self._told.items():
-            load[list(told.links)] += self.held(flow, slot)
-        return load
-
-
-class Switch(Summed):
-    """Refuses what does not fit, by core's load table; checks what it is sent."""
-
-    def __init__(self, n_links: int = 1) -> None:
-        super().__init__(n_links)
-        self.table = LoadTable(n_links, K, [100.0] * n_links)
+        self.table.advance(slot)
+        return self.table.load(range(self.n_links))
 
     def send(self, updates: Sequence[Update]) -> list[Update]:
         """Those that the table refuses."""
@@ -92,7 +81,7 @@ class Switch(Summed):
                 assert not gives_back, "nobody may refuse to take something back"
                 refused.append(update)
             else:
-                self.update(update)
+                self._told[update.flow] = update
         return refused
 
 
@@ -103,8 +92,7 @@ def settle(policy: MlccPolicy, switch: Switch, flows: Flows, stale: Floats | Non
     """
     slot, load = switch.table.slot, stale
     while True:
-        fresh = switch.table.load(range(switch.n_links))
-        load = fresh if load is None else load
+        load = switch.load(slot) if load is None else load
         pace, _ = decide(policy, view_of(slot, flows, load, switch.n_links))
         refused = switch.send(policy.updates)
         if refused:

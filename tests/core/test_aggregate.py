@@ -151,6 +151,7 @@ def test_what_is_over_is_given_back_and_then_reported_unless_it_is_lent(
     aggregate.active = False
     back = [Granted(1, left, 9e7)] * gave_back
     assert report(at(5), host, {1: aggregate}, lent=lambda: lent) == back
+    assert report(at(5), host, {1: aggregate}) == [], "once"
     [demand] = said(host, 5).demands
     assert (aggregate.rate, demand.remaining, demand.gave_back) == (left, 0, gave_back)
 

@@ -98,6 +98,19 @@ def test_lowers_for_one_with_nothing_are_not_taken_back_before_it_has_it() -> No
     assert b.step()[1, 7].rate == 50.0
 
 
+def test_two_that_send_in_turns_do_not_keep_a_third_from_its_first_rate() -> None:
+    b = Bench({7: (1, 0), 8: (2, 0, 1)})
+    got = b.step(f7=50.0, f8=50.0)
+    b.demand(9, 0, session=2)
+    for on in (0, 1, 0, 1, 0):  # each has the time to acknowledge its first lower
+        sent, got = got, b.step(f7=50.0 * on, f8=50.0 * (1 - on), f9=50.0)
+        if (2, 9) in got:
+            break
+        for (session, _), grant in sent.items():
+            b.ack(grant, session)
+    assert (2, 9) in got and max(b.committed()) <= 100.0
+
+
 def test_small_changes_are_ignored_except_to_zero() -> None:
     b = Bench({7: (1, 0)})
     b.step(f7=50.0)
@@ -221,6 +234,7 @@ def test_ended_flows_do_not_come_back_by_late_demands() -> None:
     b.demand(7, inc=3)
     b.step(f7=50.0)
     b.done(7, 2)  # of an earlier life
+    b.done(7, 3, session=2)  # not his
     assert b.committed()[0] == 50.0
     b.done(7, 3)
     assert b.committed()[0] == 0.0

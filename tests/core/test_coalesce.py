@@ -92,13 +92,16 @@ class Gang(Standing):
         assert self.rates[1] == self.rates[2] == 0.0
 
 
-def test_what_began_together_is_granted_together() -> None:
-    gang = Gang()
+def test_what_began_together_is_granted_together_and_what_began_apart_is_not() -> None:
+    gang, apart = Gang(), Gang()
     gang.begin_once(apart_ms=2)
     gang.ask(1, 1e6, after_ms=20)
     assert gang.rates[1] == gang.rates[2] > 5e8, "the second has not asked yet"
     gang.ask(2, 1e6, after_ms=2)
     assert gang.rates[1] == gang.rates[2] > 5e8
+    apart.begin_once(apart_ms=8)
+    apart.ask(1, 1e6, after_ms=20)
+    assert (apart.rates[1] > 5e8, apart.rates[2]) == (True, 0.0)
 
 
 def test_who_does_not_come_is_not_waited_for_any_longer_nor_again() -> None:
@@ -113,14 +116,6 @@ def test_who_does_not_come_is_not_waited_for_any_longer_nor_again() -> None:
     gang.ask(1, 0, after_ms=20)
     gang.ask(1, 1e6, after_ms=20)
     assert gang.rates[2] == 0.0, "the last time it did not begin with the other one"
-
-
-def test_what_began_apart_is_granted_apart() -> None:
-    gang = Gang()
-    gang.begin_once(apart_ms=8)
-    gang.ask(1, 1e6, after_ms=20)
-    assert gang.rates[1] > 5e8
-    assert gang.rates[2] == 0.0
 
 
 def test_a_flow_is_anticipated_with_all_that_its_sockets_had_to_send() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlcc_hosts import K, Summed, Switch, decide, rates_of, settle, view_of
+from mlcc_hosts import K, Switch, decide, rates_of, settle, view_of
 
 from flowslot.model.units import SECOND
 from flowslot.policy.mlcc import Dependency, MlccOptions, MlccPolicy, Observed
@@ -35,12 +35,11 @@ def test_flows_of_a_host_see_each_others_plans() -> None:
 
 
 def test_own_reservations_are_not_in_the_way() -> None:
-    policy, summed = host(replace(PAPER, cost="rhs")), Summed()
+    policy, summed = host(replace(PAPER, cost="rhs")), Switch(capacity=np.inf)
     flows = {1: ((0,), 250.0)}
     _, before = decide(policy, view_of(0, flows, summed.load(0)))
     assert before == {1: slots(100.0, 100.0, 50.0)}
-    for update in policy.updates:
-        summed.update(update)
+    assert summed.send(policy.updates) == []
     _, after = decide(policy, view_of(1, {1: ((0,), 150.0)}, summed.load(1)))
     assert after == {1: slots(100.0, 50.0)}
     assert policy.updates == ()  # the switch holds that already
@@ -259,7 +258,7 @@ def test_own_slots_change_hands_without_a_refusal() -> None:
 
 
 def test_refused_flows_keep_what_they_had() -> None:
-    policy, switch = host(replace(PAPER, atomic=True)), Switch()
+    policy, switch = host(replace(PAPER, atomic=True, top_up=True)), Switch()
     settle(policy, switch, {1: ((0,), 100.0)})
     switch.table.update("another host's", [0], slots(0.0, 100.0))
     switch.table.advance(1)
@@ -269,7 +268,7 @@ def test_refused_flows_keep_what_they_had() -> None:
     refused = switch.send(policy.updates)
     assert len(refused) == 1
     pace = policy.refused(refused)
-    assert rates_of(pace) == {1: slots()}
+    assert rates_of(pace) == {1: slots()} and pace.ceilings.tolist() == [100.0]
     _, rates = decide(policy, view_of(1, {1: ((0,), 150.0)}, switch.table.load([0])))
     assert rates == {1: slots(0.0, 100.0, 50.0)}
     assert switch.send(policy.updates) == []

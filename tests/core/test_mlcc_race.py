@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from mlcc_hosts import K, Summed, Switch, decide, settle, view_of
+from mlcc_hosts import K, Switch, decide, settle, view_of
 
 from flowslot.model.units import SECOND
 from flowslot.policy.mlcc import (
@@ -37,26 +37,26 @@ def run(
     """
     policies = [MlccPolicy(options, SECOND) for _ in range(hosts)]
     sent, idle = np.zeros(hosts), 0
-    summed, switch, detector = Summed(), Switch(), LivelockDetector()
+    detector = LivelockDetector()
+    switch = Switch(capacity=100.0 if options.atomic else math.inf)
     stalls: list[Stall] = []
     for slot in range(SLOTS):
-        switch.table.advance(slot)
-        stale = switch.table.load([0]) if math.isinf(chunk) else None
-        moved = np.zeros(hosts)
+        begins = switch.load(slot)
+        scheduled, moved = 0.0, np.zeros(hosts)
         for i, policy in enumerate(policies):
             flows = {i: ((0,), float(volume - sent[i]))}
             if informed:
                 policy.dependencies = {i: Dependency(sent[i], sent[i - 1], lead=chunk)}
             if options.atomic:
-                pace = settle(policy, switch, flows, stale)
+                pace = settle(policy, switch, flows, begins if math.isinf(chunk) else None)
             else:
-                pace, _ = decide(policy, view_of(slot, flows, summed.load(slot)))
-            may = min(sent[i - 1] + chunk, volume) - sent[i]
-            moved[i] = min(pace.schedule.at(slot)[0], may)
+                pace, _ = decide(policy, view_of(slot, flows, begins))
+            rate = pace.schedule.at(slot)[0]
+            scheduled += rate
+            moved[i] = min(rate, min(sent[i - 1] + chunk, volume) - sent[i])
         for policy in policies if not options.atomic else ():
-            for update in policy.updates:
-                summed.update(update)
-        assert not options.atomic or moved.sum() <= 100.0 * (1 + 1e-9)
+            switch.send(policy.updates)
+        assert not options.atomic or scheduled <= 100.0 * (1 + 1e-9)
         moved /= max(moved.sum() / 100.0, 1.0)  # more than fits is shared
         idle += not moved.any() and sent.min() < volume
         sent += moved

@@ -185,6 +185,8 @@ def test_states_are_those_of_the_table(
         one = walk.one
         assert ((stream == "open"), (live == "yes")) == (one._open, one.live)
         assert one.lost == (expected == "LOST")
+        if expected in {"GREETED", "SYNCED"}:
+            assert (one._synced_at is None) == (expected == "GREETED")
         if lease != "rest":
             assert (lease != "no") == (one.lease_end is not None)
         if goes_on:

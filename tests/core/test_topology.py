@@ -77,6 +77,11 @@ def test_paths(topology: Topology) -> None:
     assert names(topology, "10.78.0.2", "10.78.0.3") == ["h2->s1", "s2->h3"]
     # No rack given: the middle of the network is taken to be free.
     assert names(topology, "10.78.0.1", "10.79.0.3") == ["h1->s1", "s3->h3"]
+    assert topology.path("10.78.0.3", "10.78.0.1") is None  # no route r2 -> r1
+    assert topology.path("10.78.0.1", "8.8.8.8") is None
+    assert topology.path("10.78.0.3", "10.79.0.3") is None  # same host
+    with pytest.raises(ValueError):
+        topology.path("here", "there")
 
 
 def test_the_links_that_a_host_may_send_across(topology: Topology) -> None:
@@ -87,14 +92,6 @@ def test_the_links_that_a_host_may_send_across(topology: Topology) -> None:
         assert all(crossed.issuperset(topology.path(src, dst) or ()) for dst in addresses)
     named = {topology.links[i].name for i in topology.links_crossed("h2")}
     assert "h2->s1" in named and "s1->h1" in named and not named & {"h1->s1", "h3->s2", "s1->h2"}
-
-
-def test_unmapped(topology: Topology) -> None:
-    assert topology.path("10.78.0.3", "10.78.0.1") is None  # no route r2 -> r1
-    assert topology.path("10.78.0.1", "8.8.8.8") is None
-    assert topology.path("10.78.0.3", "10.79.0.3") is None  # same host
-    with pytest.raises(ValueError):
-        topology.path("here", "there")
 
 
 def test_index(topology: Topology) -> None:

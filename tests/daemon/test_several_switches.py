@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Links held by several real switch processes: one daemon talks to all that matter to it."""
 
+import asyncio
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -101,3 +102,40 @@ async def test_a_flow_has_the_least_of_what_its_switches_grant_and_outlives_each
         assert host.is_about(1, "h1->s1"), "our own NIC is still ours to share"
         assert source.host.lease_end is None
         assert host.said["reservations"]["expired"] >= 3
+        host.demand(3, "h1->s1")
+        assert host.rate(3) > 0, "new demands are answered"
+
+
+async def test_two_daemons_never_over_commit_a_link_that_another_switch_holds(
+    tmp_path: Path, switches: dict[str, Switch]
+) -> None:
+    hosts, loads = [Host(tmp_path, "h1"), Host(tmp_path, "h2")], list[float]()
+    paths, limit = (CROSS, ("h2->s2", "spine", "s1->h1", "s2->h2")), hosts[0].limit("s2->h2")
+
+    def add_up() -> None:
+        loads.append(sum(g.rate for host in hosts for g in host.flows.grants.values()))
+
+    async with negotiating(*hosts):
+        await until(lambda: all(len(host.live()) == 2 for host in hosts), "live")
+        for host in hosts:
+            host.on_rates = add_up
+        for inc in range(1, 40):
+            for flow in range(8):
+                busy = (inc + flow + flow // 4) % 3
+                hosts[flow // 4].demand(flow, *paths[flow // 4], remaining=10**7 * busy, inc=inc)
+            await asyncio.sleep(0.02)
+        assert all(host.state == "switch" and len(host.live()) == 2 for host in hosts)
+    assert 0.5 * limit < max(loads) <= limit * (1 + 1e-9)
+
+
+async def test_the_others_do_without_one_that_was_never_there(
+    tmp_path: Path, switches: dict[str, Switch]
+) -> None:
+    switches["s2"].kill()
+    host = Host(tmp_path, "h1")
+
+    async with negotiating(host):
+        host.demand(1, *CROSS)
+        assert host.state == "fallback" and host.rate(1) > 0
+        await until(lambda: host.live() == ["s1"] and host.is_about(1, "h1->s1"), "live")
+        assert host.state == "switch" and host.said["domain"]["switch"] == "s1"

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 
-def settle(check: Callable[[], Any], seconds: float = 20.0) -> Any:
-    """What `check` returns, once it is true."""
+def settle(check: Callable[[], Any], seconds: float = 30.0, what: str = "it") -> Any:
+    """What `check` returns, once it is true. `what`: that is waited for."""
     end = time.monotonic() + seconds
     while not (result := check()):
-        assert time.monotonic() < end, "it never came about"
+        assert time.monotonic() < end, f"never came about: {what}"
         time.sleep(0.005)
     return result
 

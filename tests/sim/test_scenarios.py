@@ -2,8 +2,6 @@
 """The lab's scenarios in the simulator: how well turns are taken, and at what cost in messages."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -28,8 +26,8 @@ def slowdowns(name: str, policy: str = "stagger", **more: object) -> dict[str, f
     return {job.job.name: float(job.slowdowns.mean()) for job in result.runs[0].jobs}
 
 
-def plane_of(name: str, changes: tuple[str, ...] = ()) -> tuple[Simulation, Messages]:
-    world = from_scenario(load(SCENARIOS / f"{name}.toml", changes))
+def plane_of(name: str) -> tuple[Simulation, Messages]:
+    world = from_scenario(load(SCENARIOS / f"{name}.toml"))
     sim = Simulation(world, control("stagger", STANDARD, 1))
     return sim, sim.control
 
@@ -104,11 +102,5 @@ def test_the_same_seed_gives_the_same_json() -> None:
     ],
 )
 def test_bad_usage_is_one_line_and_status_2(more: list[str], said: str) -> None:
-    command = [sys.executable, "-c", "from flowslot_sim.cli import app; app()", "run"]
-    done = subprocess.run(
-        [*command, str(SCENARIOS / "two-equal.toml"), *more],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1
+    done = RUN.invoke(app, ["run", str(SCENARIOS / "two-equal.toml"), *more])
+    assert done.exit_code == 2 and said in done.stderr and done.stderr.count("\n") == 1

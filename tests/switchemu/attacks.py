@@ -35,7 +35,8 @@ from rawhttp2 import (
     frame,
     message,
 )
-from switchproc import DEADLINE_S, EmulatedSwitchStub, Peer, Switch, until
+from switchproc import DEADLINE_S, EmulatedSwitchStub, Peer, Switch
+from waiting import settle
 
 from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto import methods
@@ -315,7 +316,7 @@ def main() -> None:
     done: Counts = Counter()
 
     def tell() -> None:
-        until(lambda: sys.argv[1] == "none" or done.total() > 0, "it attacks")
+        settle(lambda: sys.argv[1] == "none" or done.total() > 0, what="it attacks")
         done.clear()
         print("alive", flush=True)
 

@@ -6,18 +6,20 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from google.protobuf.message_factory import GetMessageClass
+
+sys.path.append(str(Path(__file__).parents[1] / "helpers"))
+from waiting import settle
 
 from flowslot.arbiter import LEASE_SLOTS
 from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto.grpcio import grpc
 
-T = TypeVar("T")
+PROGRAM = Path(sys.executable).with_name("flowslot-switch")
 DEADLINE_S = 30.0
 GBPS = 0.4
 LINKS = ("h1->s1", "s1->h1", "h2->s1", "s1->h2")
@@ -52,15 +54,6 @@ def free_port() -> int:
         if port not in _given:
             _given.add(port)
             return port
-
-
-def until(probe: Callable[[], T], what: str) -> T:
-    """Wait for something to become true; how long it takes decides nothing."""
-    end = time.monotonic() + DEADLINE_S
-    while not (value := probe()):
-        assert time.monotonic() < end, f"never happened: {what}"
-        time.sleep(0.01)
-    return value
 
 
 class EmulatedSwitchStub:
@@ -112,12 +105,10 @@ class Switch:
     def __exit__(self, *_: object) -> None:
         self.kill()
 
-    def start(self, env: dict[str, str] | None = None) -> Self:
+    def start(self, *arguments: str | Path, env: dict[str, str] | None = None) -> Self:
+        command = [PROGRAM, *(arguments or ("--config", self.config))]
         with self.log.open("ab") as log:
-            command = [str(Path(sys.executable).with_name("flowslot-switch"))]
-            self.process = subprocess.Popen(
-                [*command, "--config", str(self.config)], stderr=log, env=env
-            )
+            self.process = subprocess.Popen(command, stderr=log, env=env)
         self.describe()
         return self
 
@@ -134,7 +125,7 @@ class Switch:
             self.process.wait()
 
     def logged(self, text: str) -> str:
-        return until(lambda: text in self.log.read_text() and self.log.read_text(), text)
+        return settle(lambda: text in self.log.read_text() and self.log.read_text(), what=text)
 
     def channel(self) -> grpc.Channel:
         return grpc.insecure_channel(
@@ -158,7 +149,7 @@ class Switch:
         return next(row.load[0] for row in self.describe().links if row.link == link)
 
     def wait_recovered(self) -> None:
-        until(lambda: not self.describe().recovering, "the switch has recovered")
+        settle(lambda: not self.describe().recovering)
 
 
 def one_demand(flow: int, path: list[int]) -> pb.DemandBatch:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from attacks import ATTACKS, SOURCE, Attack, Result, Victim
 from rawhttp2 import RawClient, message
-from switchproc import Switch, until
+from switchproc import Switch
 from tlsfiles import TlsSwitch
+from waiting import settle
 
 from flowslot_proto import methods
 
@@ -19,41 +20,38 @@ SERVED, ALIVE = 100, 20
 """So often the daemon has called, and the attacker done what it does (as far as it is let)."""
 
 
-def survives(switch: Switch, name: str, tls: Path | None = None) -> None:
-    switch.start().wait_recovered()
-    with Victim(switch) as victim, Attack(switch, name, tls) as attack:
-        result = victim.result = Result()
-        until(lambda: min(map(len, result.times)) > SERVED, "the daemon is served")
-        achieved = attack.stop()
-        victim.stop()
-        rate = victim.peer.rate(7)
+@pytest.mark.parametrize(
+    ("name", "tls"),
+    [
+        *((name, False) for name in ATTACKS if name != "strangers"),
+        *((name, True) for name in ("rapid_reset", "sessions", "handshakes", "strangers")),
+    ],
+)
+def test_an_honest_daemon_notices_nothing(tmp_path: Path, name: str, tls: bool) -> None:
+    """`tls`: the attacker has a certificate."""
+    with (TlsSwitch if tls else Switch)(tmp_path, **LEASE) as switch:
+        switch.start().wait_recovered()
+        with Victim(switch) as victim, Attack(switch, name, tmp_path if tls else None) as attack:
+            result = victim.result = Result()
+            settle(lambda: min(map(len, result.times)) > SERVED, what="the daemon is served")
+            achieved = attack.stop()
+            victim.stop()
+            rate = victim.peer.rate(7)
     assert max(achieved.values()) >= ALIVE, achieved
     assert (result.lost, result.errors) == ("", [])
     assert rate > 0
     assert 0 < result.most_rss < MOST_RSS
 
 
-@pytest.mark.parametrize("name", [name for name in ATTACKS if name != "strangers"])
-def test_an_honest_daemon_notices_nothing(tmp_path: Path, name: str) -> None:
-    with Switch(tmp_path, **LEASE) as switch:
-        survives(switch, name)
-
-
-@pytest.mark.parametrize("name", ["rapid_reset", "sessions", "handshakes", "strangers"])
-def test_nor_when_the_attacker_has_a_certificate(tmp_path: Path, name: str) -> None:
-    with TlsSwitch(tmp_path, **LEASE) as switch:
-        survives(switch, name, tmp_path)
-
-
 def test_who_attacks_is_shut_out_and_let_in_again(tmp_path: Path) -> None:
     with Switch(tmp_path, **LEASE) as switch:
         switch.start()
         with Attack(switch, "sessions") as attack:
-            until(lambda: not answered(switch, SOURCE), "its calls are refused")
-            until(lambda: closed(switch, SOURCE), "and its connections")
+            settle(lambda: not answered(switch, SOURCE), what="its calls are refused")
+            settle(lambda: closed(switch, SOURCE), what="and its connections")
             assert answered(switch, "127.0.0.1")
             attack.stop()
-        until(lambda: answered(switch, SOURCE), "it may come again")
+        settle(lambda: answered(switch, SOURCE), what="it may come again")
         log = switch.logged("rejected")
         assert f"rejected {SOURCE}:" in log and log.count("\n") < 20
 

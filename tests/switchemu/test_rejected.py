@@ -6,7 +6,8 @@ from contextlib import ExitStack
 
 import pytest
 from rawhttp2 import RawClient, message
-from switchproc import Switch, until
+from switchproc import Switch
+from waiting import settle
 
 from flowslot_proto import methods
 from flowslot_proto.grpcio import grpc
@@ -41,12 +42,21 @@ def test_what_is_no_call_is_ended_and_counted_if_the_caller_is_to_blame(
     assert rejected(unhurried_switch) == before + counted
 
 
-def test_a_method_that_is_not_there_is_counted(unhurried_switch: Switch) -> None:
+@pytest.mark.parametrize(
+    ("path", "how", "counted"),
+    [
+        ("/t.T/None", grpc.Compression.NoCompression, 1),
+        (methods.DESCRIBE, grpc.Compression.Gzip, 0),
+    ],
+)
+def test_other_methods_and_compressed_messages_are_refused(
+    unhurried_switch: Switch, path: str, how: grpc.Compression, counted: int
+) -> None:
     before = rejected(unhurried_switch)
     with unhurried_switch.channel() as channel, pytest.raises(grpc.RpcError) as error:
-        channel.unary_unary("/t.T/None")(b"", timeout=20)
+        channel.unary_unary(path)(b"\0" * 10_000, timeout=20, compression=how)
     assert error.value.code() == grpc.StatusCode.UNIMPLEMENTED
-    assert rejected(unhurried_switch) == before + 1
+    assert rejected(unhurried_switch) == before + counted
 
 
 def test_one_caller_has_so_many_calls_at_once_and_the_next_is_counted(
@@ -66,10 +76,10 @@ def test_one_caller_has_so_many_calls_at_once_and_the_next_is_counted(
             except grpc.RpcError as error:
                 return bool(error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED)
 
-        until(refused, "all of one caller's calls are taken")
+        settle(refused, what="all of one caller's calls are taken")
         other = stack.enter_context(RawClient(unhurried_switch.port, "127.0.0.2"))
         assert not other.answer(methods.DESCRIBE, message(b"")), "others have theirs"
-    until(lambda: rejected(unhurried_switch) > before, "counted")
+    settle(lambda: rejected(unhurried_switch) > before, what="counted")
 
 
 @pytest.mark.parametrize("path", [methods.DESCRIBE, methods.NEGOTIATE])
@@ -85,13 +95,6 @@ def test_a_call_that_is_cancelled_or_lost_is_not(
             raw.reset(call)
             raw.answer(methods.DESCRIBE, message(b""))
     assert rejected(unhurried_switch) == before
-
-
-def test_compressed_messages_are_refused(unhurried_switch: Switch) -> None:
-    with unhurried_switch.channel() as channel, pytest.raises(grpc.RpcError) as error:
-        method = channel.unary_unary(methods.DESCRIBE)
-        method(b"\0" * 10_000, timeout=20, compression=grpc.Compression.Gzip)
-    assert error.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
 
 def test_an_answer_that_nobody_takes_is_not_kept(unhurried_switch: Switch) -> None:

@@ -94,6 +94,7 @@ def test_what_has_come_is_decided_on_together_as_soon_as_it_is_read_or_there_is_
     runner._step()
     (message,) = daemon.messages
     assert {grant.flow for grant in message.grants} == {7, 8, 9}
+    runner._on_failure.assert_not_called()
     runner.leave(daemon)
     with pytest.raises(SessionEnded):
         runner.take(daemon, begun(10))
@@ -132,18 +133,16 @@ def test_a_runner_that_is_closed_decides_nothing_any_more(made: Any) -> None:
 
 
 @pytest.mark.parametrize("alone", [True, False])
-def test_an_arbiter_knows_whether_others_hold_other_links(tmp_path: Path, alone: bool) -> None:
+def test_an_arbiter_knows_whether_others_hold_other_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: bool
+) -> None:
+    monkeypatch.setattr(asyncio, "get_running_loop", Loop)
     text = topology(port=7400)
     if not alone:
         text += '[[switches]]\nname = "s2"\naddress = "127.0.0.1:7401"\n'
         text = text.replace('switch = "s1"', 'switch = "s2"', 1)
     (tmp_path / "topology.toml").write_text(text)
     config = load(None, "s1", tmp_path / "topology.toml")
-    assert config.partial is not alone
-
-    async def partial() -> bool:
-        allocator = Runner(config, lambda: None).arbiter._allocator
-        assert isinstance(allocator, StaggerAllocator)
-        return allocator._partial
-
-    assert asyncio.run(partial()) is not alone
+    allocator = Runner(config, Mock()).arbiter._allocator
+    assert isinstance(allocator, StaggerAllocator)
+    assert config.partial == allocator._partial == (not alone)

@@ -2,14 +2,14 @@
 """The negotiation stream, by hand, over real gRPC; hostile daemons included. What is decided, and
 which sessions live: tests/core, whose objects these are (see test_same_decisions.py)."""
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
-from switchproc import GBPS, LEASE_NS, LINKS, Peer, Switch, one_demand, until
+from switchproc import GBPS, LEASE_NS, LINKS, Peer, Switch, one_demand
+from waiting import settle
 
 from flowslot.model.units import goodput
 from flowslot_proto import flowslot_pb2 as pb
@@ -20,23 +20,16 @@ UP, DOWN = LINKS.index("h1->s1"), LINKS.index("s1->h2")
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 OVER = grpc.StatusCode.FAILED_PRECONDITION
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
-Connect = Callable[[], Peer]
+SESSIONS = count(100)
 
 
 @pytest.fixture
-def connect(unhurried_switch: Switch) -> Iterator[Connect]:
-    """Makes daemons, each on a connection of its own."""
-    with ExitStack() as stack:
-
-        def one() -> Peer:
-            peer = Peer(stack.enter_context(unhurried_switch.channel()), next(_sessions))
-            stack.callback(peer.close)
-            return peer
-
+def peer(unhurried_switch: Switch) -> Iterator[Peer]:
+    """A daemon on a connection of its own."""
+    with unhurried_switch.channel() as channel:
+        one = Peer(channel, next(SESSIONS))
         yield one
-
-
-_sessions = count(100)
+        one.close()
 
 
 def test_what_is_said_is_answered_and_counted_until_the_lease_ends(tmp_path: Path) -> None:
@@ -114,10 +107,9 @@ def held(flows: list[int], rate: float) -> pb.Hello:
     ],
 )
 def test_what_makes_no_sense_ends_the_stream(
-    unhurried_switch: Switch, connect: Connect, said: list[dict[str, object]], field: str
+    unhurried_switch: Switch, peer: Peer, said: list[dict[str, object]], field: str
 ) -> None:
     before = unhurried_switch.describe().counters.rejected
-    peer = connect()
     for parts in said:
         peer.say(**parts)
     code, details = peer.status()
@@ -127,9 +119,9 @@ def test_what_makes_no_sense_ends_the_stream(
 
 
 def test_garbage_and_oversized_messages_hurt_nobody_else(
-    unhurried_switch: Switch, connect: Connect
+    unhurried_switch: Switch, peer: Peer
 ) -> None:
-    other = connect().hello("other")
+    peer.hello("other")
     with unhurried_switch.channel() as channel:
         raw = channel.stream_stream("/flowslot.v1.EmulatedSwitch/Negotiate")
         for message, want in (
@@ -139,15 +131,15 @@ def test_garbage_and_oversized_messages_hurt_nobody_else(
             with pytest.raises(grpc.RpcError) as error:
                 list(raw(iter([message]), timeout=20))
             assert error.value.code() == want
-    other.fence()
+    peer.fence()
 
 
-def test_a_flood_of_messages_is_stopped(unhurried_switch: Switch, connect: Connect) -> None:
-    peer = connect().hello("flood")
+def test_a_flood_of_messages_is_stopped(unhurried_switch: Switch, peer: Peer) -> None:
+    peer.hello("flood")
     for _ in range(20_000):
         peer.say(heartbeat=pb.Heartbeat(n=1))
     code, details = peer.status()
     assert code == EXHAUSTED
     assert "per second" in details
     switch = unhurried_switch
-    until(lambda: peer.session not in {s.session for s in switch.describe().sessions}, "gone")
+    settle(lambda: peer.session not in {s.session for s in switch.describe().sessions}, what="gone")

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import tlsfiles
-from switchproc import EmulatedSwitchStub, Peer, until
+from switchproc import EmulatedSwitchStub, Peer
 from tlsfiles import TlsSwitch
+from waiting import settle
 
 from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto.grpcio import grpc
@@ -120,7 +121,7 @@ def test_nobody_takes_another_hosts_daemon_over(switch: TlsSwitch) -> None:
         again = Peer(first, 6).hello("d", host="h1", links=OF_H1).fence()
         for peer in (again, attacker):
             peer.close()
-    until(lambda: not switch.describe().sessions, "they are gone")
+    settle(lambda: not switch.describe().sessions, what="they are gone")
 
 
 def test_changed_files_are_taken_over_and_broken_ones_are_not(tmp_path: Path) -> None:

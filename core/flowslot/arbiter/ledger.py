@@ -251,11 +251,7 @@ class Ledger:
 
     def overdue(self, before: int) -> set[int]:
         """Sessions with a lower that was sent earlier than `before` and is not acknowledged."""
-        if not rules.overdue(self.table, before):
-            return set()
-        rows = self.rows
-        late = (rows["pending_seq"][:, 0] != 0) & (rows["oldest_pending"] < before)
-        return set(rows["session"][late].tolist())
+        return rules.overdue(self.table, before)
 
     def unsettled(self) -> bool:
         """Some grants are not (yet) what they are to be, or not reported to be standing."""

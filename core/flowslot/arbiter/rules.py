@@ -165,12 +165,13 @@ def add_up(paths: Paths, rates: Floats, sums: Floats) -> None:
         sums[link] += everywhere
 
 
-def overdue(rows: Any, before: int) -> bool:
-    """A lower that was sent earlier than `before` is not acknowledged."""
+def overdue(rows: Any, before: int) -> set[int]:
+    """Sessions with a lower that was sent earlier than `before` and is not acknowledged."""
+    sessions = set()
     for i in range(len(rows)):
         if rows[i].pending_seq[0] != 0 and rows[i].oldest_pending < before:
-            return True
-    return False
+            sessions.add(int(rows[i].session))
+    return sessions
 
 
 def unsettled(rows: Any) -> bool:

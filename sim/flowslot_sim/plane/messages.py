@@ -10,12 +10,11 @@ from functools import partial
 from itertools import count
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flowslot.arbiter import COALESCE_NS, ArbiterConfig
 from flowslot.model.slot import DEFAULT_SLOT
 from flowslot.model.units import Nanos
-from flowslot.policy.base import Allocator
+from flowslot.policy.base import Allocator, Floats
 from flowslot.policy.registry import PolicyOptions, beside_others
 from flowslot.protocol.grants import Granted
 from flowslot.protocol.host import Host
@@ -235,7 +234,7 @@ class FluidKernel:
         """Divide a bunch's rate among its flows by what they have left."""
         rate, rows = self._entries[b].rate, self._rows[b]
         if math.isnan(rate):
-            reserved: NDArray[np.float64] = np.zeros(len(rows))
+            reserved: Floats = np.zeros(len(rows))
         else:
             reserved = self._observer.split_one(b, rate)
         unbounded = self._top_up or math.isnan(rate)
@@ -246,7 +245,7 @@ class FluidKernel:
         """An arbiter's rate, more than nothing, is in force for a bunch."""
         return self._entries[b].rate > 0
 
-    def guaranteed(self) -> NDArray[np.float64]:
+    def guaranteed(self) -> Floats:
         """What flows are in force to send at by live arbiters' leave, on each link, float64[L]."""
         sums = np.zeros(len(self._sim.world.links))
         for entry in self._entries:

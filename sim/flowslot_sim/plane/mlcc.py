@@ -16,7 +16,7 @@ import numpy as np
 
 from flowslot.model.errors import ScheduleRefused
 from flowslot.model.loadtable import LoadTable
-from flowslot.model.slot import DEFAULT_SLOT
+from flowslot.model.slot import DEFAULT_SLOT, SlotGrid
 from flowslot.model.units import SECOND, Nanos
 from flowslot.policy.base import Floats
 from flowslot.policy.mlcc import MlccOptions, Update
@@ -24,7 +24,7 @@ from flowslot.policy.mlcc.peers import Progress
 from flowslot.policy.mlcc.planner import Feedback
 from flowslot_scenario.results import Evidence
 from flowslot_sim.plane.messages import Plant
-from flowslot_sim.plane.mlcc_host import HORIZON, MlccHost
+from flowslot_sim.plane.mlcc_host import MlccHost
 from flowslot_sim.simulation import Simulation
 from flowslot_sim.stalls import StallWatch
 
@@ -70,7 +70,7 @@ class TableSwitch:
         key come first, and not those of an arbitrary host."""
         self._capacity = np.array(sim.world.capacity)
         most = self._capacity if options.atomic else np.full(len(self._capacity), math.inf)
-        self.table = LoadTable(len(most), HORIZON, most)
+        self.table = LoadTable(len(most), SlotGrid().horizon, most)
         self._events = sim.events
         self._by_key = options.order == "shortest"
         self._random = random

@@ -19,9 +19,6 @@ from flowslot.policy.mlcc.planner import Feedback, Fetch, Reserve, Reserving
 if TYPE_CHECKING:
     from flowslot_sim.plane.mlcc import Mlcc
 
-HORIZON = 10
-"""K: slots of a schedule."""
-
 
 class MlccHost:
     """Flows `rows` of the plane's simulation."""
@@ -78,7 +75,8 @@ class MlccHost:
     def _look(self, now: Nanos, loads: tuple[Floats, Floats] | None = None) -> None:
         """Put into force what the planner says of the flows as they are."""
         self._looks = False
-        pace = self.planner.rates(now, self._sim.view(self.rows, self._slot, HORIZON), loads)
+        view = self._sim.view(self.rows, self._slot, self._plane.switch.table.horizon)
+        pace = self.planner.rates(now, view, loads)
         rates = np.zeros(len(self.rows))
         ceilings = np.full(len(self.rows), math.inf)
         if pace is not None:

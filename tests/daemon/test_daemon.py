@@ -73,6 +73,7 @@ class Job(Unpatched):
         assert receiver.stdout.readline() == "ready\n"
         enter = ("nsenter", f"--net=/run/netns/{hosts.names[0]}")
         super().__init__(hosts.stack, flows, "10.78.0.2", PORT, prefix=enter, env=node(FROM=""))
+        self.flows = flows
         if runtime_dir:
             self.do(f"register {runtime_dir}/register.sock")
 
@@ -88,21 +89,22 @@ class Job(Unpatched):
 
     def sockets(self, ask):
         """What its connections say."""
-        found = set()
+        found = []
         for fd in os.listdir(f"/proc/{self.pid}/fd"):
             with suppress(OSError):  # no connection
-                found |= asked(self.pid, [(int(fd), None)], ask)
+                found += asked(self.pid, [(int(fd), None)], ask)
+        assert len(found) == self.flows
         return found
 
     def is_under(self, name):
-        return self.sockets(congestion_control) == {name}
+        return set(self.sockets(congestion_control)) == {name}
 
     def is_paced(self, share=SHARE):
         """Each connection, at so many bytes/s."""
-        return all(rate <= 1.1 * share for rate in self.sockets(pacing_rate))
+        return max(self.sockets(pacing_rate)) <= 1.1 * share
 
     def is_unpaced(self):
-        return all(rate > 2 * SHARE for rate in self.sockets(pacing_rate))
+        return min(self.sockets(pacing_rate)) > 2 * SHARE
 
 
 def pacing_rate(sock):

@@ -46,7 +46,7 @@ def test_data_connections_are_reported_as_a_patched_process_would(
         assert ends[0][0] == HERE
         assert ends[1] == (THERE, sink.port)
         end = int(slot["fd"]), int(slot["sock_cookie"])
-        assert asked(worker.pid, [end], socket.socket.getsockname) == {ends[0]}
+        assert asked(worker.pid, [end], socket.socket.getsockname) == [ends[0]]
     (source,) = watching.joined
     assert (source.pid, source.id) == (worker.pid, -abs(source.id))
     assert watching.bugs == []
@@ -85,7 +85,7 @@ def test_without_data_to_the_scheduler_or_within_this_host_it_is_left_alone(
     for _ in range(2 * LONGEST_SOCKET_WAIT):
         (one,) = found(finder, worker).values()
         assert one.pid == worker.pid
-        assert asked(worker.pid, one.sockets, socket.socket.getpeername) == {(THERE, data.port)}
+        assert asked(worker.pid, one.sockets, socket.socket.getpeername) == [(THERE, data.port)]
 
 
 def test_what_is_closed_or_killed_is_gone_at_once_for_its_peer_too(

@@ -261,7 +261,7 @@ def test_no_counters_are_strange_enough(
 
 
 def info(acked: int, sent: int, resent: int = 0, unsent: int = 0, in_flight: int = 0) -> Info:
-    return Info(1, in_flight, acked, unsent, sent, resent)
+    return Info(1, 0, 1448, in_flight, acked, unsent, sent, resent)
 
 
 def test_what_is_sent_again_is_posted_once() -> None:

@@ -99,11 +99,11 @@ def test_no_descriptor_is_kept(sockets: SocketPacer, on: Bench) -> None:
 def test_a_dead_guardian_is_replaced_and_ends_with_its_daemon(
     sockets: SocketPacer, on: Bench
 ) -> None:
-    first = sockets._undo.guard.process
+    first = sockets._undo.guardian.process
     first.kill()
     first.wait()
     assert set_rate(sockets, {on.flow(sockets, busy=False): MB}) == 1
-    second = sockets._undo.guard.process
+    second = sockets._undo.guardian.process
     assert second.pid != first.pid
     sockets.close()
     assert not os.path.exists(f"/proc/{second.pid}")

@@ -58,8 +58,8 @@ def borrow(pidfd: int, fd: int, cookie: int | None = None) -> Iterator[socket.so
     cookie (ESTALE).
     """
     with _socket(_copy(pidfd, fd)) as sock:
-        if cookie is not None:
-            _expect(sock, cookie)
+        if cookie is not None and cookie_of(sock) != cookie:
+            raise OSError(ESTALE, "another socket by now")
         yield sock
 
 
@@ -67,7 +67,8 @@ def peek(pidfd: int, fd: int, cookie: int) -> Info:
     """What `look` tells of socket `fd`, known to be TCP, of another process, if its cookie is
     right: five system calls, some 6 us. Raises OSError as `borrow` does."""
     with _socket(_copy(pidfd, fd), socket.AF_INET, socket.SOCK_STREAM, 0) as sock:
-        _expect(sock, cookie)
+        if cookie_of(sock) != cookie:
+            raise OSError(ESTALE, "another socket by now")
         return look(sock)
 
 
@@ -86,11 +87,6 @@ def _socket(copy: int, family: int = -1, kind: int = -1, protocol: int = -1) -> 
     except OSError:  # the number is something else's by now
         os.close(copy)
         raise
-
-
-def _expect(sock: socket.socket, cookie: int) -> None:
-    if cookie_of(sock) != cookie:
-        raise OSError(ESTALE, "another socket by now")
 
 
 def is_tcp(sock: socket.socket) -> bool:

@@ -184,8 +184,8 @@ def stays(watching: Watching, *processes: Unpatched, connections: int) -> None:
             assert len(watching.slots()) == connections
 
 
-def make_finder(stack: ExitStack) -> Finder:
-    made = Finder([HERE])
+def make_finder(stack: ExitStack, address: str = HERE) -> Finder:
+    made = Finder([address])
     stack.callback(made.close)
     return made
 

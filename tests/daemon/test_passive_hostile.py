@@ -140,11 +140,7 @@ def test_fail_open_a_process_that_holds_up_the_thread_is_not_waited_for(
 
 @pytest.mark.parametrize(("check_s", "bugs"), [(0.02, 3), (60.0, 0)])
 def test_only_so_many_threads_are_left_to_themselves(
-    stack: ExitStack,
-    watching: Watching,
-    monkeypatch: pytest.MonkeyPatch,
-    check_s: float,
-    bugs: int,
+    stack: ExitStack, watching: Watching, monkeypatch: pytest.MonkeyPatch, check_s: float, bugs: int
 ) -> None:
     """Those that are found to be held up, and those that a reload stops before."""
     monkeypatch.setattr(service, "AGAIN_S", 0.02)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pacing through SO_MAX_PACING_RATE, and what frees the sockets when the daemon cannot."""
 
-import gc
 import os
 import socket
 import subprocess
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from registering import open_fds
 
 from flowslotd.pace import guardian
 from flowslotd.pace.pacer import PaceEntry
@@ -88,12 +88,11 @@ def test_one_follows_whoever_keeps_the_sysctl(sockets: SocketPacer, on: Bench) -
 
 def test_no_descriptor_is_kept(sockets: SocketPacer, on: Bench) -> None:
     flow = on.flow(sockets, busy=False)
-    gc.collect()  # what earlier tests have left must not go between two counts
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_fds()
     for rate in range(1, 20):
         set_rate(sockets, {flow: rate * MB})
         sockets.counters()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_fds() == before
 
 
 def test_a_dead_guardian_is_replaced_and_ends_with_its_daemon(

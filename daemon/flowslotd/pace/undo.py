@@ -70,8 +70,6 @@ class UndoTable:
         os.truncate(self._memory, HEADER.size + ROWS * ROW.size)
         self._table = mmap.mmap(self._memory, 0)
         self._free = [HEADER.size + row * ROW.size for row in reversed(range(ROWS))]
-        self._rows.clear()
-        self._freed = self._listed = 0
         self.guardian = Guardian(table=self._memory, keep=self._keep)
 
     def close(self) -> None:

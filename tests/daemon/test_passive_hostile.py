@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -29,6 +29,7 @@ from passive import (
     node,
     until_found,
 )
+from registering import open_fds
 from waiting import settle
 
 from flowslot_shm.layout import Role
@@ -314,20 +315,12 @@ def test_a_process_that_ends_while_it_is_examined_leaves_no_descriptor(
 
     monkeypatch.setattr(finder, "_node", gone_the_second_time)
     monkeypatch.setattr(os, "pidfd_open", opened)
-    before, one = _pidfds(), make_finder(stack)
+    before, one = open_fds(), make_finder(stack)
     for _ in range(4):
         one.look()
     assert len(calls) >= 4
     assert mock.call(os.getppid()) not in opened.mock_calls  # it is no node, and costs none
-    assert _pidfds() == before + len(one._processes)
-
-
-def _pidfds() -> int:
-    links = 0
-    for name in os.listdir("/proc/self/fd"):
-        with suppress(FileNotFoundError):  # the listing's own
-            links += "pidfd" in os.readlink(f"/proc/self/fd/{name}")
-    return links
+    assert open_fds() == before + len(one._processes)
 
 
 def test_who_has_too_many_connections_takes_none_from_others(

@@ -3,7 +3,7 @@
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -49,15 +49,14 @@ def pacer() -> Iterator[BpfPacer]:
 
 @pytest.fixture
 def flows(net: Net) -> Iterator[Callable[..., Flow]]:
-    made: list[Flow] = []
+    with ExitStack() as stack:
 
-    def make(**how: Any) -> Flow:
-        made.append(Flow(net, **how))
-        return made[-1]
+        def make(**how: Any) -> Flow:
+            flow = Flow(net, **how)
+            stack.callback(flow.stop)
+            return flow
 
-    yield make
-    for flow in made:
-        flow.stop()
+        yield make
 
 
 @pytest.fixture

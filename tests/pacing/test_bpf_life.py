@@ -79,9 +79,7 @@ def test_a_foreign_object_is_refused(tmp_path: Path, monkeypatch: MonkeyPatch) -
     monkeypatch.setattr("flowslotd.pace.libbpf.PLACES", (tmp_path,))
     with pytest.raises(PacingError, match="make -C bpf"):
         BpfPacer("test").open()
-    wrong.write_bytes(b"\x7fELF nothing else")
-    with pytest.raises(PacingError, match="rebuild"):
-        BpfPacer("test").open()
-    wrong.write_bytes(b"\x7fELF fs_placeholder_\0")
-    with pytest.raises(PacingError, match="refuses"):
-        BpfPacer("test").open()
+    for content, why in ((b"nothing else", "rebuild"), (b"fs_placeholder_\0", "refuses")):
+        wrong.write_bytes(b"\x7fELF " + content)
+        with pytest.raises(PacingError, match=why):
+            BpfPacer("test").open()

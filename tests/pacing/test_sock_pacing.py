@@ -2,7 +2,6 @@
 """Pacing through SO_MAX_PACING_RATE, and what frees the sockets when the daemon cannot."""
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ from flowslotd.pace import guardian
 from flowslotd.pace.pacer import PaceEntry
 from flowslotd.pace.sockopt import SocketPacer
 
-from .conformance import MB, Bench, apply, later, set_rate
+from .conformance import MB, Bench, apply, later, options, set_rate
 
 pytestmark = [pytest.mark.root, pytest.mark.parametrize("on", ["socket"], indirect=True)]
 
@@ -26,7 +25,7 @@ def sockets(on: Bench) -> SocketPacer:
 
 
 def limit(flow: Any) -> int:
-    return int.from_bytes(flow.sock.getsockopt(socket.SOL_SOCKET, 47, 8), sys.byteorder)
+    return int.from_bytes(options(flow)["max_pacing_rate"], sys.byteorder)
 
 
 def test_what_had_no_limit_has_none_afterwards(sockets: SocketPacer, on: Bench) -> None:

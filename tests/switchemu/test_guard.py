@@ -3,35 +3,25 @@
 
 import os
 import socket
-from contextlib import ExitStack
 
 import pytest
 
-from flowslot_switch.caller import peer_name
-from flowslot_switch.guard import Guard
+from flowslot_switch.guard import Connection, Guard
 
 
-def test_a_number_that_is_another_sockets_by_now_is_left_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """gRPC closes and opens files meanwhile."""
-    guard = Guard(lambda *_: None)
-    look = guard._look
-    with ExitStack() as stack:
-        monkeypatch.setattr(guard._files, "lifted", ExitStack)
-        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        caller = stack.enter_context(socket.create_connection(listener.getsockname()))
-        ours = stack.enter_context(listener.accept()[0])
-        one, other = (stack.enter_context(end) for end in socket.socketpair())
+def test_only_the_socket_that_was_found_is_shut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gRPC closes and opens files meanwhile: a number may be another one's by now."""
+    guard, (one, other) = Guard(lambda *_: None), socket.socketpair()
 
-        def then_reused() -> object:
-            found = look()
-            os.dup2(one.fileno(), ours.fileno())
-            return found
+    def cut(number: int) -> None:
+        found = 1, [(number, one.fileno(), Connection("127.0.0.1", "peer"))]
+        monkeypatch.setattr(guard, "_look", lambda: found)
+        guard.cut("peer")
 
-        monkeypatch.setattr(guard, "_look", then_reused)
-        monkeypatch.setattr(guard, "_port", listener.getsockname()[1])
-        guard.cut(peer_name(*caller.getsockname()))
-        assert caller.recv(1) == b""
+    with one, other:
+        mine = os.fstat(one.fileno()).st_ino
+        cut(mine + 1)
         other.send(b"on")
         assert one.recv(2) == b"on"
+        cut(mine)
+        assert other.recv(2) == b""

@@ -63,7 +63,7 @@ class Guard:
             if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 sock.listen(limits.BACKLOG)
 
-        for file in self._look()[1].values():
+        for _, file, _ in self._look()[1]:
             _on_socket(file, limit)
         self._task = asyncio.create_task(self._run())
 
@@ -90,16 +90,14 @@ class Guard:
     def cut(self, peer: str) -> None:
         """Shut a connection down."""
         with contextlib.suppress(OSError):  # no file is left to look with
-            sockets = self._look()[1]
-            for number, connection in list(self._known.items()):
-                if connection is not None and connection.peer == peer and number in sockets:
-                    self._shut(number, sockets[number])
+            for number, file, connection in self._look()[1]:
+                if connection is not None and connection.peer == peer:
+                    self._shut(number, file)
 
     def handshake(self) -> None:
         """One begins. In any thread."""
-        if self._port and self._looks.take(time.monotonic_ns()):
-            with contextlib.suppress(OSError):  # no file is left to look with
-                self._look()
+        if self._port:
+            self._glance()
         self._handshakes += 1
         if self._task is not None and self._handshakes > limits.NEW_CONNECTIONS:
             self._files.set(0)  # connections that end soon leave room: no more until the next look
@@ -109,9 +107,7 @@ class Guard:
         self._gone.clear()
 
         def tell() -> None:
-            if self._looks.take(time.monotonic_ns()):
-                with contextlib.suppress(OSError):
-                    self._look()
+            self._glance()
             self._on_rejected(" or ".join(self._gone) or "somebody", f"TLS: {why}")
 
         asyncio.get_running_loop().call_later(CLOSED_S, tell)
@@ -136,8 +132,8 @@ class Guard:
         self._looked, self._handshakes = now, 0
         there, sockets = self._look()
         count: Counter[str] = Counter()
-        for number, connection in list(self._known.items()):
-            if connection is None or number not in sockets:
+        for number, file, connection in sockets:
+            if connection is None:
                 continue
             count[connection.owner] += 1
             if connection.owner in self._barred:
@@ -146,18 +142,29 @@ class Guard:
                 why = f"more than {limits.CONNECTIONS_PER_ADDRESS} connections"
             else:
                 continue
-            self._shut(number, sockets[number])
+            self._shut(number, file)
             there -= 1
             self._on_rejected(connection.peer, why)
         self._files.set(there + more)
 
     def _shut(self, number: int, file: int) -> None:
         self._known[number] = None  # once
-        _on_socket(file, lambda sock: sock.shutdown(socket.SHUT_RDWR))
 
-    def _look(self) -> tuple[int, dict[int, int]]:
-        """How many files are open, and those of sockets by the numbers the kernel knows these by.
-        In any thread."""
+        def shut(sock: socket.socket) -> None:
+            if os.fstat(file).st_ino == number:  # gRPC closes and opens files meanwhile
+                sock.shutdown(socket.SHUT_RDWR)
+
+        _on_socket(file, shut)
+
+    def _glance(self) -> None:
+        """Look, if that was not done too often of late."""
+        if self._looks.take(time.monotonic_ns()):
+            with contextlib.suppress(OSError):  # no file is left to look with
+                self._look()
+
+    def _look(self) -> tuple[int, list[tuple[int, int, Connection | None]]]:
+        """How many files are open; and of each socket the kernel's number, the file and what is
+        known of it, the oldest first. In any thread."""
         sockets = {}
         with self._files.lifted():
             names = os.listdir("/proc/self/fd")
@@ -174,7 +181,8 @@ class Guard:
                 if number not in self._known:
                     self._known[number] = _on_socket(file, self._identify)
             self._callers &= {one.peer for one in self._known.values() if one}
-        return len(names), sockets
+            known = list(self._known.items())
+        return len(names), [(n, sockets[n], one) for n, one in known if n in sockets]
 
     def _identify(self, sock: socket.socket) -> Connection | None:
         if sock.family in {socket.AF_INET, socket.AF_INET6}:

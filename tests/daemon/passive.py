@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from waiting import Background, settle
 
@@ -35,10 +36,12 @@ def node(role: str = "worker", port: int = SCHEDULER_PORT, **more: str) -> dict[
 
 
 class Sink:
-    """Accepts connections and reads them to their ends. `ended`: how many have."""
+    """Accepts connections and reads them to their ends, while `reading`. `ended`: how many have."""
 
     def __init__(self, stack: ExitStack, address: str = THERE) -> None:
         self.ended = 0
+        self.reading = threading.Event()
+        self.reading.set()
         self._listener = socket.create_server((address, 0))
         self.port = self._listener.getsockname()[1]
         stack.callback(self._listener.shutdown, socket.SHUT_RDWR)
@@ -52,8 +55,8 @@ class Sink:
 
     def _drain(self, peer: socket.socket) -> None:
         with peer, suppress(OSError):
-            while peer.recv(1 << 20):
-                pass
+            while peer.recv(1 << 16):  # less than what a connection's buffers hold
+                self.reading.wait()
         self.ended += 1
 
 
@@ -150,14 +153,14 @@ def until_found(watching: Watching, *processes: Unpatched, connections: int) -> 
 
 def asked(
     pid: int, ends: Iterable[tuple[int, int | None]], ask: Callable[[socket.socket], Any]
-) -> set[Any]:
+) -> list[Any]:
     """What sockets of a process, (descriptor, cookie) each, say."""
     pidfd = os.pidfd_open(pid)
     try:
-        answers = set()
+        answers = []
         for fd, cookie in ends:
             with sockets.borrow(pidfd, fd, cookie) as sock:
-                answers.add(ask(sock))
+                answers.append(ask(sock))
         return answers
     finally:
         os.close(pidfd)
@@ -169,20 +172,20 @@ def congestion_control(sock: socket.socket) -> str:
 
 def congestion_controls(pid: int, slots: list[Any]) -> set[str]:
     ends = [(int(slot["fd"]), int(slot["sock_cookie"])) for slot in slots]
-    return asked(pid, ends, congestion_control)
+    return set(asked(pid, ends, congestion_control))
 
 
 def stays(watching: Watching, *processes: Unpatched, connections: int) -> None:
     """While these go on, several looks find these connections and no further ones."""
-    end = time.monotonic() + 0.5
-    while time.monotonic() < end:
-        for process in processes:
-            process.do(f"send {SIZE}")
-        assert len(watching.slots()) == connections
+    with mock.patch.object(Finder, "look", autospec=True, side_effect=Finder.look) as looks:
+        while looks.call_count < 8:
+            for process in processes:
+                process.do(f"send {SIZE}")
+            assert len(watching.slots()) == connections
 
 
-def make_finder(stack: ExitStack) -> Finder:
-    made = Finder([HERE])
+def make_finder(stack: ExitStack, address: str = HERE) -> Finder:
+    made = Finder([address])
     stack.callback(made.close)
     return made
 

@@ -3,7 +3,6 @@
 
 import os
 import socket
-import threading
 from contextlib import ExitStack
 from types import SimpleNamespace
 
@@ -46,7 +45,7 @@ def test_data_connections_are_reported_as_a_patched_process_would(
         assert ends[0][0] == HERE
         assert ends[1] == (THERE, sink.port)
         end = int(slot["fd"]), int(slot["sock_cookie"])
-        assert asked(worker.pid, [end], socket.socket.getsockname) == {ends[0]}
+        assert asked(worker.pid, [end], socket.socket.getsockname) == [ends[0]]
     (source,) = watching.joined
     assert (source.pid, source.id) == (worker.pid, -abs(source.id))
     assert watching.bugs == []
@@ -80,12 +79,14 @@ def test_without_data_to_the_scheduler_or_within_this_host_it_is_left_alone(
     ends = (THERE, data.port, THERE, scheduler.port, HERE, home.port)
     worker = Unpatched(stack, 1, *ends, env=node(port=scheduler.port))
     idle, finder = Unpatched(stack, 1, THERE, data.port), make_finder(stack)
+    elsewhere = make_finder(stack, "127.9.9.9")  # as the daemons of a lab: all see all processes
     settle(lambda: found(finder, worker))
     idle.do("send 2000")
     for _ in range(2 * LONGEST_SOCKET_WAIT):
         (one,) = found(finder, worker).values()
+        assert found(elsewhere, worker) == {}
         assert one.pid == worker.pid
-        assert asked(worker.pid, one.sockets, socket.socket.getpeername) == {(THERE, data.port)}
+        assert asked(worker.pid, one.sockets, socket.socket.getpeername) == [(THERE, data.port)]
 
 
 def test_what_is_closed_or_killed_is_gone_at_once_for_its_peer_too(
@@ -113,18 +114,6 @@ def test_sockets_are_enlisted_and_again_under_another_name(
         settle(lambda name=name: congestion_controls(worker.pid, slots) == {name})
 
 
-def test_it_can_be_switched_off_and_on(stack: ExitStack, watching: Watching) -> None:
-    worker = Unpatched(stack, 1, THERE, Sink(stack).port)
-    until_found(watching, worker, connections=1)
-    watching.use(pslite=False)
-    assert watching.passive.records == {}
-    assert len(watching.left) == 1
-    assert not watching.passive.watching
-    settle(lambda: not {t.name for t in threading.enumerate()} & {"passive-find", "passive-watch"})
-    watching.use()
-    until_found(watching, worker, connections=1)
-
-
 def test_a_process_that_has_a_record_of_its_own_speaks_for_itself(stack: ExitStack) -> None:
     port, finder = Sink(stack).port, make_finder(stack)
     silent, patched = (Unpatched(stack, 1, THERE, port) for _ in range(2))
@@ -133,7 +122,7 @@ def test_a_process_that_has_a_record_of_its_own_speaks_for_itself(stack: ExitSta
     assert found(finder, silent, patched).keys() == {silent.pid}
 
 
-def test_who_is_registered_is_not_spoken_for(
+def test_who_is_registered_is_not_spoken_for_nor_anybody_once_it_is_switched_off(
     stack: ExitStack, watching: Watching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where its record cannot be recognized."""
@@ -145,6 +134,9 @@ def test_who_is_registered_is_not_spoken_for(
     assert {source.pid for source in watching.passive.records.values()} == {workers[1].pid}
     watching.registered[1] = SimpleNamespace(pid=workers[1].pid)
     watching.use(pslite=False)
+    assert not watching.passive.watching and watching.passive.records == {}
+    assert {source.pid for source in watching.left} == {worker.pid for worker in workers}
+    settle(lambda: not watcher.threads())
     watching.joined.clear()
     watching.use()
     until_found(watching, *workers, connections=1)  # the first one is registered no more

@@ -5,12 +5,16 @@ import os
 import re
 import resource
 import shutil
+import socket
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack, suppress
+from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
+from unittest import mock
 
 import pytest
 from passive import (
@@ -25,9 +29,13 @@ from passive import (
     node,
     until_found,
 )
+from registering import open_fds
 from waiting import settle
 
+from flowslot_shm.layout import Role
+from flowslotd import sockets
 from flowslotd.observe.passive import finder, service, watcher
+from flowslotd.observe.passive.shadow import Found
 
 UNIT = Path(__file__).parents[2] / "systemd/flowslotd.service"
 
@@ -103,50 +111,59 @@ def test_a_process_that_cannot_be_read_holds_up_nobody(
 def test_fail_open_a_process_that_holds_up_the_thread_is_not_waited_for(
     stack: ExitStack, watching: Watching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It closes a socket while it is borrowed, say, and wants all of it sent first."""
+    """It closes a socket while that is borrowed, and wants all of it sent first."""
     monkeypatch.setattr(service, "AGAIN_S", 0.05)
     monkeypatch.setattr(watcher, "CHECK_S", 0.1)
-    worker = Unpatched(stack, 1, THERE, Sink(stack).port)
-    until_found(watching, worker, connections=1)
-    look, free = watcher.ShadowRecords.look, threading.Event()
-    held: list[threading.Thread] = []
-    stack.callback(free.set)
+    sinks = Sink(stack), Sink(stack)
+    hostile, honest = (Unpatched(stack, 1, THERE, sink.port) for sink in sinks)
+    until_found(watching, hostile, honest, connections=2)
+    look, held = sockets.look, []
+    sinks[0].reading.clear()
+    stack.callback(sinks[0].reading.set)
 
-    def hold_up_the_first(*arguments: Any) -> Any:
-        if not held:
-            held.append(threading.current_thread())
-            free.wait(120)
-        return look(*arguments)
+    def while_borrowed(sock: socket.socket) -> sockets.Info:
+        thread = threading.current_thread()
+        theirs = thread.name == "passive-watch" and sock.getpeername()[1] == sinks[0].port
+        if theirs and not held:
+            held.append(thread)
+            hostile.do("linger")
+        return look(sock)
 
-    monkeypatch.setattr(watcher.ShadowRecords, "look", hold_up_the_first)
-    settle(lambda: watching.left)
+    monkeypatch.setattr(sockets, "look", while_borrowed)
+    settle(lambda: len(watching.left) == 2)
     assert [str(bug) for bug in watching.bugs] == ["passive-watch is held up by some process"]
-    until_found(watching, worker, connections=1)
+    until_found(watching, honest, connections=1)
     assert held[0].is_alive()
-    free.set()
+    sinks[0].reading.set()  # or the hour is over
     settle(lambda: not held[0].is_alive())
     assert len(watching.slots()) == 1, "what it says at last does not count"
 
 
+@pytest.mark.parametrize(("check_s", "bugs"), [(0.02, 3), (60.0, 0)])
 def test_only_so_many_threads_are_left_to_themselves(
-    stack: ExitStack, watching: Watching, monkeypatch: pytest.MonkeyPatch
+    stack: ExitStack, watching: Watching, monkeypatch: pytest.MonkeyPatch, check_s: float, bugs: int
 ) -> None:
+    """Those that are found to be held up, and those that a reload stops before."""
     monkeypatch.setattr(service, "AGAIN_S", 0.02)
     monkeypatch.setattr(service, "MAX_STUCK", 3)
     free = threading.Event()
     stack.callback(free.set)
     watching.use(pslite=False)
     settle(lambda: _threads("passive-watch") == 0)
+
+    def reload() -> bool:
+        watching.use(pslite=False)
+        watching.use()
+        return not watching.passive.watching and _threads("passive-watch") == 3
+
     with monkeypatch.context() as patch:
-        patch.setattr(watcher, "CHECK_S", 0.02)
+        patch.setattr(watcher, "CHECK_S", check_s)
         patch.setattr(watcher.ShadowRecords, "look", lambda *_: free.wait(120))
         watching.use()
-        settle(lambda: len(watching.bugs) == 3 and not watching.passive.watching)
-        for _ in range(3):  # nor do reloads get any further
-            watching.use(pslite=False)
-            watching.use()
-            assert not watching.passive.watching
-            assert _threads("passive-watch") == 3
+        settle(lambda: len(watching.bugs) == bugs)
+        settle(reload)
+        assert reload() and reload()
+        assert len(watching.bugs) == bugs
     free.set()
     settle(lambda: watching.passive.watching and _threads("passive-watch") == 1)
 
@@ -164,6 +181,34 @@ def test_a_thread_that_gets_nowhere_is_late(monkeypatch: pytest.MonkeyPatch) -> 
             one._alive()
         said.append(one.stuck())
     assert said == [""] * 13 + ["passive-watch"] * 16 + ["passive-find and passive-watch"] * 3
+
+
+def test_the_newest_look_at_processes_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, heard = watcher.Watcher([HERE], "", {}, lambda *_: None), []
+
+    def update(_: object, found: Iterable[Found], __: int) -> None:
+        heard.extend(each.pid for each in found)
+        one.stop()
+
+    monkeypatch.setattr(watcher.ShadowRecords, "update", update)
+    for pid in (1, 2, 3):
+        one._found.put([Found(pid, b"job", Role.PUSH, ())])
+    one._watch()
+    assert heard == [3]
+
+
+def test_a_stop_while_the_thread_is_about_to_wait_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Queue(SimpleQueue[Any]):
+        def get(self, *how: Any, **more: Any) -> Any:
+            one.stop()
+            return super().get(*how, **more)
+
+    monkeypatch.setattr(watcher, "CHECK_S", 3600.0)
+    one = watcher.Watcher([HERE], "", {}, lambda *_: None)
+    one._found = Queue()
+    thread = threading.Thread(target=one._watch, daemon=True)
+    thread.start()
+    settle(lambda: not thread.is_alive())
 
 
 def test_a_reload_while_it_waits_to_begin_anew_leaves_one_watcher(
@@ -260,27 +305,22 @@ def test_a_process_that_ends_while_it_is_examined_leaves_no_descriptor(
 ) -> None:
     worker = Unpatched(stack, 1, THERE, Sink(stack).port)
     read, calls = finder._node, []
+    opened = mock.Mock(side_effect=os.pidfd_open)
 
-    def gone(pid: int) -> Any:
-        if pid != worker.pid:
-            return read(pid)
-        calls.append(pid)
-        raise ProcessLookupError
+    def gone_the_second_time(pid: int) -> Any:
+        calls.extend([pid] * (pid == worker.pid))
+        if pid == worker.pid and len(calls) % 2 == 0:
+            raise ProcessLookupError
+        return read(pid)
 
-    monkeypatch.setattr(finder, "_node", gone)
-    before, one = _pidfds(), make_finder(stack)
+    monkeypatch.setattr(finder, "_node", gone_the_second_time)
+    monkeypatch.setattr(os, "pidfd_open", opened)
+    before, one = open_fds(), make_finder(stack)
     for _ in range(4):
         one.look()
-    assert len(calls) >= 2
-    assert _pidfds() == before + len(one._processes)
-
-
-def _pidfds() -> int:
-    links = 0
-    for name in os.listdir("/proc/self/fd"):
-        with suppress(FileNotFoundError):  # the listing's own
-            links += "pidfd" in os.readlink(f"/proc/self/fd/{name}")
-    return links
+    assert len(calls) >= 4
+    assert mock.call(os.getppid()) not in opened.mock_calls  # it is no node, and costs none
+    assert open_fds() == before + len(one._processes)
 
 
 def test_who_has_too_many_connections_takes_none_from_others(

@@ -9,24 +9,23 @@ from flowslot_shm.layout import Role
 from flowslotd.observe.passive.nodes import MAX_ENVIRONMENT, Node, node_of
 
 ROOT = b"DMLC_PS_ROOT_URI=10.0.0.1\0DMLC_PS_ROOT_PORT=9000\0"
+WORKER, PLAIN = ROOT + b"DMLC_ROLE=worker\0", Node(b"pslite-10.0.0.1-9000", Role.PUSH, 9000)
 
 
 @pytest.mark.parametrize(
     ("environment", "node"),
     [
-        (ROOT + b"DMLC_ROLE=worker\0", Node(b"pslite-10.0.0.1-9000", Role.PUSH, 9000)),
+        (WORKER, PLAIN),
         (b"DMLC_ROLE=server\0" + ROOT, Node(b"pslite-10.0.0.1-9000", Role.PULL, 9000)),
-        (ROOT + b"DMLC_ROLE=worker\0FLOWSLOT_JOB=bert\0", Node(b"bert", Role.PUSH, 9000)),
-        (ROOT + b"DMLC_ROLE=worker\0FLOWSLOT_JOB=\0",
-         Node(b"pslite-10.0.0.1-9000", Role.PUSH, 9000)),
-        (ROOT + b"DMLC_ROLE=worker\0FLOWSLOT_JOB=" + b"a b\xe9" + b"x" * 40 + b"\0",
+        (WORKER + b"FLOWSLOT_JOB=bert\0", Node(b"bert", Role.PUSH, 9000)),
+        (WORKER + b"FLOWSLOT_JOB=\0", PLAIN),
+        (WORKER + b"FLOWSLOT_JOB=" + b"a b\xe9" + b"x" * 40 + b"\0",
          Node(b"a_b_" + b"x" * 27, Role.PUSH, 9000)),
         # As Kubernetes names services: one that is too long ends with a hash.
         (b"DMLC_PS_ROOT_URI=bert-large-pretrain-team-1.ml\0DMLC_PS_ROOT_PORT=9000\0"
          b"DMLC_ROLE=server\0", Node(b"pslite-bert-large-pret-e20e7a5f", Role.PULL, 9000)),
         # getenv() takes the first one.
-        (ROOT + b"DMLC_ROLE=worker\0DMLC_ROLE=server\0",
-         Node(b"pslite-10.0.0.1-9000", Role.PUSH, 9000)),
+        (WORKER + b"DMLC_ROLE=server\0", PLAIN),
         (b"DMLC_ROLE=worker\0DMLC_PS_ROOT_PORT=1\0", Node(b"pslite--1", Role.PUSH, 1)),
         (ROOT + b"DMLC_ROLE=scheduler\0", None),
         (ROOT + b"DMLC_ROLE=\0", None),

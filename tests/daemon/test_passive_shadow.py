@@ -2,7 +2,6 @@
 """Shadow records, without threads: of this process, for connections of its own."""
 
 import errno
-import gc
 import os
 import resource
 import socket
@@ -10,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
+from registering import open_fds
 
 from flowslot.model.units import SECOND
 from flowslot_shm.layout import Role
@@ -52,10 +52,6 @@ def kinds(all_of_them: ShadowRecords, now: int = 0) -> list[str]:
     return told
 
 
-def open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
 @contextmanager
 def descriptors(more: int) -> Iterator[None]:
     """The lowest free one and those up to `more` above it can be opened meanwhile."""
@@ -83,15 +79,14 @@ def own_record() -> None:
 def test_fail_open_whatever_descriptor_is_not_to_be_had_the_others_are_closed(
     make: Callable[[], None],
 ) -> None:
-    gc.collect()  # what earlier tests have left must not go between two counts
-    before = open_files()
+    before = open_fds()
     for more in range(64):
         with suppress(OSError), descriptors(more):
             make()
             break
-        assert open_files() == before
+        assert open_fds() == before
     assert more >= 2  # the memfd, its mapping
-    assert open_files() == before
+    assert open_fds() == before
 
 
 def test_fail_open_without_descriptors_a_process_is_spoken_for_later(
@@ -113,12 +108,11 @@ def test_a_connection_that_was_shut_down_and_is_kept_is_dropped_once(
     assert "joined" in kinds(all_of_them)
     connection.shutdown(socket.SHUT_WR)
     assert kinds(all_of_them, 10 * SECOND)[-1] == "left"
-    gc.collect()  # what earlier tests have left must not go between two counts
-    before = open_files()
+    before = open_fds()
     for _ in range(3):
         all_of_them.update([found(connection)], 11 * SECOND)
         assert kinds(all_of_them, 12 * SECOND) == []
-    assert open_files() == before
+    assert open_fds() == before
     assert caplog.records == []  # nothing is wrong
 
 

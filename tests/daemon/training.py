@@ -12,6 +12,7 @@ it):
     send BYTES        on each connection, and waits until all is acknowledged: an iteration
     begin BYTES       the same, but does not wait
     close             closes all connections
+    linger            fills them and closes them, to wait an hour for all to be acknowledged
     open N            opens so many more sockets, which are not connected
     fork              has a child with the same sockets, which lives as long as it does
     register SOCKET   reports itself to a daemon from now on
@@ -27,6 +28,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 from flowslot_shm.client import JobClient
 from flowslot_shm.layout import Role
@@ -70,6 +72,17 @@ def send(size: int, socks: list[socket.socket], writers: list[FlowWriter], wait:
         writer.done(size)
 
 
+def leave(socks: list[socket.socket]) -> None:
+    """Fill and close them."""
+    for sock in socks:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("=ii", 1, 3600))
+        sock.setblocking(False)
+        with suppress(BlockingIOError):
+            while True:
+                sock.send(bytes(1 << 16))
+        sock.close()
+
+
 def do(what: str, argument: str, socks: list[socket.socket], kept: list[object]) -> None:
     """One line. `kept`: what is to live on."""
     if what in {"send", "begin"}:
@@ -78,6 +91,8 @@ def do(what: str, argument: str, socks: list[socket.socket], kept: list[object])
     elif what == "close":
         for sock in socks:
             sock.close()
+    elif what == "linger":
+        leave(socks)
     elif what == "open":
         kept.append([socket.socket() for _ in range(int(argument))])
     elif what == "fork":

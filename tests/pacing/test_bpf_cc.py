@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 import pytest
+from waiting import settle
 
 from flowslot_shm.writer import cookie_of
 from flowslotd.pace.bpf import BpfPacer
@@ -17,7 +18,7 @@ from flowslotd.pace.layout import Mode
 from flowslotd.pace.pacer import pack
 
 from .conformance import MB, Flows, apply, entry, later, set_rate, stat
-from .traffic import HERE, inside, soon
+from .traffic import HERE, inside
 
 pytestmark = pytest.mark.root
 
@@ -84,10 +85,10 @@ def test_lost_tails_of_paced_flows_are_sent_again_within_a_slot(
 ) -> None:
     """The kernel's own least timeout of 200 ms would cost three slots."""
     flow = enlisted()
-    assert soon(lambda: flow.received() > 10 * MB)
+    settle(lambda: flow.received() > 10 * MB)
     assert rto_us(flow) >= 200_000, "nobody paces it"
     set_rate(pacer, {flow: 10 * MB})
-    assert soon(lambda: 20_000 <= rto_us(flow) < 50_000)
+    settle(lambda: 20_000 <= rto_us(flow) < 50_000)
 
 
 def test_send_buffers_hold_more_than_a_moment(pacer: BpfPacer, enlisted: Flows) -> None:
@@ -212,4 +213,4 @@ def test_a_listener_hands_it_to_the_connections_it_accepts(net: Any, pacer: BpfP
             assert pacer.counters().cookie.size == 0  # nobody has asked for its cookie
             cookie = cookie_of(peer)
             peer.sendall(b"x")
-            assert soon(lambda: pacer.counters().cookie.tolist() == [cookie])
+            settle(lambda: pacer.counters().cookie.tolist() == [cookie])

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Our congestion control comes and goes: several daemons, killed daemons, clean ends."""
 
-import gc
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +8,7 @@ from typing import Any
 
 import pytest
 from pytest import MonkeyPatch
+from registering import open_fds
 
 from flowslotd.pace.bpf import BpfPacer, unique_name
 from flowslotd.pace.pacer import PacingError
@@ -52,8 +51,7 @@ def test_jobs_need_no_privileges(pacer: BpfPacer, net: Any) -> None:
 
 def test_closing_leaves_nothing(flows: Flows) -> None:
     pacer = BpfPacer("test", slots=64)
-    gc.collect()  # what earlier tests have left must not go between two counts
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_fds()
     pacer.open()
     assert pacer.congestion_control in names()
     flow = flows()
@@ -62,7 +60,7 @@ def test_closing_leaves_nothing(flows: Flows) -> None:
     pacer.close()
     assert pacer.congestion_control not in names()
     flow.stop()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_fds() == before
     pacer.close()  # harmless
     pacer.open()  # and it can start again
     pacer.close()
@@ -81,9 +79,7 @@ def test_a_foreign_object_is_refused(tmp_path: Path, monkeypatch: MonkeyPatch) -
     monkeypatch.setattr("flowslotd.pace.libbpf.PLACES", (tmp_path,))
     with pytest.raises(PacingError, match="make -C bpf"):
         BpfPacer("test").open()
-    wrong.write_bytes(b"\x7fELF nothing else")
-    with pytest.raises(PacingError, match="rebuild"):
-        BpfPacer("test").open()
-    wrong.write_bytes(b"\x7fELF fs_placeholder_\0")
-    with pytest.raises(PacingError, match="refuses"):
-        BpfPacer("test").open()
+    for content, why in ((b"nothing else", "rebuild"), (b"fs_placeholder_\0", "refuses")):
+        wrong.write_bytes(b"\x7fELF " + content)
+        with pytest.raises(PacingError, match=why):
+            BpfPacer("test").open()

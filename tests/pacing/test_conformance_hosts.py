@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from pytest import MonkeyPatch
+from waiting import settle
 
 from flowslot_shm.writer import cookie_of
 from flowslotd.pace.pacer import PaceEntry
@@ -29,7 +30,7 @@ from .conformance import (
     set_rate,
     tc,
 )
-from .traffic import HERE, change, soon
+from .traffic import HERE, change
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
 
@@ -215,7 +216,7 @@ def test_over_a_path_with_delay_and_loss(on: Bench) -> None:
     for rate in (2 * MB, MB):
         assert set_rate(pacer, {flow: rate}) == 1
         # A ceiling to TCP's own rate, but for `bpf`, which keeps it.
-        assert soon(lambda rate=rate: 0.6 < flow.rate(0.6) / rate < 1.1, 30)
+        settle(lambda rate=rate: 0.6 < flow.rate(0.6) / rate < 1.1, 30)
 
 
 @pytest.mark.parametrize("on", ["edt", "htb", "socket"], indirect=True)

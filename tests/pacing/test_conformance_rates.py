@@ -5,9 +5,10 @@ import time
 
 import numpy as np
 import pytest
+from waiting import settle
 
 from .conformance import EACH_PROTOCOL, MB, PACED, Bench, set_rate, slots
-from .traffic import THERE_6, soon
+from .traffic import THERE_6
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
 
@@ -24,13 +25,13 @@ def test_a_slot_carries_what_its_rate_says(on: Bench, protocol: str) -> None:
             errors = np.sort(np.abs(slots(flow) / rate - 1))
             return bool(errors[-4] <= 0.10)
 
-        assert soon(holds, 30), slots(flow) / rate
+        settle(holds, 30)
 
 
 def test_over_ipv6(on: Bench) -> None:
     pacer, flow = on.pair(address=THERE_6)
     assert set_rate(pacer, {flow: 2 * MB}) == 1
-    assert soon(lambda: abs(flow.rate(0.6) / (2 * MB) - 1) <= 0.05), flow.rate(0.6)
+    settle(lambda: abs(flow.rate(0.6) / (2 * MB) - 1) <= 0.05)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,7 @@ def test_large_datagrams_are_paced_too(on: Bench) -> None:
         pacer.counters()  # what a packet carries is learnt
         return abs(flow.rate(1.0) / (4 * MB) - 1) <= 0.05
 
-    assert soon(holds, 30), flow.rate(1.0)
+    settle(holds, 30)
 
 
 def test_steps_and_resuming_from_a_floor(on: Bench) -> None:
@@ -53,10 +54,10 @@ def test_steps_and_resuming_from_a_floor(on: Bench) -> None:
     waits = []
     for _ in range(6):
         set_rate(pacer, {flow: 0.3 * MB})
-        assert soon(lambda: flow.rate(0.2) < 0.6 * MB)
+        settle(lambda: flow.rate(0.2) < 0.6 * MB)
         before, start = flow.received(), time.monotonic()
         set_rate(pacer, {flow: 5 * MB})
-        assert soon(lambda before=before: flow.received() > before + 100_000)
+        settle(lambda before=before: flow.received() > before + 100_000)
         waits.append(time.monotonic() - start)
     # 20 ms at the new rate; a burst of 64 kB at the old one would last 200 ms.
     assert min(waits) < 0.12, waits
@@ -75,7 +76,7 @@ def test_a_slow_flow_leaves_in_small_pieces(on: Bench) -> None:
             seen.append(flow.received())
         return int(np.diff(seen).max()) if seen[-1] - seen[0] > 50_000 else 10**9
 
-    assert soon(lambda: largest() < 32_000), largest()
+    settle(lambda: largest() < 32_000)
 
 
 def test_many_flows_each_at_its_rate(on: Bench) -> None:
@@ -94,9 +95,9 @@ def test_many_flows_each_at_its_rate(on: Bench) -> None:
         ]
         return max(abs(one - 1) for one in got) <= 0.10
 
-    assert soon(holds, 40)
+    settle(holds, 40)
     cookies = sorted(flow.cookie for flow in flows)
-    assert soon(lambda: pacer.counters().cookie.tolist() == cookies)
+    settle(lambda: pacer.counters().cookie.tolist() == cookies)
 
 
 @EACH_PROTOCOL
@@ -111,7 +112,7 @@ def test_counters_tell_what_was_delivered(on: Bench, protocol: str) -> None:
         sent, arrived = int(pacer.counters().acked[0]) - sent, flow.received() - arrived
         return arrived > 0 and abs(sent / arrived - 1) <= 0.1
 
-    assert soon(agree)
+    settle(agree)
 
 
 def test_a_target_is_reported_once(on: Bench) -> None:
@@ -120,7 +121,7 @@ def test_a_target_is_reported_once(on: Bench) -> None:
 
     def reported(after: int) -> list[tuple[str, int]]:
         """As soon as so many bytes are acknowledged."""
-        assert soon(lambda: int(pacer.counters().acked[0]) >= base + after)
+        settle(lambda: int(pacer.counters().acked[0]) >= base + after)
         time.sleep(0.05)
         return [(event.kind, event.cookie) for event in pacer.events() if event.kind != "new"]
 
@@ -142,4 +143,4 @@ def test_a_fast_flow(on: Bench) -> None:
         pytest.skip("this machine is too slow for it")
     for rate in (100 * MB, MB, 80 * MB):  # what waits at the step must not be stuck
         assert set_rate(pacer, {flow: rate}) == 1
-        assert soon(lambda rate=rate: abs(flow.rate(0.5) / rate - 1) <= 0.05), rate
+        settle(lambda rate=rate: abs(flow.rate(0.5) / rate - 1) <= 0.05)

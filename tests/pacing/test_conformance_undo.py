@@ -17,11 +17,13 @@ from typing import Any
 
 import pytest
 from pytest import MonkeyPatch
+from waiting import settle
 
+from flowslotd.pace import guardian
 from flowslotd.pace.undo import UndoTable
 
 from .conformance import FREE, LONG, MB, MOST, ON_DEVICES, Bench, later, options, set_own, set_rate
-from .traffic import Flow, names, soon
+from .traffic import Flow, names
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
 
@@ -49,8 +51,9 @@ def test_devices_stay_set_up_when_the_daemon_is_late(on: Bench) -> None:
     roots = on.roots()
     assert options(flow) != before
     set_rate(pacer, {flow: MB}, lasts=10**8)
-    assert soon(lambda: options(flow) == before)
-    time.sleep(0.2)  # the guardian lets go of classes after sockets
+    settle(lambda: options(flow) == before)
+    eth0 = socket.if_nametoindex("eth0")
+    settle(lambda: len(guardian.classes(eth0)) <= 1)  # the guardian lets go of these afterwards
     assert on.roots() == roots
     # Another one that comes and goes leaves them, too.
     other = on.pacer()
@@ -58,6 +61,7 @@ def test_devices_stay_set_up_when_the_daemon_is_late(on: Bench) -> None:
     other.close()
     assert on.roots() == roots
     assert not pacer.refresh(later())
+    assert len(guardian.classes(eth0)) <= 1, "nothing is made anew"
     assert set_rate(pacer, {flow: MB}) == 1
     assert flow.comes_to(MB)
 
@@ -89,7 +93,7 @@ def test_what_is_set_after_the_deadline_is_let_go(
     for rate, lasts in ((MB, 0), (2 * MB, -1)):
         with pytest.raises(OSError) if how == "fails" else contextlib.nullcontext():
             assert set_rate(pacer, {flow: rate}, lasts=lasts) == 1
-        assert soon(lambda: options(flow) == before)
+        settle(lambda: options(flow) == before)
 
 
 OWNER = """
@@ -106,7 +110,7 @@ cookie, pid, fd = map(int, sys.stdin.readline().split())
 pacer.attach(cookie, pid, fd)
 entry = PaceEntry(cookie, 1e6, 1e6, True, 0)
 applied = pacer.apply(pack([entry]), time.monotonic_ns() + 2 * 10**9)
-guard = getattr(getattr(pacer, "_undo", None), "guard", None)
+guard = getattr(getattr(pacer, "_undo", None), "guardian", None)
 print(applied, guard.process.pid if guard else 0, flush=True)
 while True:
     pacer.refresh(time.monotonic_ns() + 2 * 10**9)
@@ -160,10 +164,10 @@ def test_a_killed_daemons_congestion_control_and_programs_go(on: Bench, how: str
     before = set(names())
     with owned_by_another(on, how) as (flow, _, programs):
         assert programs and set(names()) - before
-    assert soon(lambda: set(names()) <= before)
+    settle(lambda: set(names()) <= before)
     assert flow.exceeds(FREE)
     flow.stop()
-    assert soon(lambda: not programs & loaded())
+    settle(lambda: not programs & loaded())
 
 
 @pytest.mark.parametrize("disturbed", [False, True])
@@ -178,10 +182,10 @@ def test_fail_open_and_restore_when_the_daemon_is_killed(on: Bench, disturbed: b
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 os.kill(watcher, number)
     if watcher:
-        assert soon(lambda: has_ended(watcher))
+        settle(lambda: has_ended(watcher))
     assert flow.exceeds(FREE)
-    assert soon(lambda: on.host() == before), on.host()
-    assert soon(lambda: options(flow) == options(plain))
+    settle(lambda: on.host() == before)
+    settle(lambda: options(flow) == options(plain))
 
 
 def has_ended(pid: int) -> bool:
@@ -209,9 +213,10 @@ def test_what_was_left_behind_is_removed_by_the_next(on: Bench) -> None:
     assert on.host() | {"tcp_tso_rtt_log": 0} == before | {"tcp_tso_rtt_log": 0}
 
 
-def test_closing_restores_everything(on: Bench) -> None:
+@pytest.mark.parametrize("guarded", [True, False])
+def test_closing_restores_everything(on: Bench, guarded: bool) -> None:
     before = on.host()
-    pacer = on.pacer()
+    pacer: Any = on.pacer()
     flows = [on.flow(pacer) for _ in range(3)]
     if "udp" in pacer.traits.protocols:
         flows.append(on.flow(pacer, "udp"))
@@ -223,6 +228,8 @@ def test_closing_restores_everything(on: Bench) -> None:
     assert flows[0].exceeds(FREE)
     assert set_rate(pacer, {flows[0]: 2 * MB}) == 1
     assert flows[0].comes_to(2 * MB)
+    if not (guarded or on.backend == "bpf"):
+        os.kill(pacer._undo.guardian.process.pid, signal.SIGKILL)
     pacer.close()
     assert on.host() == before
     assert [options(flow) for flow in flows] == as_they_were
@@ -263,16 +270,3 @@ def test_a_moment_without_descriptors_ends_nothing(on: Bench) -> None:
     set_rate(pacer, {flow: 3 * MB})
     pacer.close()
     assert options(flow) == before
-
-
-@pytest.mark.parametrize("on", ["edt", "htb", "socket"], indirect=True)
-def test_closing_restores_everything_without_a_guardian_too(on: Bench) -> None:
-    before = on.host()
-    pacer: Any = on.pacer()
-    flow = on.flow(pacer)
-    own = options(flow)
-    set_rate(pacer, {flow: MB})
-    os.kill(pacer._undo.guard.process.pid, signal.SIGKILL)
-    pacer.close()
-    assert on.host() == before
-    assert options(flow) == own

@@ -1,21 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pacing through SO_MAX_PACING_RATE, and what frees the sockets when the daemon cannot."""
 
-import gc
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from registering import open_fds
 
 from flowslotd.pace import guardian
 from flowslotd.pace.pacer import PaceEntry
 from flowslotd.pace.sockopt import SocketPacer
 
-from .conformance import MB, Bench, apply, later, set_rate
+from .conformance import MB, Bench, apply, later, options, set_rate
 
 pytestmark = [pytest.mark.root, pytest.mark.parametrize("on", ["socket"], indirect=True)]
 
@@ -26,7 +25,7 @@ def sockets(on: Bench) -> SocketPacer:
 
 
 def limit(flow: Any) -> int:
-    return int.from_bytes(flow.sock.getsockopt(socket.SOL_SOCKET, 47, 8), sys.byteorder)
+    return int.from_bytes(options(flow)["max_pacing_rate"], sys.byteorder)
 
 
 def test_what_had_no_limit_has_none_afterwards(sockets: SocketPacer, on: Bench) -> None:
@@ -88,22 +87,21 @@ def test_one_follows_whoever_keeps_the_sysctl(sockets: SocketPacer, on: Bench) -
 
 def test_no_descriptor_is_kept(sockets: SocketPacer, on: Bench) -> None:
     flow = on.flow(sockets, busy=False)
-    gc.collect()  # what earlier tests have left must not go between two counts
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_fds()
     for rate in range(1, 20):
         set_rate(sockets, {flow: rate * MB})
         sockets.counters()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_fds() == before
 
 
 def test_a_dead_guardian_is_replaced_and_ends_with_its_daemon(
     sockets: SocketPacer, on: Bench
 ) -> None:
-    first = sockets._undo.guard.process
+    first = sockets._undo.guardian.process
     first.kill()
     first.wait()
     assert set_rate(sockets, {on.flow(sockets, busy=False): MB}) == 1
-    second = sockets._undo.guard.process
+    second = sockets._undo.guardian.process
     assert second.pid != first.pid
     sockets.close()
     assert not os.path.exists(f"/proc/{second.pid}")

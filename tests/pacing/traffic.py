@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from waiting import settle
+
 from flowslot_shm.writer import cookie_of
 
 BYTES_RECEIVED = 128  # offset in struct tcp_info
@@ -24,16 +26,6 @@ def names() -> list[str]:
     """Congestion controls that the kernel has."""
     path = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
     return path.read_text().split()
-
-
-def soon(condition: Callable[[], bool], seconds: float = 10) -> bool:
-    """Whether it becomes true."""
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 class Meter:
@@ -112,11 +104,11 @@ class Flow:
 
     def comes_to(self, rate: float, tolerance: float = 0.15) -> bool:
         """Whether it settles at `rate`. A busy machine gets several attempts."""
-        return soon(lambda: abs(self.rate() / rate - 1) <= tolerance)
+        return settle(lambda: abs(self.rate() / rate - 1) <= tolerance)
 
     def exceeds(self, rate: float) -> bool:
         """Whether it is faster than `rate`, likewise."""
-        return soon(lambda: self.rate() > rate)
+        return settle(lambda: self.rate() > rate)
 
     def stop(self) -> None:
         self._running = False

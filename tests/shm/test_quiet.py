@@ -3,7 +3,9 @@
 
 import fcntl
 import os
+import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,10 @@ from flowslot_shm.writer import Record
 from .conftest import AT, SEALS, Ear, StartJob, registered, word
 
 F_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1; not in Python's fcntl
+SINCE_6_7 = pytest.mark.skipif(
+    tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) < (6, 7),
+    reason="before Linux 6.7 a record with F_SEAL_WRITE cannot be shared at all",
+)
 
 
 def test_no_datagram_leaves_a_quiet_job(start_job: StartJob, tmp_path: Path) -> None:
@@ -104,21 +110,22 @@ def test_what_the_job_scribbles_on_the_word_changes_nothing(record: Record) -> N
     assert word(record.fd) == 0
 
 
-def sealed(record: Record) -> int:
+def sealed(record: Record, seal: int) -> int:
     """A copy that nobody can map for writing any more."""
     fd = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.write(fd, os.pread(record.fd, 1 << 16, 0))
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS | F_SEAL_FUTURE_WRITE)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS | seal)
     return fd
 
 
 @pytest.mark.parametrize(
     "make",
     [
-        sealed,
+        partial(sealed, seal=F_SEAL_FUTURE_WRITE),
+        pytest.param(partial(sealed, seal=fcntl.F_SEAL_WRITE), marks=SINCE_6_7),
         lambda record: os.open(f"/proc/self/fd/{record.fd}", os.O_RDONLY),
     ],
-    ids=["sealed", "read-only"],
+    ids=["sealed", "F_SEAL_WRITE", "read-only"],
 )
 def test_a_record_that_cannot_be_written_is_left_alone_and_read(
     make: Callable[[Record], int], record: Record

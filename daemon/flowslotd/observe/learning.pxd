@@ -11,7 +11,7 @@ cdef Py_ssize_t _iteration, _ready, _posted, _done, _total, _start
 
 @cython.locals(ended=bint)
 cdef void learn_unreported(Row[::1] rows, Py_ssize_t r)
-cdef int64_t reported(Row[::1] rows, Py_ssize_t r, int64_t sent, int64_t target)
+cdef int64_t reported(const Row[::1] rows, Py_ssize_t r, int64_t sent, int64_t target)
 @cython.locals(still=bint)
 cdef void supply(
     int64_t now, Row[::1] rows, Py_ssize_t r, int64_t ready, int64_t sent, int64_t remaining,
@@ -28,7 +28,9 @@ cpdef Py_ssize_t advance(
 )
 cdef void begin(int64_t now, Row[::1] rows, Py_ssize_t r, bint rarely, int64_t said)
 cdef int64_t smooth(int64_t old, int64_t new, double weight)
-cpdef int signs(Row[::1] rows, const Py_ssize_t[::1] at, bint all_suppressed, bint ends_are_reported)
+cpdef int signs(
+    const Row[::1] rows, const Py_ssize_t[::1] at, bint all_suppressed, bint ends_are_reported,
+)
 @cython.locals(heard=bint)
 cpdef Py_ssize_t watch(Row[::1] rows, bint all_suppressed, Py_ssize_t[::1] at)
 cpdef void drain(Row[::1] rows, const Py_ssize_t[::1] ended, int64_t[:, ::1] at_work)

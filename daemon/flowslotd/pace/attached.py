@@ -132,7 +132,7 @@ class AttachedPacer(Pacer, ABC):
         if self._undo.refresh(deadline_ns):  # the daemon was late: all flows were let go
             self._in_force = False
             for cookie in self._sockets:
-                self._gone(cookie)
+                self._gone(cookie, undone=True)
 
     def _touch(self, cookie: int, do: Callable[[socket], T]) -> T | None:
         """What `do` returns for this flow's socket. None: that was not possible, and `refusal` says
@@ -177,8 +177,8 @@ class AttachedPacer(Pacer, ABC):
         self._why.pop(cookie, None)
         self._gone(cookie)
 
-    def _gone(self, cookie: int) -> None:
-        """A flow is let go, or its socket is closed."""
+    def _gone(self, cookie: int, *, undone: bool = False) -> None:
+        """A flow is let go, or its socket is closed. `undone`: by the guardian, on devices."""
         self._undo.undo(guardian.SOCKET, cookie)
 
     def refusal(self, cookie: int) -> str:
@@ -188,7 +188,7 @@ class AttachedPacer(Pacer, ABC):
     # -- what the kernel tells ------------------------------------------------------------------
 
     def counters(self) -> FlowCounters:
-        """See `Pacer`. Some six system calls per flow."""
+        """See `Pacer`. Eight system calls for a flow."""
         udp = self._udp_sent()
         read = sorted(
             (cookie, acked)

@@ -18,6 +18,7 @@ import re
 import secrets
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +29,7 @@ from flowslotd.pace import rate_table
 from flowslotd.pace.layout import CTL, EVENT, KINDS, SLOTS, STAT
 from flowslotd.pace.libbpf import F_LINK, Object, RingBuffer, read
 from flowslotd.pace.pacer import Entries, KernelEvent, Pacer, PacingError, Traits
-from flowslotd.pace.undo import Guard
+from flowslotd.pace.undo import Guardian
 
 PLACEHOLDER = b"fs_placeholder_\0"
 OBJECT = "flowslot.bpf.o"
@@ -63,15 +64,12 @@ class BpfPacer(Pacer):
     def __init__(self, instance: str, slots: int = SLOTS) -> None:
         self.congestion_control = unique_name(instance)
         self._slots = -(-slots // 64) * 64  # whole pages
-        self._object: Object | None = None
-        self._ring: RingBuffer | None = None
-        self._link: int | None = None
-        self._guard: Guard | None = None
-        self._stat = np.zeros(1, STAT)
+        self._held = ExitStack()
         self._forget()
 
     def _forget(self) -> None:
-        self._ctl = np.zeros(1, CTL)
+        self._ctl, self._stat = np.zeros(1, CTL), np.zeros(1, STAT)
+        self._ring: RingBuffer | None = None
         # Who is where, as of the last scan: by slot (0: free), by cookie, and in that order.
         self._known = np.zeros(0, np.uint64)
         self._index: dict[int, int] = {}
@@ -105,7 +103,8 @@ class BpfPacer(Pacer):
             raise PacingError(f"the kernel refuses {OBJECT}: {error}") from error
 
     def _load(self, elf: bytes, *, link: bool) -> None:
-        obj = self._object = Object(elf)
+        obj = Object(elf)
+        self._held.callback(obj.close)
         ops = obj.map("fs_ops")
         if link:
             ops.set_flags(F_LINK)
@@ -118,26 +117,17 @@ class BpfPacer(Pacer):
         self._ctl = obj.table("fs_ctl", CTL, self._slots)
         self._stat = obj.table("fs_stat", STAT, self._slots, writable=False)
         self._ring = RingBuffer(obj.map("fs_events").fd, self._pending.append)
-        self._link = ops.attach_struct_ops(link=link)
-        if not link:
-            self._guard = Guard(struct_ops=ops.fd)
+        self._held.callback(self._ring.close)
+        registration = ops.attach_struct_ops(link=link)
+        if registration is None:
+            self._held.callback(Guardian(struct_ops=ops.fd).close)
+        else:
+            self._held.callback(os.close, registration)
 
     def close(self) -> None:
         """Make all flows ordinary TCP and unregister."""
         self._ctl["deadline_ns"] = 0
-        if self._ring is not None:
-            self._ring.close()
-            self._ring = None
-        if self._link is not None:
-            os.close(self._link)
-            self._link = None
-        if self._guard is not None:
-            self._guard.close()
-            self._guard = None
-        if self._object is not None:
-            self._object.close()
-            self._object = None
-        self._stat = np.zeros(1, STAT)
+        self._held.close()
         self._forget()
 
     # -- the table ----------------------------------------------------------------------------
@@ -225,10 +215,9 @@ class BpfPacer(Pacer):
         """See `Pacer`. No system call."""
         if int(self._stat["high"][0]) >= len(self._known):
             self._scan()
-        acked, used = np.empty(len(self._known), np.int64), self._used
+        acked, used = np.empty(self._slots, np.int64), self._used
         if not rate_table.read(as_structs(self._stat), self._known, acked):
             self._scan()
-            acked = np.empty(len(self._known), np.int64)
             rate_table.read(as_structs(self._stat), self._known, acked)
             # A slot that has changed hands again counts as free this time.
             used = self._used[self._stat["cookie"][self._used] == self._known[self._used]]

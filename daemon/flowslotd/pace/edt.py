@@ -145,7 +145,7 @@ class EdtPacer(SocketPacer):
         self._slots[cookie] = self._free.pop()
         return slot
 
-    def _gone(self, cookie: int) -> None:
+    def _gone(self, cookie: int, *, undone: bool = False) -> None:
         self._udp.discard(cookie)
         slot = self._slots.pop(cookie, None)
         if slot is not None:
@@ -153,7 +153,7 @@ class EdtPacer(SocketPacer):
             self._free.append(slot)
             if self._object is not None:
                 self._object.map("edt_slots").remove(_bytes(cookie, 8))
-        super()._gone(cookie)
+        super()._gone(cookie, undone=undone)
 
     def _udp_sent(self) -> dict[int, int]:
         return {cookie: int(self._stat["bytes"][slot]) for cookie, slot in self._slots.items()}

@@ -107,17 +107,12 @@ class Enforcer:
         flows = pace.flows.tolist()
         self._plans.update(zip(flows, zip(repeat(pace), count()), strict=False))
         at, structs = rows, as_structs(table.rows)
-        rates, ceilings, guaranteed = pace.schedule.at(slot), pace.ceilings, pace.guaranteed
+        columns = pace.schedule.at(slot), pace.ceilings, pace.guaranteed.view(np.uint8)
         if not rate_table.are(structs, rows, pace.flows):
             at = np.array([-1 if (p := table.find(flow)) is None else p for flow in flows], np.intp)
             mine = at >= 0
-            at, rates, ceilings, guaranteed = (
-                at[mine],
-                rates[mine],
-                ceilings[mine],
-                guaranteed[mine],
-            )
-        columns = rates, ceilings, guaranteed.view(np.uint8)
+            rates, ceilings, guaranteed = columns
+            at, columns = at[mine], (rates[mine], ceilings[mine], guaranteed[mine])
         changed = np.empty(len(at), np.intp)
         held = as_structs(self._entries)
         n = rate_table.put(held, structs, at, columns, self.hard, changed)

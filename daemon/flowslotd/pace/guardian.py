@@ -106,10 +106,8 @@ def borrow(pid: int, fd: int, cookie: int) -> Iterator[socket.socket]:
         os.close(copy)
         raise
     with sock:
-        if (
-            int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, _SO_COOKIE, 8), sys.byteorder)
-            != cookie
-        ):
+        its = sock.getsockopt(socket.SOL_SOCKET, _SO_COOKIE, 8)
+        if int.from_bytes(its, sys.byteorder) != cookie:
             raise OSError(116, "another socket by now")  # ESTALE
         yield sock
 

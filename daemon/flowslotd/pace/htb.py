@@ -7,13 +7,12 @@ each class a TBF cuts super-packets (see `cutter`). When the daemon dies, a guar
 all of it.
 """
 
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from socket import IPPROTO_TCP, SO_PRIORITY, SOL_SOCKET, TCP_INFO, socket
+from socket import SO_PRIORITY, SOL_SOCKET, socket
 
 from flowslotd.pace import guardian
 from flowslotd.pace.attached import GUARDED, AttachedPacer
@@ -21,7 +20,7 @@ from flowslotd.pace.devices import Device, root_changes
 from flowslotd.pace.egress import Change
 from flowslotd.pace.pacer import PacingError, Traits
 from flowslotd.pace.rtnetlink import Request, class_counts, cutter, htb_class, packed, root_htb
-from flowslotd.sockets import is_tcp
+from flowslotd.sockets import TIMESTAMPS, is_tcp, look
 
 MOST_CLASSES = guardian.KEEPER - 1
 """Of one daemon: minors have 16 bits, four of them are the daemon's number."""
@@ -42,7 +41,6 @@ ENOUGH = 4
 """From so many packets between two looks, the size of a flow's packets is learnt."""
 DRAIN_S = 0.1
 """So long, packets that still wait may leave before all is removed."""
-_SND_MSS, _TIMESTAMPS = 16, 1  # in struct tcp_info: offset; bit in tcpi_options
 
 _Counts = Mapping[tuple[int, int], tuple[int, int, int]]
 """See `class_counts`."""
@@ -205,18 +203,18 @@ class HtbPacer(AttachedPacer):
         guardian.set_option(sock, SO_PRIORITY, 4, self._handle(self._flows[cookie].minor))
         return True
 
-    def _gone(self, cookie: int) -> None:
+    def _gone(self, cookie: int, *, undone: bool = False) -> None:
         """The flow's class sends what it still has, and may serve another flow."""
         flow = self._flows.pop(cookie, None)
         if flow is not None:
             self._free[flow.minor & 15].append(flow.minor)
-            if flow.rate and self._egress is not None:
+            if flow.rate and not undone and self._egress is not None:
                 handle = self._handle(flow.minor)
                 free = [htb_class(index, handle, UNLIMITED, SUPER_PACKET) for index in flow.devices]
                 with suppress(OSError):
                     self._egress.rtnetlink.put(free)
         # Only then: what the socket sends from now on passes by the class.
-        super()._gone(cookie)
+        super()._gone(cookie, undone=undone)
 
     def _handle(self, minor: int) -> int:
         assert self._egress is not None
@@ -271,10 +269,9 @@ def _described(sock: socket, minor: int, devices: tuple[Device, ...]) -> _Flow:
     headers = 14 + (20 if len(peer) == 4 else 40)
     if not is_tcp(sock):
         return _Flow(minor, *where, headers + 8, 1500 - headers - 8 + 14, udp=True)
-    info = sock.getsockopt(IPPROTO_TCP, TCP_INFO, _SND_MSS + 4)
-    mss = int.from_bytes(info[_SND_MSS:], sys.byteorder)
-    options = 12 if info[5] & _TIMESTAMPS else 0
-    return _Flow(minor, *where, headers + 20 + options, max(mss, 1), udp=False)
+    info = look(sock)
+    options = 12 if info.options & TIMESTAMPS else 0
+    return _Flow(minor, *where, headers + 20 + options, max(info.mss, 1), udp=False)
 
 
 def changes_to(device: Device, number: int) -> list[str]:

@@ -148,7 +148,8 @@ def read(stat: Any, known: NDArray[np.uint64], acked: NDArray[np.int64]) -> bool
     that are `known`, uint64[S]."""
     for s in range(1, len(known)):
         acked[s] = stat[s].acked
-    # Afterwards: a slot that has changed hands meanwhile is noticed.
+    # Afterwards: a slot that has changed hands meanwhile is noticed. That needs loads and stores in
+    # the order in which they stand here and in bpf/, as on x86.
     for s in range(1, len(known)):  # noqa: SIM110 - to be compiled
         if stat[s].cookie != known[s]:
             return False

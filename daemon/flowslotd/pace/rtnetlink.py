@@ -7,6 +7,7 @@ import socket
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 
+from flowslot.model.topology_file import normal_ip
 from flowslotd.pace import guardian
 from flowslotd.pace.pacer import PacingError
 
@@ -187,10 +188,7 @@ def class_counts(devices: Iterable[int]) -> dict[tuple[int, int], tuple[int, int
 
 def packed(address: str) -> bytes:
     """An address, 4 or 16 bytes; it may be written as IPv4 inside IPv6, or have a zone."""
-    parsed = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped is not None:
-        parsed = parsed.ipv4_mapped
-    return parsed.packed
+    return ipaddress.ip_address(normal_ip(address.partition("%")[0])).packed
 
 
 def _attribute(kind: int, value: bytes) -> bytes:

@@ -125,7 +125,7 @@ class SocketPacer(AttachedPacer):
         )
 
     def _pace(self, cookie: int, rate: int) -> bool:
-        """Some five system calls."""
+        """Eight system calls, and one more at first."""
         own = self._touch(cookie, lambda sock: self._limit(sock, cookie, rate))
         if own is None:
             return False
@@ -151,10 +151,10 @@ class SocketPacer(AttachedPacer):
         self._bursts.hold(self._undo)
         return super().refresh(deadline_ns)
 
-    def _gone(self, cookie: int) -> None:
+    def _gone(self, cookie: int, *, undone: bool = False) -> None:
         self._rates.pop(cookie, None)
         self._own.pop(cookie, None)
-        super()._gone(cookie)
+        super()._gone(cookie, undone=undone)
 
     def _udp_sent(self) -> Mapping[int, int]:
         return {}

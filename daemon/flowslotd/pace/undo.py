@@ -21,8 +21,8 @@ DEAF = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGABRT)
 """What a service manager sends to all processes of a service; SIGABRT: the watchdog."""
 
 
-class Guard:
-    """A guardian process, and the pipe whose end says that this daemon is gone."""
+class Guardian:
+    """The guardian process, and the pipe whose end says that this daemon is gone."""
 
     def __init__(self, table: int = -1, struct_ops: int = -1, keep: tuple[int, ...] = ()) -> None:
         """`keep`: descriptors that the guardian holds as long as it lives."""
@@ -56,7 +56,7 @@ class UndoTable:
     def __init__(self) -> None:
         self._memory = -1
         self._table: mmap.mmap | None = None
-        self.guard: Guard | None = None
+        self.guardian: Guardian | None = None
         self._keep: tuple[int, ...] = ()
         self._freed = self._listed = 0
         self._rows: dict[tuple[int, int], int] = {}
@@ -70,14 +70,12 @@ class UndoTable:
         os.truncate(self._memory, HEADER.size + ROWS * ROW.size)
         self._table = mmap.mmap(self._memory, 0)
         self._free = [HEADER.size + row * ROW.size for row in reversed(range(ROWS))]
-        self._rows.clear()
-        self._freed = self._listed = 0
-        self.guard = Guard(table=self._memory, keep=self._keep)
+        self.guardian = Guardian(table=self._memory, keep=self._keep)
 
     def close(self) -> None:
         """The guardian undoes what is still listed, and ends. Harmless when not open."""
-        undone = self.guard is not None and self.guard.close()
-        self.guard = None
+        undone = self.guardian is not None and self.guardian.close()
+        self.guardian = None
         if self._table is not None:
             if not undone:  # the guardian was killed
                 guardian.free_all(self._table)
@@ -92,12 +90,12 @@ class UndoTable:
         done so since the last call."""
         if self._table is None:
             return False
-        if self.guard is not None and self.guard.process.poll() is not None:
-            guard, self.guard = self.guard, None
-            guard.close()
-        if self.guard is None:
+        if self.guardian is not None and self.guardian.process.poll() is not None:
+            self.guardian.close()
+            self.guardian = None
+        if self.guardian is None:
             with suppress(OSError):  # no new process now: the next call tries again
-                self.guard = Guard(table=self._memory, keep=self._keep)
+                self.guardian = Guardian(table=self._memory, keep=self._keep)
         struct.pack_into("=Q", self._table, 0, deadline_ns)
         freed = int(struct.unpack_from("=Q", self._table, 8)[0])
         was_late, self._freed = freed != self._freed, freed

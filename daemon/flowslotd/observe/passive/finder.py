@@ -130,6 +130,8 @@ class Finder:
     def _examine(self, pid: int) -> None:
         """If it is a node it is one of ours from now on."""
         try:
+            if _node(pid) is None:  # nearly all
+                return
             with ExitStack() as undo:
                 pidfd = os.pidfd_open(pid)
                 undo.callback(os.close, pidfd)

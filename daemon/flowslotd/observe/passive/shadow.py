@@ -167,7 +167,7 @@ class ShadowRecord:
             self._drop(flow.cookie)
             return False
         was_busy = flow.phases.busy
-        if flow.look(now, info):
+        if flow.phases.look(now, *flow.odometer.read(info)):
             self.ring(Message.END, flow.writer.index)
         flow.rest(now, len(self._flows))
         return flow.phases.busy and not was_busy
@@ -204,12 +204,8 @@ class _Flow:
         self.congestion_control = ""
         self.enlist_ns: int | None = None
         self.next_ns = now
-        self._odometer = sockets.Odometer()
-        self.phases = Phases(now, *self._odometer.read(info), writer)
-
-    def look(self, now: int, info: sockets.Info) -> bool:
-        """As `Phases.look`."""
-        return self.phases.look(now, *self._odometer.read(info))
+        self.odometer = sockets.Odometer()
+        self.phases = Phases(now, *self.odometer.read(info), writer)
 
     def rest(self, now: int, siblings: int) -> None:
         """Until the next look, as one of so many connections of its process."""

@@ -129,6 +129,8 @@ class Watcher:
                 found = None
                 with suppress(Empty):
                     found = self._found.get(timeout=min(rest_s, CHECK_S))
+                    while found is not None:  # the newest look counts
+                        found = self._found.get_nowait()
         finally:
             records.close()
 

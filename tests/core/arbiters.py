@@ -45,13 +45,15 @@ class Counting(StaggerAllocator):
 
 
 class Bench:
-    """An arbiter of two links of 100 bytes/s or more, past its recovery, with sessions 1 and 2."""
+    """An arbiter of two links of 100 bytes/s or more with sessions 1 and 2, past its recovery
+    unless `time`, ms, is earlier."""
 
     def __init__(
         self,
         flows: Mapping[int, tuple[int, ...]] | None = None,
         allocator: Allocator | None = None,
         goodput: float = 100.0,
+        time: int = 200,
         **config: Any,
     ) -> None:
         """`flows`: the session and the links of those that want to send from the beginning."""
@@ -59,7 +61,7 @@ class Bench:
         settings = ArbiterConfig(target=1.0, lease_ns=at(LEASE), **config)
         self.arbiter = Arbiter([goodput, goodput], settings, allocator or self.want)
         self.arbiter.step(at(0))
-        self.time = 200
+        self.time = time
         for session in (1, 2):
             self.hello(session)
         for flow, (session, *links) in (flows or {}).items():

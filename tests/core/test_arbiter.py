@@ -9,6 +9,7 @@ import pytest
 from arbiters import LEASE, Bench, Wanted, at
 
 from flowslot.arbiter import Arbiter, ArbiterConfig
+from flowslot.arbiter.config import ACK_LEASES
 from flowslot.model.errors import ProtocolError, ScheduleRefused
 from flowslot.protocol.messages import Demand, Held, Hello
 
@@ -203,7 +204,7 @@ def test_recovery_raises_nothing_for_a_lease() -> None:
 
 
 def test_held_flows_without_a_demand_are_taken_back() -> None:
-    b = Bench()
+    b = Bench(time=100)
     b.hello(11, Held(7, 1, 60.0), daemon=1)
     b.keep_alive(b.time + LEASE // 2, 11, 2)
     assert b.step() == {}
@@ -213,6 +214,33 @@ def test_held_flows_without_a_demand_are_taken_back() -> None:
     assert b.committed() == [60.0, 60.0]
     b.ack(taken, session=11)
     assert b.committed() == [0.0, 0.0]
+
+
+def test_claims_are_cut_to_what_is_committed_and_no_stream_puts_a_lower_off() -> None:
+    b = Bench({7: (1, 0), 8: (2, 0)})
+    b.step(f7=60.0)
+    b.step(f7=20.0, f8=80.0)  # never acknowledged
+    refused = 0
+    while (2, 8) not in b.step():
+        b.keep_alive(b.time + 50, 2)
+        try:
+            b.hello(b.time, Held(7, 1, 1e9), Held(9, 1, 1e9), daemon=1)
+        except ProtocolError:
+            refused += 1
+        assert b.committed()[0] <= 100.0 and b.time < 200 + (ACK_LEASES + 3) * LEASE
+    assert refused and b.committed() == [80.0, 0.0]
+
+
+def test_a_claim_that_is_what_the_flow_is_to_have_is_no_lower_that_is_old() -> None:
+    b = Bench({7: (1, 0)})
+    b.step(f7=60.0)
+    b.step(f7=20.0)
+    b.hello(11, Held(7, 1, 60.0), daemon=1)
+    b.step(f7=60.0)
+    b.keep_alive(b.time + 2 * ACK_LEASES * LEASE, 11)
+    b.step(f7=20.0)
+    b.step()
+    assert b.arbiter.honours(11)
 
 
 def test_explicit_schedules_and_commitments_share_the_link() -> None:

@@ -137,7 +137,7 @@ def test_a_new_session_hears_it_again() -> None:
 
 
 def test_what_a_new_session_holds_without_demanding_it_is_taken_back() -> None:
-    b = alone()
+    b = Standing(time=100)  # later nobody can hold what nobody granted
     b.hello(3, Held(9, 1, 10.0))
     b.sessions.add(3)
     assert [(g.flow, g.rate, g.standing) for g in b.rest() if g.flow == 9] == [(9, 0.0, False)]

@@ -61,8 +61,9 @@ class Arbiter:
     def hello(self, now: Nanos, hello: Hello) -> None:
         """A daemon's stream has begun; what it holds replaces all that was known of it.
 
-        Repeated and outdated Hellos have no effect. Raises ProtocolError when it makes no sense;
-        nothing changes then, and the stream should be closed.
+        Once this arbiter has recovered, nobody holds more than what is committed for it: larger
+        claims are cut. Repeated and outdated Hellos have no effect. Raises ProtocolError when it
+        makes no sense; nothing changes then, and the stream should be closed.
         """
         self._said(now)
         check_hello(hello, self.config)
@@ -72,7 +73,7 @@ class Arbiter:
         session, replaced = opened
         flows = self._flows
         before = set() if replaced is None else set(flows.of_session(replaced))
-        most = float(self._limit.max()) / self.config.target
+        most = 0.0 if self.recovered(now) else float(self._limit.max()) / self.config.target
         for held in hello.held:
             if held.flow in before:
                 before.discard(held.flow)
@@ -80,9 +81,10 @@ class Arbiter:
                 flows.move(slot, session.id)
             else:
                 slot = flows.add(session.id, held.flow, held.inc)
+                flows.rows["held_since"][slot] = now
             # The daemon drops whatever is still on its way in its older streams, so this is all
             # that it can be sending at.
-            flows.restate(now, slot, held.inc, min(held.rate, most))
+            flows.restate(slot, held.inc, held.rate, most)
         session.flows = len(hello.held)
         for flow in sorted(before):
             flows.remove(replaced or 0, flow)
@@ -199,8 +201,8 @@ class Arbiter:
         if self._idle and (self._next_change is None or now < self._next_change):
             return {}
         flows.progress(now)
-        for session in sorted(flows.overdue(now - ACK_LEASES * self.config.lease_ns)):
-            self.goodbye(now, session)
+        for session in flows.overdue(now - ACK_LEASES * self.config.lease_ns):
+            self._sessions.give_up(session)
         # Explicit schedules are never taken back.
         limit = self._limit - self._table.peak() if len(self._table) else self._limit
         self._plan(now, limit)

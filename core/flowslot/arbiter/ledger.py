@@ -37,8 +37,8 @@ ROW = np.dtype(  # times are absolute, ns; rules.pxd has the same columns in the
         ("goal", np.float64),  # what it is to have
         ("grant", np.float64),  # what it was granted last
         ("seq", np.int64),  # number of that message
-        ("oldest_pending", np.int64),
-        ("held_since", np.int64),
+        ("oldest_pending", np.int64),  # when the oldest lower not acknowledged was sent; 0: none
+        ("held_since", np.int64),  # when a Hello first named it
         ("standing", np.bool_),
         ("reported_standing", np.bool_),
         ("anticipated", np.bool_),  # expected to begin now, see rules.see
@@ -127,11 +127,18 @@ class Ledger:
             self.groups.drop(int(row["group"]))
             row["group"] = self.groups.take((session, self.path(slot)))
 
-    def restate(self, now: Nanos, slot: int, inc: int, rate: float) -> None:
-        """The flow's daemon says that it enforces exactly this, and awaits nothing."""
+    def restate(self, slot: int, inc: int, rate: float, most: float) -> None:
+        """The flow's daemon says that it enforces exactly this rate, and awaits nothing. It is
+        believed up to what is committed already, or up to `most` if that is more.
+
+        A lower that it has not followed stays as old as it is: no new stream puts it off.
+        """
         row = self.rows[slot]
-        row["inc"], row["held_since"] = inc, now
-        row["grant"] = row["goal"] = rate
+        taken_back = float(row["pending_rate"].max() + row["lent"])
+        rate = min(rate, max(most, float(row["grant"]), taken_back))
+        if rate <= row["grant"]:
+            row["oldest_pending"] = 0
+        row["inc"], row["grant"], row["goal"] = inc, rate, rate
         row["reported_standing"], row["lent"] = False, 0.0
         row["pending_seq"], row["pending_rate"] = 0, 0.0
 

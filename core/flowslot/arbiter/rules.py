@@ -98,7 +98,7 @@ def acknowledge(now: int, rows: Any, at: Rows, upto: Ints) -> None:
             if seq > upto[k]:
                 rows[i].pending_seq[still], rows[i].pending_rate[still] = seq, rate
                 still += 1
-        rows[i].oldest_pending, rows[i].lent = now, 0.0
+        rows[i].oldest_pending, rows[i].lent = now if still else 0, 0.0
 
 
 # --- what is known
@@ -169,7 +169,7 @@ def overdue(rows: Any, before: int) -> set[int]:
     """Sessions with a lower that was sent earlier than `before` and is not acknowledged."""
     sessions = set()
     for i in range(len(rows)):
-        if rows[i].pending_seq[0] != 0 and rows[i].oldest_pending < before:
+        if 0 < rows[i].oldest_pending < before:
             sessions.add(int(rows[i].session))
     return sessions
 
@@ -265,12 +265,14 @@ def lower(now: int, rows: Any, may: Bools, seq: int, lowered: Rows) -> int:
     `lowered`."""
     n = 0
     for i in range(len(rows)):
+        if rows[i].goal >= rows[i].grant and rows[i].pending_seq[0] == 0:
+            rows[i].oldest_pending = 0  # what a Hello claimed is what the flow is to have
         more = rows[i].goal < rows[i].grant and rows[i].pending_seq[_pending - 1] == 0
         if more and may[i]:
             slot = 0
             while rows[i].pending_seq[slot] != 0:
                 slot += 1
-            if slot == 0:
+            if rows[i].oldest_pending == 0:
                 rows[i].oldest_pending = now
             rows[i].pending_seq[slot], rows[i].pending_rate[slot] = seq + n, rows[i].grant
             rows[i].grant, rows[i].seq = rows[i].goal, seq + n

@@ -15,13 +15,15 @@ _NAMES_PER_SESSION = 4  # names of daemons remembered, against Hellos still on t
 
 @dataclass(slots=True)
 class Session:
-    """A synced session. `closed`: its stream has ended, or it broke a rule: its lease runs out."""
+    """A synced session. `closed`: its stream has ended, or it broke a rule: its lease runs out.
+    `overdue`: it has not acknowledged a lower in time."""
 
     id: int
     daemon: str
     heard: Nanos
     owner: str = ""
     closed: bool = False
+    overdue: bool = False
     flows: int = 0
     ended: dict[int, int] = field(default_factory=dict)
     """flow -> incarnation of flows that are done"""
@@ -51,7 +53,8 @@ class Sessions:
         """Sync a new session; also returns the id of the daemon's older one that it replaces.
 
         None: this Hello was already seen, or is older than the daemon's present session.
-        Raises ProtocolError when the id belongs to another daemon, or there are too many.
+        Raises ProtocolError when the id belongs to another daemon, there are too many, or the
+        older one is overdue: what that may still enforce must end with its lease.
         """
         name = hello.owner, hello.daemon
         latest = self._latest.get(name, -1)
@@ -59,25 +62,33 @@ class Sessions:
             return None
         if hello.session in self._synced:
             raise ProtocolError(f"session {hello.session} belongs to another daemon")
-        if latest not in self._synced:
+        older = self._synced.get(latest)
+        if older is not None and older.overdue:
+            raise ProtocolError("a lower was not acknowledged in time; its lease has to end first")
+        if older is None:
             theirs = sum(session.owner == hello.owner for session in self)
             if hello.owner and theirs >= self._config.max_sessions_per_owner:
                 raise ProtocolError(f"there are already {theirs} sessions of {hello.owner}")
             if len(self._synced) >= self._config.max_sessions:
                 raise ProtocolError(f"there are already {len(self._synced)} sessions")
-        replaced = self._synced.pop(latest, None)
+        self._synced.pop(latest, None)
         session = Session(hello.session, hello.daemon, now, hello.owner)
         self._synced[hello.session] = session
         self._latest.pop(name, None)
         self._latest[name] = hello.session
         if len(self._latest) > _NAMES_PER_SESSION * self._config.max_sessions:
             del self._latest[next(iter(self._latest))]
-        return session, replaced.id if replaced else None
+        return session, older.id if older else None
 
     def live(self, session: int) -> Session | None:
         """The session, when its stream is open and its grants are honoured."""
         found = self._synced.get(session)
         return None if found is None or found.closed else found
+
+    def give_up(self, session: int) -> None:
+        """A lower of the session is overdue: it is not honoured any more."""
+        found = self._synced[session]
+        found.closed = found.overdue = True
 
     def expire(self, now: Nanos) -> list[Session]:
         """Remove and return the sessions whose lease has ended."""

@@ -10,7 +10,8 @@ import ipaddress
 import logging
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -139,18 +140,19 @@ class TlsFiles:
         return tuple(_stat(path) for path in self._paths.values())
 
     def _read(self) -> Material:
-        from cryptography.hazmat.primitives import serialization  # noqa: PLC0415
+        from cryptography.hazmat.primitives.serialization import (  # noqa: PLC0415
+            load_pem_private_key,
+        )
 
         ca, own, key = (self._bytes(field) for field in FIELDS)
         trusted = self._certificates("ca", ca)
         chain = self._certificates("certificate", own)
-        try:
-            private = serialization.load_pem_private_key(key, None)
-        except (ValueError, TypeError):  # TypeError: it asks for a password
-            raise self._wrong("key", "holds no private key in PEM without a password") from None
-        if private.public_key() != chain[0].public_key():
+        with self._understood("key", "holds no private key in PEM without a password"):
+            private = load_pem_private_key(key, None).public_key()
+        with self._understood("certificate", "is a certificate of a kind that is not supported"):
+            public, names = chain[0].public_key(), dns_names(chain[0])
+        if private != public:
             raise self._wrong("key", "is not the key of tls.certificate")
-        names = dns_names(chain[0])
         if self._name not in names:
             found = ", ".join(f'"{name}"' for name in names) or "no DNS name (SAN)"
             raise self._wrong("certificate", f'is for {found}; must be for "{self._name}"')
@@ -167,10 +169,16 @@ class TlsFiles:
     def _certificates(self, field: str, pem: bytes) -> list["Certificate"]:
         from cryptography import x509  # noqa: PLC0415
 
-        try:
+        with self._understood(field, "holds no certificate in PEM, or a broken one"):
             return x509.load_pem_x509_certificates(pem)
-        except ValueError:
-            raise self._wrong(field, "holds no certificate in PEM, or a broken one") from None
+
+    @contextmanager
+    def _understood(self, field: str, problem: str) -> Iterator[None]:
+        """What the library cannot make sense of is a ConfigError; it has many names for that."""
+        try:
+            yield
+        except Exception:
+            raise self._wrong(field, problem) from None
 
     def _wrong(self, field: str, problem: str) -> ConfigError:
         return ConfigError(self._source, f"tls.{field}", f"{self._paths[field]} {problem}")
@@ -198,11 +206,9 @@ def utc_now() -> datetime:
 
 
 def _issued(certificate: "Certificate", by: "Certificate") -> bool:
-    from cryptography.exceptions import InvalidSignature  # noqa: PLC0415
-
     try:
         certificate.verify_directly_issued_by(by)
-    except (ValueError, TypeError, InvalidSignature):
+    except Exception:  # also of kinds that are not supported
         return False
     return True
 

@@ -21,6 +21,12 @@ from flowslotd.diagnose import diagnosis
 from .hosts import Host, negotiating
 
 SLOT_MS = 500
+ODD_KEY = """-----BEGIN EC PRIVATE KEY-----
+MD4CAQEEDjhg2UB7c0Fd1PMb37nyoAcGBSuBBAAGoSADHgAEm1uTCexUxNuwWUKi
+Dypla6rKjJ8B/MUMyXLRJQ==
+-----END EC PRIVATE KEY-----
+"""
+"""On a curve that no library takes any more (secp112r1)."""
 FAR = topology(7400).replace("127.0.0.1", "192.0.2.1")
 
 
@@ -34,6 +40,7 @@ def switch(tmp_path: Path) -> Iterator[TlsSwitch]:
 def load(tmp_path: Path, write: Any) -> Any:
     """Of h1, beside whose configuration the files are that one could name in it."""
     tlsfiles.make(tmp_path)
+    (tmp_path / "odd.key").write_text(ODD_KEY)
     begin = 'host = "h1"\nmode = "enforce"\n'
     return lambda text, network=FAR: config.load(write(begin + text, network))
 
@@ -47,6 +54,7 @@ def load(tmp_path: Path, write: Any) -> Any:
         (tlsfiles.section("h3"), "tls.certificate", "h3.pem cannot be read: No such file"),
         (tlsfiles.section("h2"), "tls.certificate", 'is for "h2"; must be for "h1"'),
         (tlsfiles.section("h1").replace("h1.key", "h2.key"), "tls.key", "not the key of"),
+        (tlsfiles.section("h1").replace("h1.key", "odd.key"), "tls.key", "no private key in PEM"),
         (tlsfiles.section("h1").replace("ca.pem", "h1.key"), "tls.ca", "no certificate in PEM"),
     ],
 )

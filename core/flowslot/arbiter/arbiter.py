@@ -235,7 +235,7 @@ class Arbiter:
 
     def recovered(self, now: Nanos) -> bool:
         """A full lease has passed: every grant that a daemon still holds is known from a Hello
-        (rule 10). Recovery cannot end earlier: how many daemons held grants of a predecessor of
+        (ADR 1, 9). Recovery cannot end earlier: how many daemons held grants of a predecessor of
         this process is not known.
         """
         return self._recovered_at is not None and now >= self._recovered_at

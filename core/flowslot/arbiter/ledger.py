@@ -60,7 +60,7 @@ class Ledger:
     is a flow without a path that wants and has nothing, so loops need not ask which are free. A
     flow without a path (known only from Hello) counts on every link.
 
-    `commitment` is the protocol's rule 5: the larger of the grant and of every rate that a lower
+    `commitment` (ADR 1, 3): the larger of the grant and of every rate that a lower
     not yet acknowledged takes back.
     """
 
@@ -268,10 +268,10 @@ class Ledger:
         """All hold standing grants, know that, and nothing is to change or to be heard of."""
         return bool(rules.settled(self.table))
 
-    # --- from target rates to messages: rules 4 to 7
+    # --- from target rates to messages
 
     def settle(self, target: Floats, standing: Bools | None, capacity: Floats, since: int) -> None:
-        """Turn targets, float64[n], into goals (rule 7): small changes are ignored, except to zero.
+        """Turn targets, float64[n], into goals: small changes are ignored, except to zero.
 
         Ignored lowers add up, so on a link whose goals exceed `capacity` none is ignored. Flows
         without a path keep what they hold, if that was said after `since`. `standing`: which
@@ -307,7 +307,7 @@ class Ledger:
     def raises(
         self, mute: Bools, limit: Floats, gain: Floats, *, pressing: bool
     ) -> tuple[Rows, Floats]:
-        """Raises that are safe now (rules 4 to 6): the slots, and their new rates.
+        """Raises that are safe now: the slots, and their new rates.
 
         What is in `limit` float64[L] and not committed is free. `gain`: what each flow borrows,
         float64[n], at no cost. Flows that have nothing and want to send come first: what they wish

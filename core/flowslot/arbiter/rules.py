@@ -29,7 +29,7 @@ PRESSING = 0.25
 """A flow that lacks more than this part of its goal waits for it; less can wait."""
 SMALL_OF_LINK, SMALL_OF_RATE = 0.005, 0.1
 """A change of a flow's goal is ignored when it is smaller than both this part of the tightest link
-and this part of the goal (rule 7)."""
+and this part of the goal."""
 TOGETHER_NS = 5_000_000
 """Flows of a job that begin within this time are one gang; in its next phase, those that have not
 begun yet are waited for this long."""
@@ -78,7 +78,7 @@ def report(  # noqa: PLR0917
 
 
 def progress(rows: Any, seconds: float) -> None:
-    """An active flow has sent grant x time elapsed (rule 2)."""
+    """An active flow has sent grant x time elapsed (ADR 6)."""
     for i in range(len(rows)):
         rows[i].remaining = max(rows[i].remaining - rows[i].grant * seconds, rows[i].least)
 

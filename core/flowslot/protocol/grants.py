@@ -136,7 +136,7 @@ class Grants:
         return lowered, raised, acks
 
     def renew(self, now: Nanos, sent: int) -> None:
-        """What was sent at `sent` has arrived: the lease runs from then (rule 9)."""
+        """What was sent at `sent` has arrived: the lease runs from then (ADR 1, 7)."""
         if not self.expired(now) and self.lease_end is not None:
             self.lease_end = Nanos(max(self.lease_end, sent + self._lease_ns))
 

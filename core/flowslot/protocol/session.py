@@ -12,7 +12,7 @@ A `Session` does no I/O and reads no clock. The caller owns the stream, and pass
    a queue: the newest demand of each flow, the newest acknowledgement, one heartbeat.
    `take_message` collects it as one message. So a slow or missing stream never holds the caller up.
 3. `received` returns `News`: flows whose grants have changed, lowers first. The caller puts them
-   into force, and only then calls `enforced`, which lets the acknowledgements go (rule 4: an
+   into force, and only then calls `enforced`, which lets the acknowledgements go (ADR 1, 3: an
    arbiter raises others only after a lower was acknowledged).
 4. At `next_wakeup` the caller calls `check`, which ends the lease in time, and `take_message`.
 
@@ -33,9 +33,9 @@ grants are void at once: the arbiter may have given the capacity away. In DOWN, 
 before the session was live may still have a rest of its lease, of 2 slots at most. The next Hello
 lists it.
 
-The lease counts from the moment at which the last *echoed* heartbeat was *sent* (rule 9), so it
+The lease counts from the moment at which the last *echoed* heartbeat was *sent* (ADR 1, 7), so it
 ends here before it ends at the arbiter, whatever the delay. Messages of other sessions, of earlier
-lives of a flow, and repeated ones have no effect (rule 8).
+lives of a flow, and repeated ones have no effect (ADR 1, 9).
 """
 
 from collections.abc import Iterable, Sequence

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from flowslotd.flows.rows import Rows
 
 GROWTH_PER_MS = 0.001
-"""Top-up grows by this share of the bottleneck per ms, all flows of a job there together. Ten times
-as much gave 1.22 of Ideal instead of 1.18 in ps-incast, one run each: within reach of noise."""
+"""Top-up grows by this share of the bottleneck per ms, all flows of a job there together."""
 WAITING = 0.25
 """Flows with less than this part of their share wait for another job. Their top-up fills what it
 leaves when it ends, before anybody has noticed and negotiated: in at most..."""

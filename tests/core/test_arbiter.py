@@ -10,7 +10,7 @@ from arbiters import LEASE, Bench, Wanted, at
 
 from flowslot.arbiter import Arbiter, ArbiterConfig
 from flowslot.arbiter.config import ACK_LEASES
-from flowslot.model.errors import ProtocolError, ScheduleRefused
+from flowslot.model.errors import ProtocolError, ScheduleRefused, SessionEnded
 from flowslot.protocol.messages import Demand, Held, Hello
 
 
@@ -216,19 +216,45 @@ def test_held_flows_without_a_demand_are_taken_back() -> None:
     assert b.committed() == [0.0, 0.0]
 
 
-def test_claims_are_cut_to_what_is_committed_and_no_stream_puts_a_lower_off() -> None:
+def test_nobody_holds_what_was_not_granted() -> None:
+    b = Bench({7: (1, 0)})
+    b.step(f7=60.0)
+    b.step(f7=20.0)
+    for flow, rate in ((7, 60.1), (9, 1e-3)):
+        with pytest.raises(SessionEnded, match=f"flow {flow} holds more than was granted here"):
+            b.hello(11, Held(flow, 1, rate), daemon=1)
+    assert b.arbiter.honours(1), "nothing has changed"
+    b.hello(12, Held(7, 1, 60.0), Held(9, 1, 0.0), daemon=1)
+    assert b.committed() == [60.0, 0.0]
+
+
+def test_of_a_loan_the_lender_or_the_borrower_holds_a_part() -> None:
+    b = Bench({7: (1, 0), 8: (1, 0)})
+    b.step(f7=60.0, f8=40.0)
+    b.step(f7=30.0, f8=70.0)  # by one message
+    for lender, borrower in ((60.0, 70.0), (31.0, 70.0), (60.0, 41.0), (30.0, 71.0)):
+        with pytest.raises(SessionEnded):
+            b.hello(11, Held(7, 1, lender), Held(8, 1, borrower), daemon=1)
+    b.hello(11, Held(7, 1, 30.0), Held(8, 1, 70.0), daemon=1)  # read
+    b.step(f7=60.0, f8=40.0)
+    b.hello(12, Held(7, 1, 30.0), Held(8, 1, 70.0), daemon=1)  # not read
+    assert b.committed()[0] == 100.0
+
+
+def test_no_new_stream_puts_a_lower_off() -> None:
     b = Bench({7: (1, 0), 8: (2, 0)})
     b.step(f7=60.0)
     b.step(f7=20.0, f8=80.0)  # never acknowledged
-    refused = 0
+    errors = set()
     while (2, 8) not in b.step():
         b.keep_alive(b.time + 50, 2)
         try:
-            b.hello(b.time, Held(7, 1, 1e9), Held(9, 1, 1e9), daemon=1)
-        except ProtocolError:
-            refused += 1
+            b.hello(b.time, Held(7, 1, 60.0), daemon=1)
+        except SessionEnded as error:
+            errors.add(str(error))
         assert b.committed()[0] <= 100.0 and b.time < 200 + (ACK_LEASES + 3) * LEASE
-    assert refused and b.committed() == [80.0, 0.0]
+    assert "a lower was not acknowledged in time; its lease has to end first" in errors
+    assert b.committed() == [80.0, 0.0]
 
 
 def test_a_claim_that_is_what_the_flow_is_to_have_is_no_lower_that_is_old() -> None:

@@ -33,7 +33,7 @@ def test_a_flow_keeps_its_slot_and_sums_are_those_of_the_flows_that_are_there(se
             placed[key] = rng.choice("abc"), path
             ledger.place(slots[key], *placed[key])
             grants[key] = rng.uniform(0, 9)
-            ledger.restate(slots[key], 1, grants[key], grants[key])
+            ledger.restate(slots[key], 1, grants[key])
         assert ledger.slots == slots and len(set(slots.values())) == len(slots)
         assert ledger.n == max(slots.values(), default=-1) + 1
         for at, slot in slots.items():

@@ -129,8 +129,14 @@ async def test_once_it_is_closed_nothing_is_decided_any_more(host: Host, client:
 # --- without a switch process
 
 
-def test_without_a_switch_no_grpc_is_loaded(tmp_path: Path) -> None:
-    Host(tmp_path, "h1", topology(1, switch=None))
+@pytest.mark.parametrize(
+    ("network", "settings"),
+    [(topology(1, switch=None), {}), (topology(1), {"use_switch": "false"})],
+)
+def test_without_a_switch_no_grpc_is_loaded(
+    tmp_path: Path, network: str, settings: dict[str, str]
+) -> None:
+    Host(tmp_path, "h1", network, **settings)
     (tmp_path / "test.py").write_text(f"""
 import asyncio, sys
 from pathlib import Path

@@ -113,7 +113,7 @@ async def test_two_daemons_share_a_link_and_never_over_commit_it(
 
     async with planning(*hosts):
         await until(lambda: len(turns) > 6, "each has had it three times", again=take_turns)
-    assert max(loads) <= limit * (1 + 1e-6)
+    assert 0.1 * limit < max(loads) <= limit * (1 + 1e-6)
 
 
 def row(load: list[float], reservable: float = 1e7) -> pb.LinkLoad:

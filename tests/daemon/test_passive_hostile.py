@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -29,7 +29,6 @@ from passive import (
     node,
     until_found,
 )
-from registering import open_fds
 from waiting import settle
 
 from flowslot_shm.layout import Role
@@ -304,6 +303,8 @@ def test_a_process_that_ends_while_it_is_examined_leaves_no_descriptor(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = Unpatched(stack, 1, THERE, Sink(stack).port)
+    other = stack.enter_context(subprocess.Popen(["sleep", "60"]))
+    stack.callback(other.kill)
     read, calls = finder._node, []
     opened = mock.Mock(side_effect=os.pidfd_open)
 
@@ -315,12 +316,20 @@ def test_a_process_that_ends_while_it_is_examined_leaves_no_descriptor(
 
     monkeypatch.setattr(finder, "_node", gone_the_second_time)
     monkeypatch.setattr(os, "pidfd_open", opened)
-    before, one = open_fds(), make_finder(stack)
+    before, one = pidfds(), make_finder(stack)
     for _ in range(4):
         one.look()
     assert len(calls) >= 4
-    assert mock.call(os.getppid()) not in opened.mock_calls  # it is no node, and costs none
-    assert open_fds() == before + len(one._processes)
+    assert mock.call(other.pid) not in opened.mock_calls  # it is no node, and costs none
+    assert pidfds() == before + len(one._processes)
+
+
+def pidfds() -> int:
+    links = 0
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # the listing's own
+            links += "pidfd" in os.readlink(f"/proc/self/fd/{name}")
+    return links
 
 
 def test_who_has_too_many_connections_takes_none_from_others(

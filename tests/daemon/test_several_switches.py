@@ -5,6 +5,7 @@ import asyncio
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -119,13 +120,15 @@ async def test_two_daemons_never_over_commit_a_link_that_another_switch_holds(
         await until(lambda: all(len(host.live()) == 2 for host in hosts), "live")
         for host in hosts:
             host.on_rates = add_up
-        for inc in range(1, 40):
+        for inc in count(1):
             for flow in range(8):
                 busy = (inc + flow + flow // 4) % 3
                 hosts[flow // 4].demand(flow, *paths[flow // 4], remaining=10**7 * busy, inc=inc)
             await asyncio.sleep(0.02)
+            if inc >= 40 and max(loads) > 0.5 * limit:
+                break
         assert all(host.state == "switch" and len(host.live()) == 2 for host in hosts)
-    assert 0.5 * limit < max(loads) <= limit * (1 + 1e-9)
+    assert max(loads) <= limit * (1 + 1e-9)
 
 
 async def test_the_others_do_without_one_that_was_never_there(

@@ -41,7 +41,7 @@ class Process:
     load: Floats = field(init=False)
     """When it was last looked at."""
     greeted: bool = False
-    """Since then a daemon has said Hello."""
+    """Since then a daemon has said Hello, before the arbiter had recovered."""
 
     def begin(self, now: Nanos) -> None:
         names, goodput = [NAMES[link] for link in self.links], CAPACITY[self.links].tolist()
@@ -71,7 +71,7 @@ class Stream:
         try:
             if opening is not None:
                 process.switch.join(now, self, opening)
-                process.greeted = True
+                process.greeted |= not process.switch.arbiter.recovered(now)
             process.switch.received(now, self, message, now)
         except SessionEnded:
             self.leave(now)

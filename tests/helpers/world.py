@@ -384,8 +384,8 @@ class World:
             if arbiter.recovered(self.now):  # until then it may not know of all that is enforced
                 committed = arbiter.commitments()
                 assert np.all(enforced <= committed * (1 + 1e-9) + 1e-3), (enforced, committed)
-            # Nothing that the arbiter decides takes the load above the limit. A Hello may: it can
-            # tell of grants of an earlier arbiter that are void by the time it arrives.
+            # Nothing that the arbiter decides takes the load above the limit. A Hello may, until a
+            # lease has passed: it can tell of an earlier arbiter's grants that are void by then.
             load = arbiter.load_table(self.now).max(axis=1)
             assert process.greeted or np.all(load <= np.maximum(limit, process.load))
             process.load, process.greeted = load, False

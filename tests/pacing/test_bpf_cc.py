@@ -114,13 +114,17 @@ def test_top_up_is_given_up_when_a_queue_grows(net: Any, pacer: BpfPacer, enlist
     flow = enlisted()
     apply(pacer, entry(flow, 5 * MB, ceiling=40 * MB, growth=200_000, queue_us=20_000))
     assert flow.comes_to(9.5 * MB)
-    before, extras = stat(pacer, flow)["retrans"], []
-    for _ in range(300):
-        extras.append(int(stat(pacer, flow)["extra"]))
-        time.sleep(0.003)
-    assert min(extras) == 0  # gave way, again and again,
-    assert max(extras) > 3 * MB  # and came back
-    assert stat(pacer, flow)["retrans"] - before < 20
+
+    def gives_way() -> bool:
+        """On a busy machine acknowledgements come late, and losses with them."""
+        before, extras = int(stat(pacer, flow)["retrans"]), []
+        for _ in range(300):
+            extras.append(int(stat(pacer, flow)["extra"]))
+            time.sleep(0.003)
+        lost = int(stat(pacer, flow)["retrans"]) - before
+        return min(extras) == 0 and max(extras) > 3 * MB and lost < 20
+
+    settle(gives_way, what="given up, and back, without much loss")
 
 
 def test_the_smallest_rtt_of_a_path_is_shared(net: Any, pacer: BpfPacer, enlisted: Flows) -> None:

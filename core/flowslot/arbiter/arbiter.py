@@ -16,7 +16,7 @@ from flowslot.arbiter.config import ACK_LEASES, GUARD_NS, ArbiterConfig
 from flowslot.arbiter.ledger import Ledger
 from flowslot.arbiter.sessions import Session, Sessions
 from flowslot.arbiter.validate import check_hello, clamp_demand, refuse_demand
-from flowslot.model.errors import ScheduleRefused
+from flowslot.model.errors import ScheduleRefused, SessionEnded
 from flowslot.model.loadtable import LoadTable
 from flowslot.model.units import Nanos
 from flowslot.policy.base import Allocator, Bools, Floats, Rows
@@ -61,19 +61,25 @@ class Arbiter:
     def hello(self, now: Nanos, hello: Hello) -> None:
         """A daemon's stream has begun; what it holds replaces all that was known of it.
 
-        Once this arbiter has recovered, nobody holds more than what is committed for it: larger
-        claims are cut. Repeated and outdated Hellos have no effect. Raises ProtocolError when it
-        makes no sense; nothing changes then, and the stream should be closed.
+        Repeated and outdated Hellos have no effect. Raises ProtocolError when it makes no sense,
+        SessionEnded when it claims what was not granted here: by now, or before this arbiter began,
+        that lease is over. Nothing changes then, and the stream should be closed.
         """
         self._said(now)
         check_hello(hello, self.config)
+        older = self._sessions.newest(hello)
+        if self.recovered(now) and hello.session > older:
+            flow = self._flows.overstated(older, hello.held)
+            if flow is not None:
+                problem = "holds more than was granted here; its lease has to end first"
+                raise SessionEnded(f"flow {flow} {problem}")
         opened = self._sessions.open(now, hello)
         if opened is None:
             return
         session, replaced = opened
         flows = self._flows
         before = set() if replaced is None else set(flows.of_session(replaced))
-        most = 0.0 if self.recovered(now) else float(self._limit.max()) / self.config.target
+        most = float(self._limit.max()) / self.config.target
         for held in hello.held:
             if held.flow in before:
                 before.discard(held.flow)
@@ -84,7 +90,7 @@ class Arbiter:
                 flows.rows["held_since"][slot] = now
             # The daemon drops whatever is still on its way in its older streams, so this is all
             # that it can be sending at.
-            flows.restate(slot, held.inc, held.rate, most)
+            flows.restate(slot, held.inc, min(held.rate, most))
         session.flows = len(hello.held)
         for flow in sorted(before):
             flows.remove(replaced or 0, flow)

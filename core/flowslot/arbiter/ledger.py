@@ -2,7 +2,7 @@
 """What each flow of a contention domain demands, has been granted, and may be sending at."""
 
 from bisect import insort
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from flowslot.arbiter.rules import FREE, NEVER, PENDING
 from flowslot.model.units import SECOND, Nanos
 from flowslot.policy.base import AllocationState, Bools, Floats, Rows
 from flowslot.policy.fill import link_sum
-from flowslot.protocol.messages import Demand
+from flowslot.protocol.messages import Demand, Held
 
 ROW = np.dtype(  # times are absolute, ns; rules.pxd has the same columns in the same order
     [
@@ -37,7 +37,7 @@ ROW = np.dtype(  # times are absolute, ns; rules.pxd has the same columns in the
         ("goal", np.float64),  # what it is to have
         ("grant", np.float64),  # what it was granted last
         ("seq", np.int64),  # number of that message
-        ("oldest_pending", np.int64),  # when the oldest lower not acknowledged was sent; 0: none
+        ("oldest_pending", np.int64),  # since when lowers wait for a next acknowledgement; 0: none
         ("held_since", np.int64),  # when a Hello first named it
         ("standing", np.bool_),
         ("reported_standing", np.bool_),
@@ -48,6 +48,8 @@ ROW = np.dtype(  # times are absolute, ns; rules.pxd has the same columns in the
         ("pending_rate", np.float64, (PENDING,)),  # what they take back
     ]
 )
+_EXACT = 1 + 1e-9
+"""Sums of rates have rounding errors."""
 _EMPTY = np.zeros((), ROW)
 _EMPTY["session"], _EMPTY["group"], _EMPTY["idle_since"] = FREE, -1, NEVER
 _EMPTY["tightest"] = np.inf
@@ -127,15 +129,32 @@ class Ledger:
             self.groups.drop(int(row["group"]))
             row["group"] = self.groups.take((session, self.path(slot)))
 
-    def restate(self, slot: int, inc: int, rate: float, most: float) -> None:
-        """The flow's daemon says that it enforces exactly this rate, and awaits nothing. It is
-        believed up to what is committed already, or up to `most` if that is more.
+    def overstated(self, session: int, held: Iterable[Held]) -> int | None:
+        """A flow of which more is held than its daemon was granted, whatever of the messages to it
+        has been read; None: there is none. Of a loan either the lender or the borrower holds a
+        part, not both: one message tells of both."""
+        rows, claims = self.rows, np.zeros(self.n)
+        for one in held:
+            slot = self.slots.get((session, one.flow))
+            if slot is not None:
+                claims[slot] = one.rate
+            elif one.rate > 0:
+                return one.flow
+        pending, lent = rows["pending_rate"], rows["lent"]
+        own = np.maximum(rows["grant"], pending.max(axis=1))
+        over = claims > np.maximum(own, pending[:, 0] + lent) * _EXACT
+        kept = np.clip(claims - own, 0.0, lent)
+        lenders = np.flatnonzero(kept)
+        np.add.at(claims, rows["borrower"][lenders], kept[lenders])
+        over |= claims - kept > own * _EXACT
+        return int(rows["flow"][over][0]) if over.any() else None
+
+    def restate(self, slot: int, inc: int, rate: float) -> None:
+        """The flow's daemon says that it enforces exactly this rate, and awaits nothing.
 
         A lower that it has not followed stays as old as it is: no new stream puts it off.
         """
         row = self.rows[slot]
-        taken_back = float(row["pending_rate"].max() + row["lent"])
-        rate = min(rate, max(most, float(row["grant"]), taken_back))
         if rate <= row["grant"]:
             row["oldest_pending"] = 0
         row["inc"], row["grant"], row["goal"] = inc, rate, rate

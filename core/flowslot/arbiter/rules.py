@@ -166,7 +166,7 @@ def add_up(paths: Paths, rates: Floats, sums: Floats) -> None:
 
 
 def overdue(rows: Any, before: int) -> set[int]:
-    """Sessions with a lower that was sent earlier than `before` and is not acknowledged."""
+    """Sessions with a flow whose lowers have waited for any acknowledgement since `before`."""
     sessions = set()
     for i in range(len(rows)):
         if 0 < rows[i].oldest_pending < before:

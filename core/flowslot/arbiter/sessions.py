@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from flowslot.arbiter.config import GUARD_NS, ArbiterConfig
-from flowslot.model.errors import ProtocolError
+from flowslot.model.errors import ProtocolError, SessionEnded
 from flowslot.model.units import Nanos
 from flowslot.protocol.messages import Hello
 
@@ -49,22 +49,25 @@ class Sessions:
     def __iter__(self) -> Iterator[Session]:
         return iter(self._synced.values())
 
+    def newest(self, hello: Hello) -> int:
+        """Id of the daemon's newest session so far, also if that is over; -1: there was none."""
+        return self._latest.get((hello.owner, hello.daemon), -1)
+
     def open(self, now: Nanos, hello: Hello) -> tuple[Session, int | None] | None:
         """Sync a new session; also returns the id of the daemon's older one that it replaces.
 
         None: this Hello was already seen, or is older than the daemon's present session.
-        Raises ProtocolError when the id belongs to another daemon, there are too many, or the
-        older one is overdue: what that may still enforce must end with its lease.
+        Raises ProtocolError when the id belongs to another daemon, or there are too many;
+        SessionEnded when the older one is overdue: what that enforces must end with its lease.
         """
-        name = hello.owner, hello.daemon
-        latest = self._latest.get(name, -1)
+        name, latest = (hello.owner, hello.daemon), self.newest(hello)
         if hello.session <= latest:
             return None
         if hello.session in self._synced:
             raise ProtocolError(f"session {hello.session} belongs to another daemon")
         older = self._synced.get(latest)
         if older is not None and older.overdue:
-            raise ProtocolError("a lower was not acknowledged in time; its lease has to end first")
+            raise SessionEnded("a lower was not acknowledged in time; its lease has to end first")
         if older is None:
             theirs = sum(session.owner == hello.owner for session in self)
             if hello.owner and theirs >= self._config.max_sessions_per_owner:
@@ -77,7 +80,7 @@ class Sessions:
         self._latest.pop(name, None)
         self._latest[name] = hello.session
         if len(self._latest) > _NAMES_PER_SESSION * self._config.max_sessions:
-            del self._latest[next(iter(self._latest))]
+            del self._latest[next(k for k, id in self._latest.items() if id not in self._synced)]
         return session, older.id if older else None
 
     def live(self, session: int) -> Session | None:

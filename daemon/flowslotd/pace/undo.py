@@ -58,7 +58,6 @@ class UndoTable:
         self._table: mmap.mmap | None = None
         self.guardian: Guardian | None = None
         self._keep: tuple[int, ...] = ()
-        self._freed = self._listed = 0
         self._rows: dict[tuple[int, int], int] = {}
         """Where they are in the table, by kind and cookie or device."""
         self._free: list[int] = []
@@ -66,6 +65,7 @@ class UndoTable:
     def open(self, keep: tuple[int, ...]) -> None:
         """Start the guardian, which also holds the descriptors `keep` until all is undone."""
         self._keep = keep
+        self._rows, self._freed, self._listed = {}, 0, 0
         self._memory = os.memfd_create("flowslot-guardian", os.MFD_CLOEXEC)
         os.truncate(self._memory, HEADER.size + ROWS * ROW.size)
         self._table = mmap.mmap(self._memory, 0)

@@ -241,6 +241,16 @@ def test_of_a_loan_the_lender_or_the_borrower_holds_a_part() -> None:
     assert b.committed()[0] == 100.0
 
 
+def test_a_name_is_kept_while_its_session_lives() -> None:
+    b = Bench({7: (1, 0)}, max_sessions=3)
+    b.step(f7=60.0)
+    for other in range(10, 30):
+        b.hello(other)
+        b.keep_alive(b.time + 2 * LEASE, 1, 2)
+    b.hello(31, Held(7, 1, 60.0), daemon=1)
+    assert b.committed()[0] == 60.0
+
+
 def test_no_new_stream_puts_a_lower_off() -> None:
     b = Bench({7: (1, 0), 8: (2, 0)})
     b.step(f7=60.0)

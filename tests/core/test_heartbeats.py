@@ -31,9 +31,9 @@ def test_heartbeats_come_in_every_slot_while_answers_or_they_themselves_are_late
 
     assert hearts.due is None and not hearts.overdue(at(10**6)) and not hearts.rested(at(10**6))
     assert next_due_ms(1000) == 90
-    hearts.echoed(at(1010), HeartbeatEcho(1, 0))
-    assert next_due_ms(1040) == 90, "a quarter of a slot is not late"
-    hearts.echoed(at(1051), HeartbeatEcho(2, 0))
+    hearts.echoed(at(1020), HeartbeatEcho(1, 0))
+    assert next_due_ms(1040) == 90, "half a slot is not late"
+    hearts.echoed(at(1061), HeartbeatEcho(2, 0))
     assert next_due_ms(1080) == 50
     assert not hearts.rested(at(1100)) and hearts.rested(Nanos(at(1100) + 1))
     assert next_due_ms(3050) == 50

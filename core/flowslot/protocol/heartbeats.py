@@ -8,11 +8,11 @@ from flowslot.protocol.messages import Heartbeat, HeartbeatEcho
 
 BEAT_SLOTS, RESTLESS_SLOTS = 2, 1
 """One heartbeat in so many slots, with what is said then (ADR 1); the second while the machine or
-the network is restless: heartbeats, or their answers, came late by LATE_SLOTS or more in the last
-RESTLESS_NS. A lease bears all the longer delays."""
+the network is restless: in the last RESTLESS_NS a heartbeat was late by more than LATE_SLOTS, or
+its answer took more than SLOW_SLOTS. A lease bears all the longer delays."""
 OVERDUE_SLOTS = 0.25
 """So much later it is sent although nobody asked for it."""
-LATE_SLOTS = 0.25
+LATE_SLOTS, SLOW_SLOTS = 0.25, 0.5
 RESTLESS_NS = 2 * SECOND
 _SAMPLES = 32
 
@@ -64,7 +64,7 @@ class Heartbeats:
         if sent is None:
             return None
         round_trip = now - sent[0]
-        if round_trip > LATE_SLOTS * self._slot_ns:
+        if round_trip > SLOW_SLOTS * self._slot_ns:
             self._restless_until = now + RESTLESS_NS
         self._samples.append((round_trip, echo.wall_ns - sent[1] - round_trip // 2))
         self._sent = {n: at for n, at in self._sent.items() if n > echo.n}

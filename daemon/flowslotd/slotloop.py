@@ -12,6 +12,7 @@ from flowslot.model.slot import SlotGrid
 from flowslot.model.units import Nanos
 from flowslot.protocol.host import ENTRY_SLOTS
 from flowslotd.flows.flow_info import Source
+from flowslotd.flows.rows import View
 from flowslotd.negotiate.source import RateSource
 from flowslotd.observe.observer import Observer
 from flowslotd.pace import handover
@@ -39,7 +40,7 @@ class SlotLoop:
         self._source = source
         self._pacer = pacer
         self._enforcer = enforcer
-        self._lends = lends
+        self._lends, self._view = lends, View(handover.typed)
         self._slot = 0
         self._until = Nanos(0)
         """When entries lapse."""
@@ -101,7 +102,8 @@ class SlotLoop:
             for cookie, acked in observer.take_watches():
                 pacer.watch(cookie, acked)
             if self._lends:
-                pacer.lend(handover.update(self._table.rows, not observer.negotiated))
+                rows = self._table.rows
+                pacer.lend(handover.update(rows, self._view(rows), not observer.negotiated))
         if sources:
             observer.suppress(sources, pacer.event_fd() is not None)
 

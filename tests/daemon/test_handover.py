@@ -9,7 +9,7 @@ from slots import Setup, slot_start, start
 
 from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.protocol.grants import Granted
-from flowslotd.flows.rows import FREE
+from flowslotd.flows.rows import FREE, as_structs
 from flowslotd.pace import handover
 
 Changes = dict[int, dict[str, Any]]
@@ -57,7 +57,7 @@ def test_who_borrows_from_whom(steps: list[tuple[Changes, dict[int, int]]]) -> N
         for cookie, values in changes.items():
             for name, value in values.items():
                 rows[name][cookie - 1] = value
-        assert handover.update(rows, all_suppressed=False) == expected
+        assert handover.update(rows, as_structs(rows), all_suppressed=False) == expected
 
 
 def test_a_rate_that_a_borrower_uses_is_not_given_back(topology: Any, make_job: Any) -> None:

@@ -5,6 +5,7 @@ A column must not be called as an attribute of NumPy's arrays: where nothing is 
 columns as attributes.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,23 @@ _unreported, _trailing = UNREPORTED, TRAILING
 def as_structs(rows: NDArray[np.void]) -> Any:
     """A structured array as the loops take it: `rows[i].column`."""
     return rows if COMPILED else rows.view(np.recarray)
+
+
+class View:
+    """An array as the loops of one module take it. Made once for each array: compiled, that takes
+    longer than most loops."""
+
+    def __init__(self, typed: Callable[[Any], Any]) -> None:
+        """`typed`: the module's."""
+        self._typed = typed
+        self._of: NDArray[np.void] | None = None
+        self._made: Any = None
+
+    def __call__(self, rows: NDArray[np.void]) -> Any:
+        """`rows[i].column`."""
+        if rows is not self._of:
+            self._of, self._made = rows, self._typed(as_structs(rows))
+        return self._made
 
 
 def headers(unreported: int, target: int) -> int:

@@ -18,7 +18,7 @@ from flowslot.protocol.host import Host
 from flowslot.protocol.messages import Done
 from flowslotd.flows.flow_info import FlowInfo
 from flowslotd.flows.flow_table import FlowTable
-from flowslotd.flows.rows import Rows, as_structs
+from flowslotd.flows.rows import Rows, View
 from flowslotd.negotiate import shares
 
 Lent = Callable[[Nanos], Rows]
@@ -34,6 +34,7 @@ class Aggregates:
 
     def __init__(self, table: FlowTable) -> None:
         self._table = table
+        self._view = View(shares.typed)
         self._at: dict[_Key, int] = {}
         self._members = [NOBODY]
         """By the number that is in the column `aggregate`; 0 stays free."""
@@ -65,7 +66,7 @@ class Aggregates:
         """Sum up what the table knows of the flows."""
         times = np.zeros((len(self._members), 5), np.int64)
         sums = np.zeros((len(self._members), 3))
-        shares.add_up(now, as_structs(self._table.rows), times, sums)
+        shares.add_up(now, self._view(self._table.rows), times, sums)
         for aggregate, (active, onset, due, period, stalled), sizes in zip(
             self._members, times.tolist(), sums.tolist(), strict=True
         ):
@@ -115,7 +116,7 @@ class Aggregates:
         rate = np.array([b.rate for b in members])
         at_work = np.array([b.active and not b.standing for b in members], np.uint8)
         changed = np.zeros(len(rows), np.bool_)
-        shares.share_out(now, as_structs(rows), rate, at_work, changed.view(np.uint8))
+        shares.share_out(now, self._view(rows), rate, at_work, changed.view(np.uint8))
         if self._dirty:
             self._dirty = False
             terms = [(b.ceiling, b.share / max(b.flows, 1), b.standing, b.granted) for b in members]

@@ -8,6 +8,7 @@ from flowslotd.flows.rows cimport Row, whole
 cdef double _keep_ratio, _keep_slack, _full
 cdef int64_t _kept_before, _kept_after, _never, _second, _stalled
 
+cpdef typed(Row[::1] rows)
 cdef double size_of(Row[::1] rows, Py_ssize_t i)
 @cython.locals(more=double, sent=double)
 cdef double left(int64_t now, Row[::1] rows, Py_ssize_t i)

@@ -9,6 +9,7 @@ cdef double SMOOTHING
 cdef int64_t MOST_STEPS, MOST_STEPS_RARELY, SHORTEST, _unreported, _active
 cdef Py_ssize_t _iteration, _ready, _posted, _done, _total, _start
 
+cpdef typed(Row[::1] rows)
 @cython.locals(ended=bint)
 cdef void learn_unreported(Row[::1] rows, Py_ssize_t r)
 cdef int64_t reported(const Row[::1] rows, Py_ssize_t r, int64_t sent, int64_t target)
@@ -29,7 +30,7 @@ cpdef Py_ssize_t advance(
 cdef void begin(int64_t now, Row[::1] rows, Py_ssize_t r, bint rarely, int64_t said)
 cdef int64_t smooth(int64_t old, int64_t new, double weight)
 cpdef int signs(
-    const Row[::1] rows, const Py_ssize_t[::1] at, bint all_suppressed, bint ends_are_reported,
+    Row[::1] rows, const Py_ssize_t[::1] at, bint all_suppressed, bint ends_are_reported,
 )
 @cython.locals(heard=bint)
 cpdef Py_ssize_t watch(Row[::1] rows, bint all_suppressed, Py_ssize_t[::1] at)

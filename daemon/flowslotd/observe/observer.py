@@ -16,7 +16,7 @@ from flowslot_shm.layout import SLOT, Quiet, State
 from flowslotd.flows.counters import FlowCounters
 from flowslotd.flows.flow_info import PROTOCOLS, FlowInfo, Source
 from flowslotd.flows.flow_table import FlowTable
-from flowslotd.flows.rows import as_structs
+from flowslotd.flows.rows import View
 from flowslotd.observe import learning
 from flowslotd.observe.binding import Binding, Owns, describe, place
 
@@ -45,6 +45,7 @@ class Observer:
     def __init__(self, table: FlowTable, owns: Owns) -> None:
         self.table = table
         self._owns = owns
+        self._view = View(learning.typed)
         self._bindings: dict[int, Binding] = {}
         self._closed: set[int] = set()
         self.negotiated = True
@@ -68,7 +69,7 @@ class Observer:
             source.reader.look()
             self._bind(now, source)
         known = counters or FlowCounters.none()
-        rows, unheard = as_structs(self.table.rows), not self.negotiated
+        rows, unheard = self._view(self.table.rows), not self.negotiated
         moved = 0
         for source in sources:
             binding, words = self._bindings[source.id], source.reader.good.view(np.int64)
@@ -98,7 +99,7 @@ class Observer:
             return Ended.FLOWS
         ended = np.array(at, np.intp)
         at_work = np.zeros((len(self.table.jobs), len(self.table.links)), np.int64)
-        learning.drain(as_structs(self.table.rows), ended, at_work)
+        learning.drain(self._view(self.table.rows), ended, at_work)
         job, path = self.table.rows["job"][ended], self.table.rows["path"][ended]
         if not at_work[job].any(axis=1).all():
             return Ended.JOB
@@ -111,7 +112,7 @@ class Observer:
 
         `ends_are_reported`: the kernel reports the end of a watched flow's phase by itself.
         """
-        rows = as_structs(self.table.rows)
+        rows = self._view(self.table.rows)
         for source in sources:
             binding = self._bindings.get(source.id)
             if binding is None:
@@ -158,7 +159,7 @@ class Observer:
     def take_watches(self) -> list[tuple[int, int]]:
         """(cookie, counter) for flows whose end of phase the kernel should report, if new."""
         at, rows = np.empty(len(self.table.rows), np.intp), self.table.rows
-        due = at[: learning.watch(as_structs(rows), not self.negotiated, at)]
+        due = at[: learning.watch(self._view(rows), not self.negotiated, at)]
         if not due.size:
             return []
         return list(zip(rows["cookie"][due].tolist(), rows["watched"][due].tolist(), strict=True))

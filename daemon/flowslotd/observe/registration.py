@@ -11,6 +11,7 @@ import itertools
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ from flowslotd.unix_socket import Listener, peer_of
 _log = logging.getLogger(__name__)
 _DOORBELLS = {int(kind): kind for kind in (Message.BEGIN, Message.END)}
 _MAX_FDS = 4  # taken per message, so that the surplus can be closed; the kernel closes the rest
-_MUTE_S = 0.003  # after a job's messages, its next ones wait so long, to be heard of together
+_MUTE_S = 0.003  # who rings again within that time is heard after as long, of all at once
 _BURST = 64  # messages of one job at once: the rest waits in its socket, or is lost
 
 
@@ -69,6 +70,8 @@ class _Connection:
     pid: int
     uid: int
     timer: asyncio.TimerHandle | None = None
+    heard: float = 0.0
+    """When it was last listened to (monotonic, s)."""
     record: Record | None = None
     pidfd: int = -1
 
@@ -156,6 +159,7 @@ class RegistrationServer:
                 self._loop.add_reader(sock, self._readable, connection)
 
     def _readable(self, connection: _Connection) -> None:
+        before, connection.heard = connection.heard, time.monotonic()
         for _ in range(_BURST):
             fds: list[int] = []
             try:
@@ -164,6 +168,8 @@ class RegistrationServer:
                 else:  # what a doorbell brings along is dropped by the kernel
                     data = connection.sock.recv(256)
             except BlockingIOError:
+                if connection.heard - before > _MUTE_S:
+                    return  # a single one: no timer for what does not come
                 break
             except OSError:
                 data = b""

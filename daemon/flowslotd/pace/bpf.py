@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flowslotd.flows.counters import FlowCounters
-from flowslotd.flows.rows import as_structs
+from flowslotd.flows.rows import View, as_structs
 from flowslotd.pace import rate_table
 from flowslotd.pace.layout import CTL, EVENT, KINDS, SLOTS, STAT
 from flowslotd.pace.libbpf import F_LINK, Object, RingBuffer, read
@@ -69,6 +69,7 @@ class BpfPacer(Pacer):
 
     def _forget(self) -> None:
         self._ctl, self._stat = np.zeros(1, CTL), np.zeros(1, STAT)
+        self._ctl_view, self._stat_view = View(rate_table.typed_ctl), View(rate_table.typed_stat)
         self._ring: RingBuffer | None = None
         # Who is where, as of the last scan: by slot (0: free), by cookie, and in that order.
         self._known = np.zeros(0, np.uint64)
@@ -142,7 +143,7 @@ class BpfPacer(Pacer):
         strange = self._ctl["cookie"][slots] != entries["cookie"]
         if strange.any():
             self._claim(slots[strange], entries["cookie"][strange])
-        changed = rate_table.write(as_structs(self._ctl), slots, as_structs(entries))
+        changed = rate_table.write(self._ctl_view(self._ctl), slots, as_structs(entries))
         # Only now: an entry that has just been claimed is not in force before it is complete.
         self._ctl["deadline_ns"][slots] = deadline_ns
         self._live[slots] = True
@@ -153,7 +154,7 @@ class BpfPacer(Pacer):
         one that began behind a standing queue takes that queue for the path's length."""
         live = np.flatnonzero(self._live)
         base = np.full(len(self._paths), 2**32 - 1, np.uint32)
-        ctl, stat = as_structs(self._ctl), as_structs(self._stat)
+        ctl, stat = self._ctl_view(self._ctl), self._stat_view(self._stat)
         if rate_table.refresh(ctl, stat, live, self._path, base, deadline_ns) < len(live):
             self._live[live[~self._owned(live)]] = False
         return True
@@ -216,9 +217,9 @@ class BpfPacer(Pacer):
         if int(self._stat["high"][0]) >= len(self._known):
             self._scan()
         acked, used = np.empty(self._slots, np.int64), self._used
-        if not rate_table.read(as_structs(self._stat), self._known, acked):
+        if not rate_table.read(self._stat_view(self._stat), self._known, acked):
             self._scan()
-            rate_table.read(as_structs(self._stat), self._known, acked)
+            rate_table.read(self._stat_view(self._stat), self._known, acked)
             # A slot that has changed hands again counts as free this time.
             used = self._used[self._stat["cookie"][self._used] == self._known[self._used]]
         return FlowCounters(self._known[used], acked[used])

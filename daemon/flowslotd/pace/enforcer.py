@@ -9,7 +9,7 @@ import numpy as np
 from flowslot.model.units import Nanos
 from flowslot.policy.base import Pace
 from flowslotd.flows.flow_table import FlowTable
-from flowslotd.flows.rows import Rows, as_structs
+from flowslotd.flows.rows import Rows, View
 from flowslotd.pace import rate_table
 from flowslotd.pace.pacer import ENTRY, Entries, PaceEntry, Pacer
 
@@ -25,6 +25,8 @@ class Enforcer:
         """`hard`: no top-up beyond the reserved rate."""
         self._pacer = pacer
         self.hard = hard
+        self._rows_view = View(rate_table.typed_rows)
+        self._entries_view = View(rate_table.typed_entries)
         self._entries: Entries = np.zeros(0, ENTRY)  # cookie 0: not paced
         self._plans: dict[int, tuple[Pace, int]] = {}
         self.rate_writes = 0
@@ -106,7 +108,7 @@ class Enforcer:
         entries are not as before."""
         flows = pace.flows.tolist()
         self._plans.update(zip(flows, zip(repeat(pace), count()), strict=False))
-        at, structs = rows, as_structs(table.rows)
+        at, structs = rows, self._rows_view(table.rows)
         columns = pace.schedule.at(slot), pace.ceilings, pace.guaranteed.view(np.uint8)
         if not rate_table.are(structs, rows, pace.flows):
             at = np.array([-1 if (p := table.find(flow)) is None else p for flow in flows], np.intp)
@@ -114,6 +116,6 @@ class Enforcer:
             rates, ceilings, guaranteed = columns
             at, columns = at[mine], (rates[mine], ceilings[mine], guaranteed[mine])
         changed = np.empty(len(at), np.intp)
-        held = as_structs(self._entries)
+        held = self._entries_view(self._entries)
         n = rate_table.put(held, structs, at, columns, self.hard, changed)
         return at, changed[:n]

@@ -5,6 +5,7 @@ from libc.stdint cimport uint8_t
 
 from flowslotd.flows.rows cimport Row
 
+cpdef typed(Row[::1] rows)
 @cython.locals(
     at=Py_ssize_t[:, ::1], n_lenders=Py_ssize_t, n_borrowers=Py_ssize_t, fastest=double[::1],
     known=cython.bint, suppressed=cython.bint, ended=cython.bint,

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flowslot.model.units import MILLISECOND, Nanos
-from flowslotd.flows.rows import Records, Rows, as_structs
+from flowslotd.flows.rows import Records, Rows
 
 BORROWER_DUE_NS = 60 * MILLISECOND
 """A lender waits for an idle borrower that is due within this; otherwise its rate is for others."""
@@ -25,14 +25,14 @@ WANTING = 0.25
 """A flow whose rate is below this share of the lender's may borrow."""
 
 
-def update(rows: Records, all_suppressed: bool) -> dict[int, int]:
+def update(rows: Records, structs: Any, all_suppressed: bool) -> dict[int, int]:
     """Work out who borrows from whom; returns the lender of each borrower, by cookie.
 
-    `all_suppressed`: nobody waits for news of any flow. A lender that has ended keeps its borrower
-    for as long as it keeps its rate.
+    `structs`: what a View makes of `rows`. `all_suppressed`: nobody waits for news of any flow. A
+    lender that has ended keeps its borrower for as long as it keeps its rate.
     """
     paths = int(rows["path"].max(initial=0)) + 1
-    lenders, borrowers = candidates(as_structs(rows), all_suppressed, WANTING, paths)
+    lenders, borrowers = candidates(structs, all_suppressed, WANTING, paths)
     if lenders.size and borrowers.size:
         # The fastest lender first. The borrower that has waited longest first, then what is due
         # first.
@@ -41,7 +41,7 @@ def update(rows: Records, all_suppressed: bool) -> dict[int, int]:
         due = np.where(active, 0, rows["period"][borrowers]) + rows["onset"][borrowers]
         borrowers = borrowers[np.lexsort((due, ~active, rows["path"][borrowers]))]
         next_lender = np.zeros(int(rows["job"].max()) + 1, np.intp)
-        pair(as_structs(rows), lenders, borrowers, next_lender)
+        pair(structs, lenders, borrowers, next_lender)
     borrowers = np.flatnonzero(rows["lender"] >= 0)
     cookies = rows["cookie"]
     lent = cookies[rows["lender"][borrowers]]
@@ -59,6 +59,11 @@ def in_use(now: Nanos, rows: Records) -> Rows:
 
 
 # --- loops
+
+
+def typed(rows: Any) -> Any:
+    """See View."""
+    return rows
 
 
 def candidates(rows: Any, all_suppressed: bool, wanting: float, paths: int) -> tuple[Rows, Rows]:

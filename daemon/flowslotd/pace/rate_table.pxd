@@ -58,7 +58,11 @@ cdef packed struct Entry:
 
 cdef double _slow, _fastest, _waiting, _max_rate, _max_small, _fits_per_us
 
-cpdef bint are(const Row[::1] rows, const Py_ssize_t[::1] at, const uint64_t[::1] flows)
+cpdef typed_rows(Row[::1] rows)
+cpdef typed_entries(Entry[::1] entries)
+cpdef typed_ctl(Ctl[::1] ctl)
+cpdef typed_stat(const Stat[::1] stat)
+cpdef bint are(Row[::1] rows, const Py_ssize_t[::1] at, const uint64_t[::1] flows)
 @cython.locals(fast=double)
 cpdef double growth(double rate, double share, int64_t queue_us)
 @cython.locals(
@@ -66,12 +70,12 @@ cpdef double growth(double rate, double share, int64_t queue_us)
     same=cython.bint,
 )
 cpdef Py_ssize_t put(
-    Entry[::1] held, const Row[::1] rows, const Py_ssize_t[::1] at, tuple columns, bint hard,
+    Entry[::1] held, Row[::1] rows, const Py_ssize_t[::1] at, tuple columns, bint hard,
     Py_ssize_t[::1] changed,
 )
 cdef uint64_t within(double value, double most)
 @cython.locals(changed=Py_ssize_t, guaranteed=uint32_t, same=cython.bint)
-cpdef Py_ssize_t write(Ctl[::1] ctl, const Py_ssize_t[::1] slots, const Entry[::1] entries)
+cpdef Py_ssize_t write(Ctl[::1] ctl, const Py_ssize_t[::1] slots, Entry[::1] entries)
 @cython.locals(ours=Py_ssize_t)
 cpdef Py_ssize_t refresh(
     Ctl[::1] ctl, const Stat[::1] stat, const Py_ssize_t[::1] live, const Py_ssize_t[::1] path,

@@ -61,7 +61,8 @@ def test_never_over_commits_and_recovers(
     world.report()
     world.exchange(90, 20)  # until all estimates of what is left have run down
     # Jobs whose bytes never become fewer change places, but more and more rarely.
-    assert world.exchange(60) == 0 or world.exchange(60) == 0, "fixed demands must come to rest"
+    late = [world.exchange(60) for _ in range(3)]
+    assert late.count(0) >= 2 and late[-1] == 0, "fixed demands must come to rest"
     check_rest(world)
 
 

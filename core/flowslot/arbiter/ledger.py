@@ -62,8 +62,8 @@ class Ledger:
     is a flow without a path that wants and has nothing, so loops need not ask which are free. A
     flow without a path (known only from Hello) counts on every link.
 
-    `commitment` (ADR 1, 3): the larger of the grant and of every rate that a lower
-    not yet acknowledged takes back.
+    `commitment` (ADR 1, 3): the largest of the grant and of every rate that a lower not yet
+    acknowledged takes back.
     """
 
     def __init__(self, goodput: Floats) -> None:
@@ -276,7 +276,7 @@ class Ledger:
         rules.acknowledge(now, self.table, slots, np.fromiter(seqs.values(), np.int64, len(seqs)))
 
     def overdue(self, before: int) -> set[int]:
-        """Sessions with a lower that was sent earlier than `before` and is not acknowledged."""
+        """See rules.overdue."""
         return rules.overdue(self.table, before)
 
     def unsettled(self) -> bool:

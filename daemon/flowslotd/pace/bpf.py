@@ -216,9 +216,10 @@ class BpfPacer(Pacer):
         """See `Pacer`. No system call."""
         if int(self._stat["high"][0]) >= len(self._known):
             self._scan()
-        acked, used = np.empty(self._slots, np.int64), self._used
+        acked, used = np.empty(len(self._known), np.int64), self._used
         if not rate_table.read(self._stat_view(self._stat), self._known, acked):
             self._scan()
+            acked = np.empty(len(self._known), np.int64)
             rate_table.read(self._stat_view(self._stat), self._known, acked)
             # A slot that has changed hands again counts as free this time.
             used = self._used[self._stat["cookie"][self._used] == self._known[self._used]]

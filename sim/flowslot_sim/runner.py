@@ -14,7 +14,7 @@ from flowslot_scenario.results import JobRun, Results, Run
 from flowslot_scenario.scenario import Scenario
 from flowslot_sim.plane.messages import Messages, Plant
 from flowslot_sim.plane.mlcc import VARIANTS, Mlcc
-from flowslot_sim.plane.simple import Exact, Fixed, Free
+from flowslot_sim.plane.simple import Exact, Fixed
 from flowslot_sim.simulation import Control, Simulation
 from flowslot_sim.stalls import Livelock
 from flowslot_sim.world import World, from_scenario
@@ -44,7 +44,7 @@ def control(
     """What makes the control plane of a policy. FlowslotError: there is no such policy."""
     name = policy.removesuffix(EXACT)
     if name == "fair":
-        return lambda _: Free()
+        return lambda _: Control()
     if name == "static":
         return lambda sim: Fixed(sim, StaticPolicy())
     if name in VARIANTS:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
-from typing import Protocol
 
 import numpy as np
 
@@ -19,24 +18,22 @@ from flowslot_sim.network import Network
 from flowslot_sim.world import World
 
 
-class Control(Protocol):
-    """Who decides about rates: writes them with `Network.pace`, whenever it likes."""
+class Control:
+    """Who decides about rates: writes them with `Network.pace`, whenever it likes. This one is
+    nobody: all active flows share the links max-min."""
 
     def start(self) -> None:
         """The run begins."""
-        ...
 
     def began(self, now: Nanos, job: int, flows: Sequence[int]) -> None:
         """These flows of a job have begun an iteration."""
-        ...
 
     def ended(self, now: Nanos, flows: Sequence[int]) -> None:
         """These flows have sent everything."""
-        ...
 
     def evidence(self) -> Evidence:
         """What the control plane has done."""
-        ...
+        return Evidence()
 
 
 @dataclass(slots=True)

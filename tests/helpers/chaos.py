@@ -117,6 +117,11 @@ class Chaos:
             self.sim._step(until)
             check()
 
+    def negotiating(self) -> bool:
+        """All switch processes honour the grants of all daemons."""
+        daemons = self.plane.daemons.values()
+        return all(d.alive and all(session.live for session in d.host.sessions) for d in daemons)
+
     def never_too_much(self) -> None:
         """Neither what is in force nor what arbiters have committed exceeds any link."""
         used = float(self.plane.kernel.guaranteed().max())

@@ -136,7 +136,7 @@ def training(variant: str, compute_s: float, **more: Any) -> PsJob:
 
 def used(keeper: Any) -> list[Any]:
     """Slots that are not free, in all records of a registration server or of passive sources."""
-    snapshots = [record.reader.snapshot() for record in keeper.records.values()]
+    snapshots = [record.reader.snapshot() for record in list(keeper.records.values())]
     return [slot for snap in snapshots for slot in snap if slot["state"] != State.FREE]
 
 

@@ -12,8 +12,7 @@ from flowslot.policy.mlcc.bandwidth import WINDOW
 from flowslot_sim.network import FlowSpec
 from flowslot_sim.plane.messages import Plant
 from flowslot_sim.plane.mlcc import VARIANTS, Mlcc, Variant
-from flowslot_sim.plane.simple import Free
-from flowslot_sim.simulation import Simulation
+from flowslot_sim.simulation import Control, Simulation
 from flowslot_sim.world import Background, SimJob, World
 
 MB, S = 1e6, 10**9
@@ -50,7 +49,7 @@ def test_flows_have_what_other_traffic_leaves_and_a_port_counts_both() -> None:
     always, twice = Background(0, 0.4 * C), Background(0, 0.4 * C, round(1.1 * S), round(1.6 * S))
     flow, background = FlowSpec("h0", (0,), 60 * MB), (always, twice, twice)
     made = world(flow, background=background, compute_ns=S // 10)
-    sim = Simulation(made, lambda _: Free())
+    sim = Simulation(made, lambda _: Control())
     sim.run(until_ns=2 * S)
     # Computes for 0.1 s; sends at 60 MB/s from 0.1 to 1.1 s, which is all of it; from 1.2 to 1.6 s
     # nothing is left for it, and from then on there are 60 MB/s again.

@@ -7,12 +7,11 @@ from interpreted import plain
 
 import flowslot_sim.fluid
 import flowslot_sim.network
-from flowslot_sim.plane.simple import Free
-from flowslot_sim.simulation import Simulation
+from flowslot_sim.simulation import Control, Simulation
 
 
 def ends(seed: int) -> list[list[int]]:
-    sim = Simulation(star(seed), lambda _: Free())
+    sim = Simulation(star(seed), lambda _: Control())
     sim.run(until_ns=2 * 10**9)
     return [progress.ends for progress in sim.progress]
 

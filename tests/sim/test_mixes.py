@@ -7,7 +7,7 @@ from bench.worlds import WORLDS
 from bench.worlds import slowdowns as of_job
 
 from flowslot.policy.registry import PolicyOptions, get
-from flowslot_sim.plane.simple import Exact, Free
+from flowslot_sim.plane.simple import Exact
 from flowslot_sim.simulation import Control, Simulation
 
 
@@ -18,7 +18,7 @@ def stagger(sim: Simulation) -> Control:
 
 def slowdowns(name: str, policy: str, seconds: float) -> list[float]:
     """Mean slowdown of each job, over the last three quarters of the time."""
-    sim = Simulation(WORLDS[name](1), stagger if policy == "stagger" else lambda _: Free())
+    sim = Simulation(WORLDS[name](1), stagger if policy == "stagger" else lambda _: Control())
     sim.run(until_ns=round(seconds * 1e9))
     return [
         float(np.mean(of_job(job, progress, 0.25e9 * seconds, sim.now)))

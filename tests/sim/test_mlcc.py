@@ -18,9 +18,8 @@ from flowslot_sim.cli import app
 from flowslot_sim.network import FlowSpec
 from flowslot_sim.plane.messages import Plant
 from flowslot_sim.plane.mlcc import VARIANTS, Mlcc, Variant
-from flowslot_sim.plane.simple import Free
 from flowslot_sim.runner import POLICIES
-from flowslot_sim.simulation import Simulation
+from flowslot_sim.simulation import Control, Simulation
 from flowslot_sim.stalls import Livelock, StallWatch
 from flowslot_sim.world import SimJob, World, from_scenario
 
@@ -84,7 +83,7 @@ def test_repaired_all_jobs_get_on(name: str) -> None:
     each_slot(sim, 10, look)
     assert seen.idle == 0 and not plane.watch.stalls
     assert plane.evidence().scheduled > plane.evidence().granted == 0, "as the lab counts them"
-    fair = Simulation(world_of(name), lambda _: Free())
+    fair = Simulation(world_of(name), lambda _: Control())
     fair.run(until_ns=10 * 10**9)
     for ours, theirs in zip(sim.progress, fair.progress, strict=True):
         assert len(ours.ends) > 0.5 * len(theirs.ends)
@@ -127,7 +126,7 @@ def test_a_phase_without_an_end_is_given_up_too() -> None:
         SimJob(name, (flow,), lambda _: 1, 0, 1.0)  # type: ignore[arg-type]
         for name, flow in (("big", big), ("small", small))
     ]
-    sim = Simulation(World(("l",), (1e8,), ("h0", "h1"), tuple(jobs)), lambda _: Free())
+    sim = Simulation(World(("l",), (1e8,), ("h0", "h1"), tuple(jobs)), lambda _: Control())
     sim.network.rows["ceiling"][1] = 0.0
     seen, watch = IdleSlots(sim), StallWatch(sim, phase_patience=60)
     watch.start()

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from flowslot_sim.network import FlowSpec
-from flowslot_sim.plane.simple import Free
-from flowslot_sim.simulation import Simulation, Stalled
+from flowslot_sim.simulation import Control, Simulation, Stalled
 from flowslot_sim.world import SimJob, World
 
 MB = 1e6
@@ -35,7 +34,7 @@ def times(sim: Simulation, j: int = 0) -> list[float]:
 
 
 def run(made: World, seconds: float) -> Simulation:
-    sim = Simulation(made, lambda _: Free())
+    sim = Simulation(made, lambda _: Control())
     sim.run(until_ns=round(seconds * 1e9))
     return sim
 
@@ -113,7 +112,7 @@ def test_what_is_ready_is_ones_own_and_what_has_come(
     own: float, head: float, ready: tuple[float, ...]
 ) -> None:
     first, last = flow(30 * MB, 0), flow(30 * MB, 1, preds=(0,), own=own, head=head)
-    sim = Simulation(world(job(first, last), capacity=(10 * MB, 1 * MB)), lambda _: Free())
+    sim = Simulation(world(job(first, last), capacity=(10 * MB, 1 * MB)), lambda _: Control())
     for seconds, expected in zip((1.5, 2.5, 4.5), ready, strict=True):
         sim.run(until_ns=round(seconds * 1e9))
         assert sim.network.ready(0) == 30 * MB
@@ -124,7 +123,7 @@ def test_what_is_ready_is_ones_own_and_what_has_come(
 def test_nobody_sends_what_it_has_not_got_in_long_rings_either(slow: int) -> None:
     n, chunk = 20, 5 * MB
     capacity = tuple(2 * MB if r == slow else 10 * MB for r in range(n))
-    sim = Simulation(world(job(*ring(n, chunk)), capacity=capacity), lambda _: Free())
+    sim = Simulation(world(job(*ring(n, chunk)), capacity=capacity), lambda _: Control())
     sim.run(until_ns=1)
     while sim.now < 60 * 10**9:
         sim._step(60 * 10**9)
@@ -136,6 +135,6 @@ def test_nobody_sends_what_it_has_not_got_in_long_rings_either(slow: int) -> Non
 
 def test_flows_that_wait_for_each_other_for_ever_are_reported() -> None:
     first, second = (flow(MB, preds=(other,), head=-1000.0) for other in (1, 0))
-    sim = Simulation(world(job(first, second)), lambda _: Free())
+    sim = Simulation(world(job(first, second)), lambda _: Control())
     with pytest.raises(Stalled, match=r"at 1\.000 s"):
         sim.run(until_ns=10**10)

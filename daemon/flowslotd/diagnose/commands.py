@@ -3,9 +3,7 @@
 `check-config`. What a FlowslotError says, the CLI prints."""
 
 import dataclasses
-import json
-import subprocess
-import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,18 +18,8 @@ from flowslotd.config import load
 from flowslotd.pace.pacer import PacingError
 
 FAILURE = 1
-SWITCH_CHECK = """
-import json, pathlib, sys
-from flowslot.model.errors import ConfigError
-from flowslot.model.settings import parse_toml
-from flowslot_switch.config import SwitchSettings, load
-file = pathlib.Path(sys.argv[1])
-try:
-    load(file)
-except ConfigError as error:
-    sys.exit(json.dumps([error.source, error.field, error.problem]))
-print(parse_toml(file.read_text(encoding="utf-8"), str(file), SwitchSettings).model_dump_json())
-"""
+CONFIGURATIONS = "flowslot.configurations"
+"""Entry points: how to load the configuration of a process that is not the daemon."""
 
 
 def check_config(
@@ -60,27 +48,9 @@ def _check(file: Path) -> tuple[str, dict[str, Any]]:
     if keys & {"hosts", "links", "switches"}:
         return "topology", parse_topology(text, str(file)).settings.model_dump(mode="json")
     if "name" in keys and "host" not in keys:
-        return "switch", _check_switch(file)
+        (switch,) = entry_points(group=CONFIGURATIONS, name="switch")
+        return "switch", switch.load()(file).settings.model_dump(mode="json")
     return "daemon", load(file).settings.model_dump(mode="json")
-
-
-def _check_switch(file: Path) -> dict[str, Any]:
-    """Effective settings of a switch's file. Raises ConfigError.
-
-    In a process of its own: the daemon's and the switch's package do not import each other.
-    """
-    run = subprocess.run(
-        [sys.executable, "-c", SWITCH_CHECK, str(file)], capture_output=True, text=True, check=False
-    )
-    if run.returncode:
-        last = (run.stderr.strip().splitlines() or ["flowslot-switch is not installed"])[-1]
-        raise (
-            ConfigError(*json.loads(last))
-            if last.startswith("[")
-            else ConfigError(str(file), "", f"cannot be checked: {last}")
-        )
-    settings: dict[str, Any] = json.loads(run.stdout)
-    return settings
 
 
 def doctor(

@@ -11,6 +11,7 @@ import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -135,38 +136,18 @@ def struct_ops() -> Finding:
     return Finding("struct_ops", "ok", "our congestion control loads and registers")
 
 
-def _opens(name: str, pacer: AttachedPacer, works: str, status: Status, advice: str) -> Finding:
+def opens(name: str, make: Callable[[], AttachedPacer], works: str, advice: str) -> Finding:
     """Whether a back end that changes nothing before it has flows can be opened."""
+    pacer = make()
     try:
         pacer.open()
     except (PacingError, OSError) as error:
-        return Finding(name, status, str(error), advice)
+        return Finding(name, "warn" if pacer.qdiscs else "missing", str(error), advice)
     finally:
         pacer.close()
     if pacer.qdiscs and qdisc_trial(*pacer.qdiscs) is None:
         works += f", if the kernel has {' and '.join(pacer.qdiscs)}: only root can try that"
     return Finding(name, "ok", works)
-
-
-def pidfd_getfd() -> Finding:
-    """Reaching the sockets of other processes: the back end without BPF."""
-    advice = "Needs Linux 5.6 and, for other users' processes, CAP_SYS_PTRACE."
-    works = "sockets of other processes can be reached"
-    return _opens("pidfd_getfd", SocketPacer(sysctls=False), works, "missing", advice)
-
-
-def edt() -> Finding:
-    """Pacing by departure times, if somebody chooses it."""
-    works = "departure times can be set at clsact and kept by fq"
-    advice = "Only pacing.backend = edt is not to be had; it needs sch_fq and sch_ingress."
-    return _opens("edt", EdtPacer(sysctls=False), works, "warn", advice)
-
-
-def htb() -> Finding:
-    """Pacing by HTB, if somebody chooses it; the lab's links need it too."""
-    works = "flows can have classes of HTB"
-    advice = "Only pacing.backend = htb and the lab are not to be had: they need sch_htb, sch_tbf."
-    return _opens("htb", HtbPacer(), works, "warn", advice)
 
 
 def congestion_controls() -> Finding:
@@ -191,8 +172,26 @@ PROBES: tuple[Callable[[], Finding], ...] = (
     program,
     build_tools,
     struct_ops,
-    pidfd_getfd,
-    edt,
-    htb,
+    partial(
+        opens,
+        "pidfd_getfd",
+        partial(SocketPacer, sysctls=False),
+        "sockets of other processes can be reached",
+        "Needs Linux 5.6 and, for other users' processes, CAP_SYS_PTRACE.",
+    ),
+    partial(
+        opens,
+        "edt",
+        partial(EdtPacer, sysctls=False),
+        "departure times can be set at clsact and kept by fq",
+        "Only pacing.backend = edt is not to be had; it needs sch_fq and sch_ingress.",
+    ),
+    partial(
+        opens,
+        "htb",
+        HtbPacer,
+        "flows can have classes of HTB",
+        "Only pacing.backend = htb and the lab are not to be had: they need sch_htb, sch_tbf.",
+    ),
     congestion_controls,
 )

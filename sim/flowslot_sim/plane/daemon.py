@@ -66,10 +66,6 @@ class DaemonNode:
             self._alarm.cancel()
         self.cut(now)
 
-    def negotiating(self) -> bool:
-        """All switch processes that it has to do with honour its grants."""
-        return self.alive and all(session.live for session in self.host.sessions)
-
     def hold(self, until: Nanos) -> None:
         """Its streams stand still until then."""
         for stream in self._streams:

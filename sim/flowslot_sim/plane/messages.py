@@ -21,15 +21,13 @@ from flowslot.protocol.host import Host
 from flowslot.protocol.loopback import Loopback
 from flowslot.protocol.session import Session
 from flowslot_scenario.results import Evidence
-from flowslot_sim.events import Event
 from flowslot_sim.observed import Observer
 from flowslot_sim.plane.daemon import DaemonNode
 from flowslot_sim.plane.switch import SwitchNode
 from flowslot_sim.plane.wire import Clock, Delays, Stream
-from flowslot_sim.simulation import Simulation
+from flowslot_sim.simulation import Control, Simulation
 
 MakeAllocator = Callable[[PolicyOptions], Allocator]
-
 
 ONE_MS = Delays()
 
@@ -49,7 +47,7 @@ class Plant:
     kernel_top_up: bool = True
 
 
-class Messages:
+class Messages(Control):
     """See Control. `switches`, by name, and `daemons`, by host, may be killed and begun anew."""
 
     def __init__(
@@ -210,7 +208,6 @@ class FluidKernel:
         self._observer = observer
         self._entries = [_Entry() for _ in observer.bunches]
         self._rows = [np.array(bunch.rows, np.intp) for bunch in observer.bunches]
-        self._looks: list[Event | None] = [None] * len(self._entries)
         self.writes = 0
         """Rates put into force."""
 
@@ -255,19 +252,10 @@ class FluidKernel:
 
     def _watch(self, b: int) -> None:
         """Void it when its time is over."""
-        look, until = self._looks[b], Nanos(self._entries[b].until)
-        if look is None or look.at > until:
-            if look is not None:
-                look.cancel()
-            self._looks[b] = self._sim.events.at(until, lambda now: self._look(now, b))
+        self._sim.events.at(Nanos(self._entries[b].until), partial(self._look, b))
 
-    def _look(self, now: Nanos, b: int) -> None:
+    def _look(self, b: int, now: Nanos) -> None:
         entry = self._entries[b]
-        self._looks[b] = None
-        if math.isnan(entry.rate):
-            return
-        if entry.until <= now:
+        if entry.until <= now and not math.isnan(entry.rate):
             self._entries[b] = _Entry()
             self.share_out(b)
-        else:
-            self._watch(b)

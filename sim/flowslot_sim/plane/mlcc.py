@@ -25,7 +25,7 @@ from flowslot.policy.mlcc.planner import Feedback
 from flowslot_scenario.results import Evidence
 from flowslot_sim.plane.messages import Plant
 from flowslot_sim.plane.mlcc_host import MlccHost
-from flowslot_sim.simulation import Simulation
+from flowslot_sim.simulation import Control, Simulation
 from flowslot_sim.stalls import StallWatch
 
 
@@ -111,7 +111,7 @@ class TableSwitch:
         return True
 
 
-class Mlcc:
+class Mlcc(Control):
     """See Control. `watch` reports stalls, and ends the run when nothing moves any more."""
 
     def __init__(self, sim: Simulation, variant: Variant, plant: Plant, seed: int) -> None:

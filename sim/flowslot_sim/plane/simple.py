@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Control planes without messages: nobody, fixed shares, and an arbiter that knows everything."""
+"""Control planes without messages: fixed shares, and an arbiter that knows everything."""
 
 from __future__ import annotations
 
@@ -12,29 +12,11 @@ from flowslot.arbiter import ArbiterConfig
 from flowslot.model.slot import DEFAULT_SLOT
 from flowslot.model.units import Nanos
 from flowslot.policy.base import AllocationState, Allocator, HostPolicy
-from flowslot_scenario.results import Evidence
 from flowslot_sim.observed import NEVER, Observer
-from flowslot_sim.simulation import Simulation
+from flowslot_sim.simulation import Control, Simulation
 
 
-class Free:
-    """Nobody decides: all active flows share the links max-min."""
-
-    def evidence(self) -> Evidence:
-        """See Control."""
-        return Evidence()
-
-    def start(self) -> None:
-        """See Control."""
-
-    def began(self, now: Nanos, job: int, flows: Sequence[int]) -> None:
-        """See Control."""
-
-    def ended(self, now: Nanos, flows: Sequence[int]) -> None:
-        """See Control."""
-
-
-class Fixed(Free):
+class Fixed(Control):
     """What a host policy decides once, without grants, holds for ever, and not a byte more."""
 
     def __init__(self, sim: Simulation, policy: HostPolicy) -> None:
@@ -48,7 +30,7 @@ class Fixed(Free):
             self._sim.network.pace(pace.flows.astype(np.intp), pace.schedule.at(0), pace.ceilings)
 
 
-class Exact(Free):
+class Exact(Control):
     """An allocator that sees everything at once, and whose rates are in force at once."""
 
     def __init__(self, sim: Simulation, allocator: Allocator) -> None:

@@ -159,11 +159,11 @@ class Daemon:
         loop, source = self.engine.loop, self.engine.source
         asked = self._passes.next_wakeup is not None
         touched = self._passes.take()
-        due = self.observer.due(self.slot, self._records())
+        small = source.beat(now)
+        due = self.observer.due(self.slot, self._records(), small=small)
         if not touched and all(self.observer.is_fresh(now, record) for record in due):
             due = []
         records = {record.id: record for record in (*due, *touched)}
-        small = source.beat(now)
         if records or small or asked or source.waiting or loop.has_news:
             self._pass(now, list(records.values()), small=small)
         loop.refresh(now)

@@ -101,6 +101,14 @@ def test_suppressed_sources_are_spread_over_the_slots(room: Room) -> None:
     assert max(len(sources) for sources in due) <= 2
 
 
+@pytest.mark.parametrize("odd", [0, 1])
+def test_they_are_looked_at_in_passes_that_come_anyway(room: Room, odd: int) -> None:
+    job = room.suppressed()[0]
+    slots = [n for n in range(20) if room.observer.due(room.n + n, [job], small=n % 2 == odd)]
+    assert [n % 2 for n in slots[1:]] == [odd] * len(slots[1:]), "at most the first comes alone"
+    assert np.diff(slots[1:]).tolist() == [RARE_SLOTS] * len(slots[2:]) and len(slots) >= 4
+
+
 @pytest.mark.parametrize("grant", [granted(7, False), Granted(7, math.nan, math.nan)])
 def test_when_it_ceases_to_stand_the_present_state_is_reported_at_once(
     room: Room, grant: Granted

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What honest daemons notice while somebody attacks their switch process.
+"""What honest daemons notice while somebody attacks their switch process. Exit status 1: too much.
 
 A real `flowslot-switch`; a daemon's stream at one address, which beats its heart 100 times a second
 and makes unary calls beside it; and at other addresses, in processes of their own, one attack after
@@ -14,6 +14,7 @@ import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,8 +23,10 @@ from attacks import ATTACKS, Attack, Result, Victim
 from switchproc import Switch
 from tlsfiles import TlsSwitch
 
+MOST = {"stream_p99_ms": 50, "calls_p99_ms": 50, "errors": 0, "rss_mb": 256}
 
-def measure(name: str, seconds: float, tls: bool = False) -> dict[str, float | str]:
+
+def measure(name: str, seconds: float, tls: bool = False) -> dict[str, Any]:
     """`tls`: the attacker has another host's certificate."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -59,6 +62,13 @@ def main() -> None:
     print(*(f"{key:{width}}" for key, width in widths.items()), sep="  ")
     for row in rows:
         print(*(f"{row[key]!s:{width}}" for key, width in widths.items()), sep="  ")
+    over = [
+        row["attack"]
+        for row in rows
+        if row["lost"] or any(row[key] > most for key, most in MOST.items())
+    ]
+    if over:
+        sys.exit(f"beyond {MOST}: {', '.join(over)}")
 
 
 if __name__ == "__main__":

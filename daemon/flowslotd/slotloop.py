@@ -12,7 +12,7 @@ from flowslot.model.slot import SlotGrid
 from flowslot.model.units import Nanos
 from flowslot.protocol.host import ENTRY_SLOTS
 from flowslotd.flows.flow_info import Source
-from flowslotd.flows.rows import View
+from flowslotd.flows.rows import Typed
 from flowslotd.negotiate.source import RateSource
 from flowslotd.observe.observer import Observer
 from flowslotd.pace import handover
@@ -40,7 +40,7 @@ class SlotLoop:
         self._source = source
         self._pacer = pacer
         self._enforcer = enforcer
-        self._lends, self._view = lends, View(handover.typed)
+        self._lends, self._view = lends, Typed(handover.typed)
         self._slot = 0
         self._until = Nanos(0)
         """When entries lapse."""

@@ -206,8 +206,8 @@ def _can_be_made(directory: Path, file: Path | None = None) -> bool:
 def _policies(text: str) -> tuple[str, ...]:
     try:
         return chosen(text, (*POLICIES, *PACED_BY))
-    except ValueError as error:
-        _die(f"--policy: {error}", _BAD_INPUT)
+    except ConfigError as error:
+        _die(str(error), _BAD_INPUT)
 
 
 def _need_root() -> None:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from flowslot.model.errors import ConfigError
+
 if TYPE_CHECKING:
     from flowslot_scenario.results import Results
 
@@ -29,13 +31,14 @@ def as_text(data: object, output: str) -> str:
 
 
 def chosen(text: str, known: Sequence[str]) -> tuple[str, ...]:
-    """Names out of a list with commas, each once. ValueError: none, or one that is not known."""
+    """Names out of a list with commas, each once. ConfigError: none, or one that is not known."""
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     for name in names:
         if name not in known:
-            raise ValueError(f'no policy is called "{name}"; of: {", ".join(known)}')
+            problem = f'no policy is called "{name}"; of: {", ".join(known)}'
+            raise ConfigError("--policy", "", problem)
     if not names:
-        raise ValueError(f"name at least one of: {', '.join(known)}")
+        raise ConfigError("--policy", "", f"name at least one of: {', '.join(known)}")
     return names
 
 

@@ -7,9 +7,8 @@ which no policy is to blame; 2 bad scenario or usage.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, Literal
 
 import typer
 
@@ -20,7 +19,6 @@ from flowslot_scenario.output import OutputOption, chosen, show
 from flowslot_sim.plane.messages import Plant
 from flowslot_sim.plane.wire import Delays
 from flowslot_sim.runner import POLICIES, Options, simulate
-from flowslot_sim.simulation import Stalled
 
 app = typer.Typer(
     name="sim",
@@ -28,7 +26,6 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
 )
-_FAILURE, _BAD_INPUT = 1, 2
 
 
 @app.callback()
@@ -69,32 +66,13 @@ def run(
     output: OutputOption = "table",
 ) -> None:
     """Simulate a scenario under each policy and compare."""
-    try:
-        loaded = scenarios.load(scenario, change or [])
-    except ConfigError as error:
-        _die(str(error), _BAD_INPUT)
+    loaded = scenarios.load(scenario, change or [])
     if seed is not None:
         loaded = loaded.model_copy(update={"seed": seed})
     per_rack = switches == "per-rack"
     if per_rack and not loaded.racks:
-        _die(f"--switches per-rack: {scenario}: its hosts have no `rack`", _BAD_INPUT)
+        raise ConfigError("--switches per-rack", "", f"{scenario}: its hosts have no `rack`")
     delay = round(delay_ms * MILLISECOND)
     plant = Plant(delays=Delays(low=delay, high=delay))
-    options = Options(_policies(policy), seeds, iterations, switch, per_rack, plant)
-    try:
-        result = simulate(loaded, options)
-    except Stalled as error:
-        _die(str(error), _FAILURE)
-    show(result, output)
-
-
-def _policies(text: str) -> tuple[str, ...]:
-    try:
-        return chosen(text, POLICIES)
-    except ValueError as error:
-        _die(f"--policy: {error}", _BAD_INPUT)
-
-
-def _die(text: str, status: int) -> NoReturn:
-    print(f"flowslot sim: {text}", file=sys.stderr)
-    raise typer.Exit(status)
+    options = Options(chosen(policy, POLICIES), seeds, iterations, switch, per_rack, plant)
+    show(simulate(loaded, options), output)

@@ -10,6 +10,7 @@ from itertools import accumulate
 
 import numpy as np
 
+from flowslot.model.errors import FlowslotError
 from flowslot.model.units import SECOND, Nanos
 from flowslot.policy.base import Rows, View
 from flowslot_scenario.results import Evidence
@@ -51,7 +52,7 @@ class Progress:
     """So often they have."""
 
 
-class Stalled(Exception):
+class Stalled(FlowslotError):
     """Nothing can ever happen any more, although jobs have bytes to send."""
 
 

@@ -2,6 +2,8 @@
 """The lab's scenarios in the simulator: how well turns are taken, and at what cost in messages."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -102,5 +104,13 @@ def test_the_same_seed_gives_the_same_json() -> None:
     ],
 )
 def test_bad_usage_is_one_line_and_status_2(more: list[str], said: str) -> None:
-    done = RUN.invoke(app, ["run", str(SCENARIOS / "two-equal.toml"), *more])
-    assert done.exit_code == 2 and said in done.stderr and done.stderr.count("\n") == 1
+    command = [
+        sys.executable,
+        "-m",
+        "flowslot_cli.main",
+        "sim",
+        "run",
+        SCENARIOS / "two-equal.toml",
+    ]
+    done = subprocess.run([*command, *more], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1

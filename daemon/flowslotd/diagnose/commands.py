@@ -48,8 +48,9 @@ def _check(file: Path) -> tuple[str, dict[str, Any]]:
     if keys & {"hosts", "links", "switches"}:
         return "topology", parse_topology(text, str(file)).settings.model_dump(mode="json")
     if "name" in keys and "host" not in keys:
-        (switch,) = entry_points(group=CONFIGURATIONS, name="switch")
-        return "switch", switch.load()(file).settings.model_dump(mode="json")
+        for switch in entry_points(group=CONFIGURATIONS, name="switch"):
+            return "switch", switch.load()(file).settings.model_dump(mode="json")
+        raise ConfigError(str(file), "", "cannot be checked: flowslot-switch is not installed")
     return "daemon", load(file).settings.model_dump(mode="json")
 
 

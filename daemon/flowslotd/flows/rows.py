@@ -73,7 +73,7 @@ def as_structs(rows: NDArray[np.void]) -> Any:
     return rows if COMPILED else rows.view(np.recarray)
 
 
-class View:
+class Typed:
     """An array as the loops of one module take it. Made once for each array: compiled, that takes
     longer than most loops."""
 

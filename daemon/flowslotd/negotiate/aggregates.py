@@ -18,7 +18,7 @@ from flowslot.protocol.host import Host
 from flowslot.protocol.messages import Done
 from flowslotd.flows.flow_info import FlowInfo
 from flowslotd.flows.flow_table import FlowTable
-from flowslotd.flows.rows import Rows, View
+from flowslotd.flows.rows import Rows, Typed
 from flowslotd.negotiate import shares
 
 Lent = Callable[[Nanos], Rows]
@@ -34,7 +34,7 @@ class Aggregates:
 
     def __init__(self, table: FlowTable) -> None:
         self._table = table
-        self._view = View(shares.typed)
+        self._view = Typed(shares.typed)
         self._at: dict[_Key, int] = {}
         self._members = [NOBODY]
         """By the number that is in the column `aggregate`; 0 stays free."""

@@ -31,7 +31,7 @@ _never, _second, _full, _stalled = NEVER, 1_000_000_000, 1 + 1e-9, STALLED_NS
 
 
 def typed(rows: Any) -> Any:
-    """See View."""
+    """See Typed."""
     return rows
 
 

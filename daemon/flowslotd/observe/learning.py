@@ -35,7 +35,7 @@ _start = offset("t_iteration_start_ns") // 8
 
 
 def typed(rows: Any) -> Any:
-    """See View."""
+    """See Typed."""
     return rows
 
 

@@ -16,7 +16,7 @@ from flowslot_shm.layout import SLOT, Quiet, State
 from flowslotd.flows.counters import FlowCounters
 from flowslotd.flows.flow_info import PROTOCOLS, FlowInfo, Source
 from flowslotd.flows.flow_table import FlowTable
-from flowslotd.flows.rows import View
+from flowslotd.flows.rows import Typed
 from flowslotd.observe import learning
 from flowslotd.observe.binding import Binding, Owns, describe, place
 
@@ -45,7 +45,7 @@ class Observer:
     def __init__(self, table: FlowTable, owns: Owns) -> None:
         self.table = table
         self._owns = owns
-        self._view = View(learning.typed)
+        self._view = Typed(learning.typed)
         self._bindings: dict[int, Binding] = {}
         self._closed: set[int] = set()
         self.negotiated = True

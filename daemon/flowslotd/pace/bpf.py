@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flowslotd.flows.counters import FlowCounters
-from flowslotd.flows.rows import View, as_structs
+from flowslotd.flows.rows import Typed, as_structs
 from flowslotd.pace import rate_table
 from flowslotd.pace.layout import CTL, EVENT, KINDS, SLOTS, STAT
 from flowslotd.pace.libbpf import F_LINK, Object, RingBuffer, read
@@ -69,7 +69,7 @@ class BpfPacer(Pacer):
 
     def _forget(self) -> None:
         self._ctl, self._stat = np.zeros(1, CTL), np.zeros(1, STAT)
-        self._ctl_view, self._stat_view = View(rate_table.typed_ctl), View(rate_table.typed_stat)
+        self._ctl_view, self._stat_view = Typed(rate_table.typed_ctl), Typed(rate_table.typed_stat)
         self._ring: RingBuffer | None = None
         # Who is where, as of the last scan: by slot (0: free), by cookie, and in that order.
         self._known = np.zeros(0, np.uint64)

@@ -9,7 +9,7 @@ import numpy as np
 from flowslot.model.units import Nanos
 from flowslot.policy.base import Pace
 from flowslotd.flows.flow_table import FlowTable
-from flowslotd.flows.rows import Rows, View
+from flowslotd.flows.rows import Rows, Typed
 from flowslotd.pace import rate_table
 from flowslotd.pace.pacer import ENTRY, Entries, PaceEntry, Pacer
 
@@ -25,8 +25,8 @@ class Enforcer:
         """`hard`: no top-up beyond the reserved rate."""
         self._pacer = pacer
         self.hard = hard
-        self._rows_view = View(rate_table.typed_rows)
-        self._entries_view = View(rate_table.typed_entries)
+        self._rows_view = Typed(rate_table.typed_rows)
+        self._entries_view = Typed(rate_table.typed_entries)
         self._entries: Entries = np.zeros(0, ENTRY)  # cookie 0: not paced
         self._plans: dict[int, tuple[Pace, int]] = {}
         self.rate_writes = 0

@@ -28,7 +28,7 @@ WANTING = 0.25
 def update(rows: Records, structs: Any, all_suppressed: bool) -> dict[int, int]:
     """Work out who borrows from whom; returns the lender of each borrower, by cookie.
 
-    `structs`: what a View makes of `rows`. `all_suppressed`: nobody waits for news of any flow. A
+    `structs`: what a Typed makes of `rows`. `all_suppressed`: nobody waits for news of any flow. A
     lender that has ended keeps its borrower for as long as it keeps its rate.
     """
     paths = int(rows["path"].max(initial=0)) + 1
@@ -62,7 +62,7 @@ def in_use(now: Nanos, rows: Records) -> Rows:
 
 
 def typed(rows: Any) -> Any:
-    """See View."""
+    """See Typed."""
     return rows
 
 

@@ -36,22 +36,22 @@ _fits_per_us = 2.0 * QUEUE_PART / 1000.0 / FEEDBACK_MS**2
 
 
 def typed_rows(rows: Any) -> Any:
-    """See View."""
+    """See Typed."""
     return rows
 
 
 def typed_entries(entries: Any) -> Any:
-    """See View."""
+    """See Typed."""
     return entries
 
 
 def typed_ctl(ctl: Any) -> Any:
-    """See View."""
+    """See Typed."""
     return ctl
 
 
 def typed_stat(stat: Any) -> Any:
-    """See View."""
+    """See Typed."""
     return stat
 
 

@@ -38,8 +38,9 @@ from flowslotd.unix_socket import claim
 _log = logging.getLogger(__name__)
 P = ParamSpec("P")
 
-MUTE_S = 0.004
-"""After events of the kernel, further ones wait so long, to be heard of together."""
+MUTE_NS = 4 * MILLISECOND
+"""Events of the kernel that come so soon after others are followed by silence as long, so that
+further ones are heard of together."""
 LOG_EVERY_NS = 10 * SECOND
 
 
@@ -68,6 +69,7 @@ class Daemon:
         self._events: asyncio.TimerHandle | None = None
         self._events_at: Nanos | None = None
         self._muted: asyncio.TimerHandle | None = None
+        self._heard_ns = Nanos(0)
         self._logged_ns: dict[str, Nanos] = {}
         self._hung_up = asyncio.Event()
         self._reload_lock = asyncio.Lock()
@@ -229,12 +231,13 @@ class Daemon:
         loop.keep(now)
 
     def _on_readable(self, fd: int) -> None:
-        """Flows of a job end within milliseconds: hear of the first at once, then of many."""
+        """Flows of a job end within milliseconds: hear of the first two at once, then of many."""
+        before, self._heard_ns = self._heard_ns, monotonic()
         self._guard("kernel events", self._on_kernel)
-        self._loop.remove_reader(fd)
-        self._muted = self._loop.call_later(
-            MUTE_S, self._loop.add_reader, fd, self._on_readable, fd
-        )
+        if self._heard_ns - before < MUTE_NS:
+            self._loop.remove_reader(fd)
+            listen = partial(self._loop.add_reader, fd, self._on_readable, fd)
+            self._muted = self._loop.call_later(MUTE_NS / SECOND, listen)
 
     def _on_noticed(self) -> None:
         """What a pass has noticed itself, as what had ended before it was watched."""

@@ -104,13 +104,7 @@ def test_the_same_seed_gives_the_same_json() -> None:
     ],
 )
 def test_bad_usage_is_one_line_and_status_2(more: list[str], said: str) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "flowslot_cli.main",
-        "sim",
-        "run",
-        SCENARIOS / "two-equal.toml",
-    ]
-    done = subprocess.run([*command, *more], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "flowslot_cli.main", "sim", "run"]
+    command += [str(SCENARIOS / "two-equal.toml"), *more]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1

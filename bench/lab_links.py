@@ -20,9 +20,10 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flowslot_lab.net import TIMER_SLACK_US, Network, Port, carried, data_ip, run
+from flowslot_lab.net import TIMER_SLACK_US, Network, Port, carried, data_ip
 from flowslot_lab.processors import awake
 from flowslot_lab.state import RunState, clean_dead
+from flowslot_lab.tools import run
 from flowslot_scenario.scenario import load
 
 SCENARIO = Path(__file__).parents[1] / "lab" / "scenarios" / "ps-incast.toml"

@@ -18,17 +18,18 @@ from types import FrameType
 from typing import Annotated, Literal, NoReturn, TextIO
 
 import typer
+from rich.console import Console
 
 from flowslot.model.errors import ConfigError
 from flowslot_lab.figure import FORMATS, draw
-from flowslot_lab.net import LabError
 from flowslot_lab.predict import NoPrediction, predict
 from flowslot_lab.progress import Bar
 from flowslot_lab.runner import PACED_BY, POLICIES, Options, RunFailed, measure, planned
 from flowslot_lab.state import ROOT, RunState, clean_dead
+from flowslot_lab.tools import LabError
 from flowslot_scenario import scenario as scenarios
-from flowslot_scenario.output import OutputOption, chosen, show
-from flowslot_scenario.results import Prediction, Results
+from flowslot_scenario.output import OutputOption, as_text, chosen, show
+from flowslot_scenario.results import BASELINES, Prediction, Results
 from flowslot_scenario.scenario import Scenario
 
 app = typer.Typer(
@@ -38,6 +39,7 @@ app = typer.Typer(
     add_completion=False,
 )
 _FAILURE, _BAD_INPUT = 1, 2
+MIXED = "stagger,static,cubic,reno,cubic+rto5,reno+rto5,dctcp"
 _TERMINATED = 128 + signal.SIGTERM
 _ENDING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 _Iterations = Annotated[
@@ -115,6 +117,41 @@ def run(
         _draw(result, figure, sys.stdout if output == "table" else sys.stderr)
     if result.stalled:
         _die(f"stalled: {', '.join(result.stalled)}", _FAILURE)
+
+
+@app.command()
+def mixes(
+    folder: Annotated[Path, typer.Argument(help="where scenarios and results are kept")],
+    *,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="of the draws")],
+    count: Annotated[int, typer.Option(min=1, max=10_000, help="draws 1 to this one")] = 24,
+    policy: Annotated[str, typer.Option(help="comma-separated, as of `lab run`")] = MIXED,
+    iterations: Annotated[
+        int, typer.Option(min=1, max=10**6, help="measured per job and repeat")
+    ] = 20,
+    repeat: Annotated[int, typer.Option(min=1, help="interleaved repeats")] = 1,
+    output: OutputOption = "table",
+) -> None:
+    """Run random scenarios, those that FOLDER has no results of yet, and compare with TCP."""
+    from flowslot_lab import mixes as drawn  # noqa: PLC0415  (only this command needs it)
+
+    options = Options(_policies(policy), repeat, iterations, alone=False)
+    if drawn.OURS not in options.policies or not set(options.policies) & set(BASELINES):
+        _die(f"--policy: must have {drawn.OURS} and a TCP", _BAD_INPUT)
+    if not _can_be_made(folder):
+        _die(f"{folder}: must be a directory that can be written to", _BAD_INPUT)
+    _need_root()
+    try:
+        with _run_state(None) as state:
+            draws = drawn.run(seed, count, folder, options, state)
+    except ConfigError as error:
+        _die(str(error), _BAD_INPUT)
+    except (LabError, RunFailed) as error:
+        _die(str(error), _FAILURE)
+    if output == "table":
+        drawn.show(draws, Console(width=None if sys.stdout.isatty() else 150))
+    else:
+        print(as_text(drawn.as_data(draws), output))
 
 
 @app.command()

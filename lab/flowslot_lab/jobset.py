@@ -12,10 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 from flowslot_lab.jobspec import JobSpec, Report
-from flowslot_lab.net import LabError, Network, data_ip
+from flowslot_lab.net import Network, data_ip
 from flowslot_lab.procs import Process, start, stop
 from flowslot_lab.pslite import environment
 from flowslot_lab.state import RunState
+from flowslot_lab.tools import LabError
 from flowslot_scenario.job import Job
 from flowslot_scenario.scenario import Scenario
 

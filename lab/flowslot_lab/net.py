@@ -35,13 +35,15 @@ deleting the namespaces leaves nothing behind.
 from __future__ import annotations
 
 import re
-import subprocess
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from flowslot_lab import rivals
 from flowslot_lab.processors import Ticks, of_the_network, read_ticks
-from flowslot_lab.state import RunState, remove_netns
+from flowslot_lab.rivals import CUBIC, Rival
+from flowslot_lab.state import RunState, remove_netns, unregister
+from flowslot_lab.tools import LabError, run
 from flowslot_scenario.scenario import CORE, SWITCH, Link, Scenario, rack_down, rack_up
 
 SWITCH_CONTROL_IP = "10.77.0.250"
@@ -55,10 +57,6 @@ _MOST_SEGMENTS = 16
 TIMER_SLACK_US = 600.0
 """So late may a timer come without a link losing time."""
 _NIC_QUEUE_PACKETS = 1000
-
-
-class LabError(Exception):
-    """The lab itself could not do something (a command failed, a process did not answer)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +93,6 @@ def control_ip(index: int) -> str:
 def rack_control_ip(index: int) -> str:
     """Address of rack number `index` (from 0) on the control network, for its switch process."""
     return f"10.77.1.{index + 1}"
-
-
-def run(command: Sequence[str], stdin: str = "") -> str:
-    """Run a network tool; LabError with its message when it fails."""
-    done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise LabError(f"`{' '.join(command)}` failed: {done.stderr.strip()}")
-    return done.stdout
 
 
 def carried(space: str, dev: str) -> tuple[int, int]:
@@ -164,11 +154,13 @@ class Network:
         timer_slack_us: float = TIMER_SLACK_US,
         *,
         stacked: bool = False,
-        congestion_control: str = "cubic",
+        rival: Rival = CUBIC,
     ) -> None:
-        """`stacked`: leave the queueing of `NIC` to others. `congestion_control`: of all
-        connections between hosts that do not choose one themselves."""
-        self._congestion_control = congestion_control
+        """`stacked`: leave the queueing of `NIC` to others. `rival`: how connections between hosts
+        behave that do not choose a congestion control themselves."""
+        self._rival = rival
+        self._congestion_control = rival.congestion_control
+        self._rto_min_ms = rival.rto_min_ms or scenario.rto_min_ms
         self._slack_us = timer_slack_us
         self._wire = WIRE if stacked else NIC
         self.scenario = scenario
@@ -196,6 +188,9 @@ class Network:
         links = self.scenario.directed_links()
         segments = super_packet(link.buffer_bytes for link in links.values())
         spaces = [*self.switches.values(), *self.hosts.values()]
+        if self._marks:
+            self.state.note("struct_ops", rivals.registration(self.state.id))
+            self._congestion_control = rivals.register_dctcp(self.state.id, self.state.folder)
         for space in spaces:
             self.state.note("netns", space)
         run(["ip", "-batch", "-"], "".join(f"netns add {space}\n" for space in spaces))
@@ -208,6 +203,12 @@ class Network:
             self._bare_bridges(space)
         for name, link in links.items():
             self._shape(self.ports[name], link, (segments + 1) * _MTU_BYTES)
+            if self.ports[name].hop and (self._marks or self._rival.fair_queues):
+                self._add_program(self.ports[name], link)
+
+    @property
+    def _marks(self) -> bool:
+        return self._rival.congestion_control == "dctcp"
 
     def _cable(self) -> None:
         lines: dict[str, list[str]] = {}
@@ -245,8 +246,8 @@ class Network:
         # Of the route: in a namespace, sysctl refuses whatever the host has not opened to users.
         route = f"10.78.0.0/16 dev {NIC} scope link src {data_ip(i)}"
         route += f" congctl {self._congestion_control}"
-        if self.scenario.rto_min_ms is not None:
-            route += f" rto_min {self.scenario.rto_min_ms}ms"
+        if self._rto_min_ms is not None:
+            route += f" rto_min {self._rto_min_ms}ms"
         run(["ip", "-n", space, "route", "replace", *route.split()])
         self._tune(space, list({self._wire, NIC}), "tso on gso on gro off")
 
@@ -271,18 +272,45 @@ class Network:
         nic, switch = f"pfifo limit {_NIC_QUEUE_PACKETS}", f"bfifo limit {link.buffer_bytes}"
         queue = switch if port.hop else nic
         rate = f"{round(link.capacity_bps)}bit"
-        run(
-            ["tc", "-n", port.space, "-batch", "-"],
-            f"qdisc add dev {port.device} root handle 1: htb default 1\n"
+        lines = [
+            f"qdisc add dev {port.device} root handle 1: htb default 1",
             f"class add dev {port.device} parent 1: classid 1:1 htb rate {rate} "
-            f"burst {burst} cburst {burst} quantum 1514\n"
-            f"qdisc add dev {port.device} parent 1:1 handle 10: {queue}\n",
-        )
+            f"burst {burst} cburst {burst} quantum 1514",
+        ]
+        if port.hop and self._rival.fair_queues:
+            for k in range(rivals.QUEUES):
+                minor = f"{rivals.FIRST_QUEUE + k:x}"
+                lines.append(
+                    f"class add dev {port.device} parent 1:1 classid 1:{minor} htb rate 8kbit "
+                    f"ceil {rate} burst 1514 cburst {burst} quantum 1514"
+                )
+                lines.append(f"qdisc add dev {port.device} parent 1:{minor} {queue}")
+        else:
+            lines.append(f"qdisc add dev {port.device} parent 1:1 handle 10: {queue}")
+        run(["tc", "-n", port.space, "-batch", "-"], "\n".join(lines) + "\n")
+
+    def _add_program(self, port: Port, link: Link) -> None:
+        """What a rival needs of a switch's port."""
+        made = rivals.port_program(self.state.folder, link.buffer_bytes, marks=self._marks)
+        add = ["nsenter", f"--net=/run/netns/{port.space}", "tc", "filter", "add"]
+        on = ["dev", port.device]
+        run(["tc", "-n", port.space, "qdisc", "add", *on, "clsact"])
+        run([*add, *on, "egress", "bpf", "da", "obj", str(made), "sec", "tc/mark"])
+        if self._rival.fair_queues:
+            spread = ["bpf", "da", "obj", str(made), "sec", "tc/spread", "classid", "1:"]
+            run([*add, *on, "parent", "1:", *spread])
+
+    def marked(self) -> tuple[int, int]:
+        """Packets that met a long queue: marked, and those that could not be. LabError."""
+        counts = [rivals.marked(space) for space in self.switches.values() if self._marks]
+        return sum(a for a, _ in counts), sum(b for _, b in counts)
 
     def down(self) -> None:
         """Remove it. Idempotent."""
         for space in [*self.hosts.values(), *self.switches.values()]:
             remove_netns(space)
+        if self._marks:
+            unregister(rivals.registration(self.state.id))
 
     def counters(self) -> Counters:
         """Read the kernel's counters of every link and host."""

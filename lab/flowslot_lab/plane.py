@@ -14,15 +14,14 @@ from typing import Any
 
 from flowslot_lab.net import (
     SWITCH_CONTROL_IP,
-    LabError,
     Network,
     control_ip,
     data_ip,
     rack_control_ip,
-    run,
 )
 from flowslot_lab.procs import Process, start, stop, venv_program
 from flowslot_lab.state import RunState
+from flowslot_lab.tools import LabError, run
 from flowslot_scenario.results import Evidence
 from flowslot_scenario.scenario import SWITCH, Scenario, rack_down, rack_up
 

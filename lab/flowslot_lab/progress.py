@@ -31,6 +31,8 @@ class Bar:
         )
         self._task = self._bar.add_task("", total=total)
         self._label = ""
+        self.prefix = ""
+        """Before what `begin` says of a run."""
 
     def __enter__(self) -> Bar:
         self._bar.start()
@@ -46,6 +48,7 @@ class Bar:
     def begin(self, label: str, total: int) -> None:
         """A run of so many iterations begins."""
         self._before += self._run
+        label = f"{self.prefix}, {label}" if self.prefix else label
         self._label, self._run = label, total
         if not self._console.is_terminal:
             print(f"{self._title}: {label}", file=self._console.file, flush=True)

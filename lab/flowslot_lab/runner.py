@@ -12,17 +12,19 @@ from typing import Protocol
 
 from flowslot_lab.jobset import JobSet, Stalled
 from flowslot_lab.jobspec import iteration_times
-from flowslot_lab.net import Counters, LabError, Network
+from flowslot_lab.net import Counters, Network
 from flowslot_lab.plane import ControlPlane
 from flowslot_lab.processors import awake
 from flowslot_lab.procs import Process
+from flowslot_lab.rivals import CUBIC, RIVALS
 from flowslot_lab.state import RunState
+from flowslot_lab.tools import LabError
 from flowslot_scenario.job import Job
 from flowslot_scenario.results import BASELINES, Evidence, JobRun, Results, Run
 from flowslot_scenario.scenario import Scenario
 
 DAEMON_POLICIES = ("static", "fair", "stagger", "mlcc", "mlcc-literal")
-POLICIES = (*BASELINES, *DAEMON_POLICIES)
+POLICIES = (*RIVALS, *DAEMON_POLICIES)
 BACKENDS = ("bpf", "edt", "htb", "socket")
 PACED_BY = tuple(f"{policy}@{name}" for policy in DAEMON_POLICIES for name in BACKENDS)
 """A policy whose daemons pace with one of them; without a name they choose themselves."""
@@ -57,6 +59,8 @@ class Options:
     iterations: int | None = None
     use_switch: bool = True
     per_rack: bool = False
+    alone: bool = True
+    """Measure each distinct job alone, too."""
 
     @property
     def stacked(self) -> bool:
@@ -91,12 +95,15 @@ class LiveRun:
         self.policy = policy
         self._kind, _, backend = policy.partition("@")
         self.iterations = iterations
-        baseline = self._kind not in DAEMON_POLICIES
+        rival = RIVALS.get(policy)
         self.net = Network(
-            scenario, state, stacked=stacked, congestion_control=policy if baseline else "cubic"
+            scenario,
+            state,
+            stacked=stacked,
+            rival=rival or CUBIC,
         )
         self.plane: ControlPlane | None = None
-        if not baseline:
+        if rival is None:
             self.plane = ControlPlane(
                 scenario,
                 self.net,
@@ -203,6 +210,7 @@ class LiveRun:
             stolen=stolen,
             cpu={p.name: (p.cpu_s() - cpu_before[p.name]) / elapsed for p in self.processes()},
         )
+        evidence.marked, evidence.unmarked = self.net.marked()
         if self.plane is not None:
             self.plane.testify(evidence)
         return evidence
@@ -217,6 +225,8 @@ class LiveRun:
             missing.append("no reservation was granted")
         if self._kind in _PACED and evidence.rate_writes == 0:
             missing.append("no rate was written to the kernel")
+        if evidence.unmarked > evidence.marked:
+            missing.append(f"{evidence.unmarked} packets bore no ECN, {evidence.marked} did")
         switch = self.plane is not None and self.plane.use_switch
         if self._kind in _SCHEDULED and switch and evidence.scheduled == 0:
             missing.append("no schedule was accepted by a switch process")
@@ -304,7 +314,7 @@ def measure(scenario: Scenario, options: Options, state: RunState, watch: Watch)
                         raise
                     stalled[policy] = str(error)
         result = Results(scenario, runs, {}, stalled=stalled)
-        if runs:
+        if runs and options.alone:
             result.alone = alone(result, options, state, watch)
     return result
 
@@ -338,7 +348,7 @@ def alone(result: Results, options: Options, state: RunState, watch: Watch) -> d
 def _alone_runs(scenario: Scenario, options: Options) -> list[tuple[Job, str]]:
     """Each distinct job with each policy that it is measured alone with."""
     baselines = _baselines(options)
-    if len(scenario.jobs) == 1 and baselines:
+    if not options.alone or (len(scenario.jobs) == 1 and baselines):
         return []
     distinct = [job for job in scenario.jobs if _first_like(scenario, job) is job]
     return [(job, policy) for job in distinct for policy in baselines or ["cubic"]]

@@ -116,6 +116,9 @@ class RunState:
         for space in spaces:
             if remove_netns(space):
                 removed.append(f"network namespace {space}")
+        for name in [rest[0] for kind, *rest in entries if kind == "struct_ops"]:
+            if unregister(name):
+                removed.append(f"congestion control {name}")
         shutil.rmtree(self.path, ignore_errors=True)
         return removed
 
@@ -152,6 +155,12 @@ def remove_netns(name: str) -> bool:
     # A mount point whose namespace never came to be is a plain file.
     (NETNS / name).unlink(missing_ok=True)
     return done.returncode == 0
+
+
+def unregister(name: str) -> bool:
+    """Take a registration of struct_ops back, by its map's name; False when there was none."""
+    command = ["bpftool", "struct_ops", "unregister", "name", name]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def clean_dead(root: Path = ROOT) -> list[str]:

@@ -8,6 +8,7 @@ warm-up; the summary pools the slowdowns of all repeats and jobs of a policy.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,11 @@ import numpy.typing as npt
 from flowslot_scenario.job import Job
 from flowslot_scenario.scenario import Scenario
 
-BASELINES = ("cubic", "reno", "bbr")
+STOCK = ("cubic", "reno", "bbr")
+"""TCP as it comes."""
+TUNED = ("cubic+rto5", "reno+rto5", "dctcp", "cubic+fq")
+"""TCP as a user would tune it (lab/flowslot_lab/rivals.py)."""
+BASELINES = (*STOCK, *TUNED)
 FAIR = "fair"
 """The simulator's max-min sharing: what TCP would do in the ideal."""
 Floats = npt.NDArray[np.float64]
@@ -76,6 +81,9 @@ class Evidence:
     """The last error of each process that has had one."""
     cpu: dict[str, float] = field(default_factory=dict)
     """Processor time / elapsed time of each process while the jobs ran."""
+    marked: int = 0
+    unmarked: int = 0
+    """Packets that met a long queue at a switch that marks (DCTCP): those that bore no ECN, too."""
     network_busy: float = 0.0
     """Part of the time in which the processors that emulate the network were busy."""
     stolen: float = 0.0
@@ -97,6 +105,7 @@ class Evidence:
             "grpc_connections": self.grpc_connections,
             "control_packets": self.control_packets,
             "errors": self.errors,
+            "ecn": {"marked": self.marked, "unmarked": self.unmarked},
             "network_busy": round(self.network_busy, 4),
             "stolen": round(self.stolen, 4),
             "cpu": {name: round(share, 4) for name, share in self.cpu.items()},
@@ -317,7 +326,9 @@ class Results:
         }
 
 
-def best_baseline(summaries: list[Summary], metric: str) -> tuple[str, float] | None:
-    """The baseline with the lowest value of `metric`, and that value."""
-    values = [(s.policy, float(getattr(s, metric))) for s in summaries if s.policy in BASELINES]
+def best_baseline(
+    summaries: list[Summary], metric: str, among: Sequence[str] = BASELINES
+) -> tuple[str, float] | None:
+    """The baseline with the lowest value of `metric`, and that value; None: there is none."""
+    values = [(s.policy, float(getattr(s, metric))) for s in summaries if s.policy in among]
     return min(values, key=lambda pair: pair[1]) if values else None

@@ -8,7 +8,7 @@ import math
 from rich.console import Console
 from rich.table import Table
 
-from flowslot_scenario.results import Prediction, Results, Summary, best_baseline
+from flowslot_scenario.results import STOCK, TUNED, Prediction, Results, Summary, best_baseline
 
 BUSY = 0.8
 """The network's processors are idle while jobs compute: busier than this, they were too slow."""
@@ -142,13 +142,13 @@ def _summary_table(result: Results, summaries: list[Summary]) -> Table:
             cells.insert(1, _predicted(prediction, slowdown, 3))
         table.add_row(s.policy, *cells)
     metrics = ("slowdown_mean", "slowdown_p50", "slowdown_p99", "worst_job")
-    best = [best_baseline(summaries, metric) for metric in metrics]
-    if all(best):
-        table.add_section()
+    table.add_section()
+    for title, among in (("best stock TCP", STOCK), ("best tuned TCP", TUNED)):
+        best = [best_baseline(summaries, metric, among) for metric in metrics]
         cells = [f"{pair[1]:.3f} {pair[0]}" for pair in best if pair]
-        if result.predicted:
-            cells.insert(1, "")
-        table.add_row("best baseline", *cells)
+        if cells:
+            cells[1:1] = [""] * bool(result.predicted)
+            table.add_row(title, *cells)
     return table
 
 

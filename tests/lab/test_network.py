@@ -14,11 +14,12 @@ from leftovers import Host
 from pytest import MonkeyPatch
 from waiting import settle
 
-from flowslot_lab.net import LabError, Network, run
+from flowslot_lab.net import Network
 from flowslot_lab.processors import of_the_network
 from flowslot_lab.procs import start, stop
 from flowslot_lab.runner import LiveRun, Options, measure, planned
 from flowslot_lab.state import RunState, clean_dead, start_time
+from flowslot_lab.tools import LabError, run
 from flowslot_scenario.scenario import load, parse
 
 from .conftest import LEAVES_NOTHING, NOTHING, SCENARIOS, TWO_HOSTS, Flowslot, Quiet, begin, traces

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from flowslot_lab.net import Network, control_ip, data_ip, run
+from flowslot_lab.net import Network, control_ip, data_ip
 from flowslot_lab.state import RunState
+from flowslot_lab.tools import run
 from flowslot_scenario.scenario import Scenario, parse
 
 from .conftest import LEAVES_NOTHING, TWO_RACKS

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random scenarios: what is drawn, what is kept, and who has won."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from flowslot_lab.cli import app
+from flowslot_lab.mixes import Draw, as_data
+from flowslot_scenario.mixes import DUTY, LOAD, PERIOD_S, TOTAL_MBPS, as_toml, draw, load
+from flowslot_scenario.results import Results
+from flowslot_scenario.scenario import parse
+
+from .conftest import TWO_EQUAL
+from .test_results import make_run
+
+DRAWS = [draw(seed, number) for seed in (1, 2) for number in range(1, 41)]
+
+
+def test_draws_are_as_documented() -> None:
+    for one in DRAWS:
+        assert 2 <= len(one.hosts) <= 8 and 1 <= len(one.jobs) <= 4 and len(one.racks) != 1
+        assert 60 <= one.links.rate_mbps <= min(400, TOTAL_MBPS / len(one.hosts) + 0.1)
+        assert 32 <= one.links.buffer_kb <= 4000
+        assert LOAD[0] <= load(one) <= LOAD[1]
+        for job in one.jobs:
+            period = one.ideal_s(job)
+            assert PERIOD_S[0] * 0.95 <= period <= PERIOD_S[1] * 1.05
+            assert DUTY[0] - 0.05 <= 1 - job.compute_s / period <= DUTY[1] + 0.05
+            assert 1 <= job.sockets <= 4
+    assert {len(one.hosts) for one in DRAWS} == set(range(2, 9))
+    assert {len(one.racks) for one in DRAWS} == {0, 2, 3}
+    assert {len(one.jobs) for one in DRAWS} == {1, 2, 3, 4}
+    assert {job.kind for one in DRAWS for job in one.jobs} == {"ring", "ps"}
+
+
+def test_a_draw_is_its_scenario_file() -> None:
+    for one in DRAWS:
+        assert parse(as_toml(one), "file") == one
+    assert draw(1, 3) == DRAWS[2] and len({as_toml(one) for one in DRAWS}) == len(DRAWS)
+
+
+@pytest.mark.parametrize(
+    ("ours", "won", "mean", "worst"),
+    [
+        ([[1.2, 1.2], [1.2, 1.2]], True, 1.0, 1.2 / 1.3),
+        ([[1.1, 1.1], [1.3, 1.3]], True, 1.0, 1.0),
+        ([[1.2, 1.2], [1.3, 1.3]], False, 1.25 / 1.2, 1.0),
+        ([[1.0, 1.0], [1.4, 1.4]], False, 1.0, 1.4 / 1.3),
+    ],
+)
+def test_won_is_neither_mean_nor_worst_job_behind(
+    ours: list[list[float]], won: bool, mean: float, worst: float
+) -> None:
+    runs = [
+        make_run("stagger", 1, ours),
+        make_run("cubic", 1, [[1.4, 1.4], [1.4, 1.4]]),
+        make_run("reno+rto5", 1, [[1.1, 1.1], [1.3, 1.3]]),
+        make_run("static", 1, [[1.0, 1.0], [1.0, 1.0]]),  # is no rival
+    ]
+    one = Draw(TWO_EQUAL, Results(TWO_EQUAL, runs, {}).to_json())
+    assert one.best("slowdown_mean") == (pytest.approx(1.2), "reno+rto5")
+    assert one.won == won
+    assert one.ratio("slowdown_mean") == pytest.approx(mean)
+    assert one.ratio("worst_job") == pytest.approx(worst)
+    assert as_data([one])["won"] == won and as_data([one])["geometric_mean"] == pytest.approx(
+        mean, abs=1e-4
+    )
+
+
+@pytest.mark.root
+@pytest.mark.timeout(200)
+def test_what_is_there_is_not_measured_again(tmp_path: Path) -> None:
+    def mixes(*more: str) -> tuple[int, str]:
+        command = ["mixes", str(tmp_path), "--seed", "2", "--policy", "stagger,cubic+rto5"]
+        result = CliRunner().invoke(app, [*command, *more])
+        return result.exit_code, result.output
+
+    assert mixes("--iterations", "2", "--count", "1")[0] == 0
+    (kept,) = tmp_path.glob("*.json")
+    document, before = json.loads(kept.read_text()), kept.stat()
+    assert document["asked"]["scenario"] == as_toml(draw(2, 1))
+    assert {run["policy"] for run in document["runs"]} == {"stagger", "cubic+rto5"}
+    status, shown = mixes("--iterations", "2", "--count", "1")
+    assert (status, kept.stat()) == (0, before) and "of 1;" in shown
+    status, shown = mixes("--iterations", "3", "--count", "1")
+    assert status == 2 and "was measured with other options" in shown and kept.stat() == before
+    kept.write_text("{")
+    assert mixes("--iterations", "2", "--count", "1")[0] == 2

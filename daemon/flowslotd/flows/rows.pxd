@@ -12,6 +12,7 @@ cdef packed struct Row:
     int64_t looked
     uint8_t active
     uint8_t drained
+    uint8_t hung
     uint8_t kernel
     int64_t iteration
     int64_t inc

@@ -28,6 +28,7 @@ ROW = np.dtype(
         ("looked", "i8"),  # when (monotonic)
         ("active", "?"),
         ("drained", "?"),  # the kernel said so since the last look
+        ("hung", "?"),  # it has a rate, and bytes in the kernel, of which none moves
         ("kernel", "?"),  # the kernel's counter is available
         ("iteration", "i8"),
         ("inc", "i8"),
@@ -38,7 +39,7 @@ ROW = np.dtype(
         ("unreported", "i8"),  # headers and the like, which the kernel sends besides the target:
         ("unreported_last", "i8"),  # the least, and the last, of the last two iterations
         ("ready", "i8"),  # bytes of this iteration that may be sent by now, as the record says
-        ("supplied", "i8"),  # when it last had something to send, or got it (monotonic)
+        ("supplied", "i8"),  # when it last had something to send, or got it, and did not hang
         ("expected", "i8"),  # bytes of an iteration, learnt; 0 unknown
         ("onset", "i8"),  # when the communication phase began (monotonic), 0 never
         ("onset_inc", "i8"),

@@ -64,17 +64,18 @@ class Aggregates:
 
     def _look(self, now: Nanos, tops_up: bool) -> None:
         """Sum up what the table knows of the flows."""
-        times = np.zeros((len(self._members), 5), np.int64)
+        times = np.zeros((len(self._members), 6), np.int64)
         sums = np.zeros((len(self._members), 3))
         shares.add_up(now, self._view(self._table.rows), times, sums)
-        for aggregate, (active, onset, due, period, stalled), sizes in zip(
+        for aggregate, (active, onset, due, period, stalled, hung), sizes in zip(
             self._members, times.tolist(), sums.tolist(), strict=True
         ):
             if aggregate is NOBODY:
                 continue
             aggregate.active, aggregate.due, aggregate.period = bool(active), due, period
             aggregate.remaining, aggregate.target, aggregate.expected = sizes
-            aggregate.stalled = bool(active and stalled and tops_up)
+            # What moves again is seen at once: the slowest rate lets it.
+            aggregate.stalled = bool(active and stalled and (tops_up or hung))
             if active:
                 aggregate.onset = onset
 

@@ -20,8 +20,8 @@ KEEP_RATIO = 1.1
 KEEP_SLACK_S = 0.004
 """Flows keep their rates while the last one ends at most 10 % + 4 ms later than it could."""
 STALLED_NS = 60_000_000
-"""A flow that had nothing to send for so long, and got nothing, is given no rate until it has
-something: a slot of usual length, or from one look to the next where slots are longer."""
+"""A flow that hangs for so long, or had nothing to send and got nothing, is given no rate until it
+moves: a slot of usual length, or from one look to the next where slots are longer."""
 NEVER = 2**62
 
 # The same as C variables: shares.pxd declares them.
@@ -61,14 +61,15 @@ def add_up(
 ) -> None:
     """Sum up flows by aggregate; 0 is none, and its sums mean nothing.
 
-    `times`, int64[B, 5]: 1 if any is active, when the first active one began, when the first one
-    is due again, the longest period, 1 if no active one has had anything to send for STALLED_NS.
+    `times`, int64[B, 6]: 1 if any is active, when the first active one began, when the first one
+    is due again, the longest period; 1 if no active one has had anything to send for STALLED_NS, or
+    hangs; 1 if all of them hang.
     `sizes`, float64[B, 3]: bytes remaining, of this iteration, and expected of each iteration; with
     headers, because links and rates carry these too.
     """
     for b in range(len(times)):
         times[b, 0], times[b, 1], times[b, 2], times[b, 3] = 0, _never, _never, 0
-        times[b, 4] = 1
+        times[b, 4] = times[b, 5] = 1
         sizes[b, 0], sizes[b, 1], sizes[b, 2] = 0.0, 0.0, 0.0
     for i in range(len(rows)):
         b = rows[i].aggregate
@@ -77,6 +78,8 @@ def add_up(
             times[b, 0] = 1
             if rows[i].looked - rows[i].supplied < _stalled:
                 times[b, 4] = 0
+            if not rows[i].hung:
+                times[b, 5] = 0
             times[b, 1] = min(times[b, 1], onset)
             sizes[b, 0] += left(now, rows, i)
         if onset > 0:

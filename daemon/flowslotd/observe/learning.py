@@ -112,7 +112,8 @@ def advance(  # noqa: PLR0917
         if not working and ready == 0 and total > 0:
             rows[r].expected = total
 
-        supply(now, rows, r, ready, sent, remaining, began)
+        still = not began and ready == rows[r].ready and remaining == rows[r].remaining
+        supply(now, rows, r, still, kernel and posted > sent, 0 < ready <= sent)
         same = rows[r].kernel == kernel and rows[r].active == (remaining > 0)
         if began or not same or rows[r].origin + rows[r].target != base + target:
             moved += 1
@@ -152,12 +153,14 @@ def reported(rows: Any, r: int, sent: int, target: int) -> int:
 
 
 def supply(  # noqa: PLR0917
-    now: int, rows: Any, r: int, ready: int, sent: int, remaining: int, began: bool
+    now: int, rows: Any, r: int, still: bool, waits: bool, dry: bool
 ) -> None:
-    """Unless row `r` is dry: it has nothing to send, has got nothing, and has sent nothing since
-    the last look. A job that does not say what is ready is never taken to have nothing."""
-    still = ready == rows[r].ready and remaining == rows[r].remaining
-    if began or not (still and 0 < ready <= sent):
+    """Unless row `r` is dry or hangs: `still` it has got nothing and sent nothing since the last
+    look. It hangs if bytes of it wait in the kernel although it has a rate, or had one until it
+    hung: its peer has stopped to read, or is not there any more. A job that does not say what is
+    ready is never taken to be dry."""
+    rows[r].hung = still and waits and (rows[r].rate > 0 or rows[r].hung)
+    if not (rows[r].hung or (still and dry)):
         rows[r].supplied = now
 
 

@@ -41,7 +41,8 @@
 /* Top-up: given up when the RTT is this share of the buffer above its minimum... */
 #define FS_QUEUE_PERCENT 30
 #define FS_EPOCH_NS (2 * FS_MS)
-/* ... when the flow was idle this long, and it begins after so long a backlog. */
+/* ... when the flow was idle for as long as that queue lasts, and at least this long; and it begins
+ * after so long a backlog. */
 #define FS_GAP_NS (1 * FS_MS)
 #define FS_SETTLE_NS (1 * FS_MS)
 /* Acknowledgements further apart than this count as this. */
@@ -55,5 +56,9 @@
 #define FS_REPAY_SHARE 4
 #define FS_OVER_SHARE 32
 #define FS_AHEAD (1 << 17)
+
+/* Bursts: an idle flow's credit is whole again after so long, whatever its rate. */
+#define FS_REFILL_NS (10 * FS_MS)
+#define FS_FAST (1ULL << 33) /* bytes/s; credit of one second still fits into 64 bits */
 
 #endif

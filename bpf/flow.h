@@ -17,6 +17,7 @@ struct flow {
 	__u64 epoch_ns;   /* when rtt_now's began */
 	__u32 rtt_now, rtt_before; /* lowest RTT of this epoch and the one before; all ones: none */
 	__u32 slot;       /* 0: none */
+	__s32 credit;     /* what is left of the burst, bytes */
 	__u8 mode;
 	__u8 woke_pacing; /* we turned on the socket's pacing */
 };

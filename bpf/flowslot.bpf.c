@@ -72,21 +72,26 @@ __u32 BPF_PROG(fs_min_tso_segs, struct sock *sk)
 	__u64 now = bpf_ktime_get_ns();
 	__u32 slot = f->slot;
 	struct fs_stat *st = bpf_map_lookup_elem(&fs_stat, &slot);
+	struct fs_ctl *ctl = entry_of(f);
 
 	if (!f->cookie)
 		announce(sk, f);
 	if (f->idle_ns && tp->write_seq != tp->snd_nxt) {
+		__u64 gap = now - f->idle_ns;
+
 		/* The queue that the old top-up was fit for is history; others may start now too. */
-		if (now - f->idle_ns > FS_GAP_NS)
+		if (!ctl || gap > max64(FS_GAP_NS, ctl->queue_us * 10ULL * FS_QUEUE_PERCENT))
 			f->extra = 0;
 		if (st && slot)
 			st->drained = 0; /* the borrower must do without */
-		f->idle_ns = 0;
 		f->rtt_now = ~0U;
 		f->rtt_before = ~0U;
 		f->backlog_ns = 0;
 		f->owed = 0;
 		f->owed_ns = now;
+		if (ctl)
+			credit(f, ctl, ctl->burst * min64(gap, FS_REFILL_NS) / FS_REFILL_NS);
+		f->idle_ns = 0;
 	}
 	steer(sk, f, now);
 	publish(sk, f, now);
@@ -145,6 +150,7 @@ void BPF_PROG(fs_init, struct sock *sk)
 	f->extra = 0;
 	f->drained = 0;
 	f->owed = 0;
+	f->credit = 0;
 	f->owed_ns = now;
 	f->owed_sent = ((struct tcp_sock *)sk)->bytes_sent;
 	f->epoch_ns = now;

@@ -48,6 +48,7 @@ static __always_inline void enter(struct sock *sk, struct flow *f, __u8 mode, __
 	f->owed = 0;
 	f->owed_ns = now;
 	f->owed_sent = tp->bytes_sent;
+	f->credit = 0;
 	/* The thresholds of the time when losses did not count say nothing; during recovery the
 	 * kernel steers by this one. */
 	if (f->mode == FS_RESERVED && !recovering(sk))
@@ -56,15 +57,33 @@ static __always_inline void enter(struct sock *sk, struct flow *f, __u8 mode, __
 }
 
 /*
+ * A token bucket: what the reserved rate allowed and nobody sent may be sent at the ceiling later,
+ * up to ctl->burst bytes. A flow that sends step by step, as in a ring, uses the link like TCP,
+ * and a phase need not wait for its grant; bursts of all flows together fit into the buffer.
+ */
+static __always_inline void credit(struct flow *f, struct fs_ctl *ctl, __s64 bytes)
+{
+	__s64 sum = (__s64)f->credit + bytes;
+
+	if (sum > (__s64)ctl->burst)
+		sum = ctl->burst;
+	if (sum < -FS_AHEAD)
+		sum = -FS_AHEAD;
+	f->credit = sum;
+}
+
+/*
  * What must be added to the rate to make good what late timers and busy processors lost. TCP's
  * pacing makes up for half a burst at most.
  */
-static __always_inline __u64 catch_up(struct tcp_sock *tp, struct flow *f, __u64 rate, __u64 now)
+static __always_inline __u64 catch_up(struct tcp_sock *tp, struct flow *f, struct fs_ctl *ctl,
+				      __u64 rate, __u64 now)
 {
-	__u64 passed = min64(now - f->owed_ns, FS_OWED_NS);
-	__s64 most = rate * FS_OWED_NS / FS_SECOND;
+	__u64 passed = min64(now - f->owed_ns, FS_SECOND);
+	__s64 sent = tp->bytes_sent - f->owed_sent, most = rate * FS_OWED_NS / FS_SECOND;
 
-	f->owed += (__s64)(rate * passed / FS_SECOND) - (__s64)(tp->bytes_sent - f->owed_sent);
+	credit(f, ctl, (__s64)(min64(ctl->reserved, FS_FAST) * passed / FS_SECOND) - sent);
+	f->owed += (__s64)(rate * min64(passed, FS_OWED_NS) / FS_SECOND) - sent;
 	f->owed_ns = now;
 	f->owed_sent = tp->bytes_sent;
 	if (f->owed > most)
@@ -111,8 +130,10 @@ static __always_inline void steer(struct sock *sk, struct flow *f, __u64 now)
 		if (mode != f->mode)
 			enter(sk, f, mode, now);
 		rate = max64(min64(reserved(ctl, now) + f->extra, ctl->ceiling), FS_MIN_RATE);
-		rate = min64(rate + catch_up(tp, f, rate, now),
+		rate = min64(rate + catch_up(tp, f, ctl, rate, now),
 			     max64(ctl->ceiling + ctl->ceiling / FS_OVER_SHARE, rate));
+		if (f->credit >= (__s32)tp->mss_cache)
+			rate = max64(rate, ctl->ceiling);
 		cwnd = window(tp, f, rate);
 		if (mode == FS_RESERVED) {
 			if (recovering(sk))
@@ -165,8 +186,10 @@ static __always_inline void top_up(struct tcp_sock *tp, struct flow *f, struct f
 	if (rtt == ~0U)
 		return;
 	queue = rtt > base ? (rtt - base) * 100 / max64(ctl->queue_us, 1) : 0;
-	if (queue > FS_OWED_PERCENT && f->owed > 0)
-		f->owed = 0;
+	if (queue > FS_OWED_PERCENT) {
+		f->owed = f->owed < 0 ? f->owed : 0;
+		f->credit = f->credit < 0 ? f->credit : 0;
+	}
 	if (queue > FS_QUEUE_PERCENT) {
 		f->extra = 0;
 	} else if (f->backlog_ns && now - f->backlog_ns > FS_SETTLE_NS) {

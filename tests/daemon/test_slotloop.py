@@ -12,7 +12,6 @@ from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.policy.base import Pace
 from flowslot.protocol.grants import Granted
 from flowslotd.negotiate.source import RateSource
-from flowslotd.pace.rate_table import GROWTH_PER_MS
 
 from .conftest import TOPOLOGY
 from .hosts import Opened
@@ -52,14 +51,21 @@ def test_from_a_record_to_the_kernel_and_back(topology, make_job):
     setup.grant(now, Granted(7, 12e6, 20e6))
     entry = setup.pacer.entries[7]
     assert (entry.reserved, entry.ceiling, entry.guaranteed) == (12e6, 20e6, True)
-    assert entry.growth == pytest.approx(GROWTH_PER_MS * topology.links[3].goodput)
     assert entry.queue_us == 128_000 * 8 / 0.4e9 * 1e6
+    holds = topology.links[3].goodput * entry.queue_us / 1e6
+    assert overshoot(entry) == pytest.approx(0.3 * holds / 16, rel=1e-3)
+    assert entry.burst == pytest.approx(0.6 * holds)
     assert setup.pacer.deadline == now + 2 * SLOT
 
     flow.close()
     setup.slot(1)
     assert setup.pacer.entries == {}
     assert [done.flow for done in setup.desk.dones] == [7]
+
+
+def overshoot(entry):
+    """Bytes that top-up sends in the 4 ms before the RTT tells that it is too much."""
+    return entry.growth * 4**2 / 2 / 1000
 
 
 def granted(topology, make_job, rate):
@@ -94,12 +100,11 @@ def test_a_daemon_without_flows_lets_the_kernel_know_that_it_lives(topology):
 def test_top_up_of_a_waiting_flow_fills_what_another_job_leaves(topology, make_job):
     setup = granted(topology, make_job, 1e6)
     entry = setup.pacer.entries[7]
-    # Growing for 4 ms before the RTT tells, it fills at most 30 % of the buffer.
-    overshoot = entry.growth * 4**2 / 2 / 1000  # bytes
     holds = topology.links[3].goodput * entry.queue_us / 1e6
-    assert overshoot == pytest.approx(0.3 * holds, rel=1e-3)
+    assert overshoot(entry) == pytest.approx(0.3 * holds, rel=1e-3)
     setup.grant(Nanos(slot_start(0) + 7 * MILLISECOND), Granted(7, 20e6, 20e6))
-    assert setup.pacer.entries[7].growth == 0.0  # nothing above the ceiling
+    entry = setup.pacer.entries[7]
+    assert (entry.growth, entry.burst) == (0.0, 0.0)  # nothing above the ceiling
 
 
 def test_nothing_goes_down_when_nothing_changes(topology, make_job):

@@ -127,6 +127,28 @@ def test_top_up_is_given_up_when_a_queue_grows(net: Any, pacer: BpfPacer, enlist
     settle(gives_way, what="given up, and back, without much loss")
 
 
+def test_what_was_not_sent_is_made_good_by_a_burst(pacer: BpfPacer, enlisted: Flows) -> None:
+    flow = enlisted(busy=False)
+    apply(pacer, entry(flow, MB, ceiling=20 * MB, queue_us=100_000, burst=MB))
+    flow.sock.settimeout(10)
+
+    def lasts(size: int) -> float:
+        """Seconds until so many bytes have arrived."""
+        began, before = time.monotonic(), flow.received()
+        flow.sock.sendall(bytes(size))
+        settle(lambda: flow.received() >= before + size)
+        return time.monotonic() - began
+
+    def bursts() -> bool:
+        time.sleep(0.1)  # its credit is whole again
+        took = lasts(3 * MB)
+        assert took > 1.6, "one burst, then the rate"
+        return took < 2.5
+
+    lasts(1000)  # from now on it is paced
+    settle(bursts, what="a burst")
+
+
 def test_the_smallest_rtt_of_a_path_is_shared(net: Any, pacer: BpfPacer, enlisted: Flows) -> None:
     first, second = enlisted(), enlisted()
     assert set_rate(pacer, {first: 5 * MB, second: 5 * MB}) == 2

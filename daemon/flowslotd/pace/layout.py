@@ -34,6 +34,8 @@ CTL = np.dtype(
         ("guaranteed", "u4"),
         ("lender", "u4"),
         ("lender_cookie", "u4"),
+        ("burst", "u4"),
+        ("pad0", "u4"),
     ]
 )
 

@@ -31,10 +31,12 @@ class PaceEntry(NamedTuple):
     """Bytes/s of top-up per ms while the path's queue is short; 0: no top-up."""
     queue_us: int = 1000
     """How long the smallest buffer of the path lasts at its link's rate."""
+    burst: float = 0.0
+    """Bytes that may be sent at the ceiling after they were not sent at the reserved rate."""
 
 
 ENTRY = np.dtype(
-    list(zip(PaceEntry._fields, ("u8", "f8", "f8", "?", "f8", "i8"), strict=True)),
+    list(zip(PaceEntry._fields, ("u8", "f8", "f8", "?", "f8", "i8", "f8"), strict=True)),
 )
 Entries = NDArray[np.void]
 """ENTRY[N]: the same, packed."""

@@ -19,6 +19,8 @@ cdef packed struct Ctl:
     uint32_t guaranteed
     uint32_t lender
     uint32_t lender_cookie
+    uint32_t burst
+    uint32_t pad0
 # end
 
 # struct Stat from flowslotd.pace.layout:STAT
@@ -54,20 +56,21 @@ cdef packed struct Entry:
     uint8_t guaranteed
     double growth
     int64_t queue_us
+    double burst
 # end
 
-cdef double _slow, _fastest, _waiting, _max_rate, _max_small, _fits_per_us
+cdef double _slowest, _fastest, _waiting, _served, _max_rate, _max_small, _fits_per_us, _burst_part, _burst_us
 
 cpdef typed_rows(Row[::1] rows)
 cpdef typed_entries(Entry[::1] entries)
 cpdef typed_ctl(Ctl[::1] ctl)
 cpdef typed_stat(const Stat[::1] stat)
 cpdef bint are(Row[::1] rows, const Py_ssize_t[::1] at, const uint64_t[::1] flows)
-@cython.locals(fast=double)
+@cython.locals(part=double)
 cpdef double growth(double rate, double share, int64_t queue_us)
 @cython.locals(
     rates=double[:], ceilings=double[:], guaranteed=uint8_t[:], n=Py_ssize_t, grows=double,
-    same=cython.bint,
+    burst=double, same=cython.bint,
 )
 cpdef Py_ssize_t put(
     Entry[::1] held, Row[::1] rows, const Py_ssize_t[::1] at, tuple columns, bint hard,

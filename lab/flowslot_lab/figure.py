@@ -56,7 +56,7 @@ def draw(result: Results, path: Path) -> None:
         panel.sharey(axes[0])
     axes[len(shown) - 1].set_xlabel("time (s)")
     _distribution(axes[-1], result)
-    title = f"{result.scenario.name}: {result.scenario.description}"
+    title = f"{result.scenario.title}: {result.scenario.description}"
     figure.suptitle(title, x=0.01, ha="left", parse_math=False)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)

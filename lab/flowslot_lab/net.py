@@ -160,7 +160,9 @@ class Network:
         behave that do not choose a congestion control themselves."""
         self._rival = rival
         self._congestion_control = rival.congestion_control
-        self._rto_min_ms = rival.rto_min_ms or scenario.rto_min_ms
+        self._rto_min_ms = scenario.rto_min_ms
+        if rival.rto_min_ms is not None:
+            self._rto_min_ms = round(rival.rto_min_ms * scenario.slower)
         self._slack_us = timer_slack_us
         self._wire = WIRE if stacked else NIC
         self.scenario = scenario

@@ -315,6 +315,7 @@ class Results:
         return {
             "scenario": self.scenario.name,
             "seed": self.scenario.seed,
+            "slower": self.scenario.slower,
             "runs": [
                 run.to_json(self.scenario, self.alone, self.predicted.get(run.policy))
                 for run in self.runs

@@ -122,7 +122,7 @@ def _summary_table(result: Results, summaries: list[Summary]) -> Table:
     repeats = max(run.repeat for run in result.runs)
     count = max(summary.iterations for summary in summaries)
     table = Table(
-        title=f"{scenario.name}: slowdown over {count} iterations in {repeats} repeats",
+        title=f"{scenario.title}: slowdown over {count} iterations in {repeats} repeats",
         title_justify="left",
     )
     table.add_column("policy")
@@ -153,7 +153,8 @@ def _summary_table(result: Results, summaries: list[Summary]) -> Table:
 
 
 def _job_table(result: Results) -> Table:
-    table = Table(title="iteration times, s (repeats pooled)", title_justify="left")
+    title = f"{result.scenario.title}: iteration times, s (repeats pooled)"
+    table = Table(title=title, title_justify="left")
     table.add_column("policy")
     table.add_column("job")
     titles = ["mean", "p50", "p99", "Ideal", "slowdown", "p99 slowdown"]

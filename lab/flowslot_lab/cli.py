@@ -93,6 +93,9 @@ def run(
     change: _Changes = None,
     slower: _Slower = None,
     predicted: _Predicted = True,
+    budget: Annotated[
+        bool, typer.Option("--budget", help="record where the jobs' time goes, and show that too")
+    ] = False,
     keep_logs: Annotated[
         Path | None, typer.Option(help="keep logs and configuration files in this directory")
     ] = None,
@@ -108,7 +111,9 @@ def run(
     per_rack = switches == "per-rack"
     if per_rack:
         _check_per_rack(loaded, switch)
-    options = Options(_policies(policy), repeat, iterations, switch, per_rack)
+    if budget and any(job.kind == "pslite" for job in loaded.jobs):
+        _die('--budget: cannot look into jobs of kind "pslite"; leave it out', _BAD_INPUT)
+    options = Options(_policies(policy), repeat, iterations, switch, per_rack, budget=budget)
     _need_root()
     with _run_state(keep_logs) as state, Bar(loaded.name, planned(loaded, options)) as bar:
         predictions: dict[str, Prediction] = {}

@@ -19,7 +19,7 @@ MARKED_PART, LEAST_MARKED = 0.25, 6_000
 """A switch's port marks packets while its queue is longer than this part of its buffer, and than so
 many bytes."""
 NEVER = 2**32 - 1
-_OBJECTS = Path(__file__).parents[2] / "bpf"
+OBJECTS = Path(__file__).parents[2] / "bpf"
 _NAME, _STRUCT_OPS = b"fs_placeholder_", b"dctcp_ops"
 _MARK_ABOVE, _DROP_ABOVE = 0xF1075107, 0xF1075108
 
@@ -48,7 +48,7 @@ RIVALS = {name: Rival(name) for name in STOCK} | {
 
 def _object(name: str, folder: Path, changes: Iterable[tuple[bytes, bytes]]) -> Path:
     """A compiled program with its placeholders filled in. Raises LabError."""
-    file = _OBJECTS / name
+    file = OBJECTS / name
     if not file.exists():
         raise LabError(f"{file} is missing: build it with `make -C bpf`")
     data = file.read_bytes()

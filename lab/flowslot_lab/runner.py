@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from flowslot_lab.budget import Recorder
 from flowslot_lab.jobset import JobSet, Stalled
 from flowslot_lab.jobspec import iteration_times
 from flowslot_lab.net import Counters, Network
@@ -61,6 +62,8 @@ class Options:
     per_rack: bool = False
     alone: bool = True
     """Measure each distinct job alone, too."""
+    budget: bool = False
+    """Record where the time goes."""
 
     @property
     def stacked(self) -> bool:
@@ -88,8 +91,11 @@ class LiveRun:
         *,
         per_rack: bool = False,
         stacked: bool = False,
+        budget: bool = False,
     ) -> None:
-        """`per_rack`, `stacked`: see Options."""
+        """`per_rack`, `stacked`, `budget`: see Options."""
+        self._budget = budget
+        self.recorder: Recorder | None = None
         self.scenario = scenario
         self.state = state
         self.policy = policy
@@ -112,6 +118,7 @@ class LiveRun:
                 use_switch,
                 per_rack=per_rack,
                 backend=backend or "auto",
+                traced=budget,
             )
         self.jobs = JobSet(
             scenario,
@@ -119,12 +126,15 @@ class LiveRun:
             state,
             register=self.plane.register if self.plane is not None else lambda _host: "",
             iterations=scenario.warmup + iterations,
+            logged=budget,
         )
 
     def __enter__(self) -> LiveRun:
         try:
             self.state.begin(f"{self.scenario.name}-{self.policy}")
             self.net.up()
+            if self._budget:
+                self.recorder = Recorder(self.net)
             if self.plane is not None:
                 self.plane.start()
             self.jobs.start()
@@ -159,6 +169,8 @@ class LiveRun:
         done = False
         while not done:
             done = self.jobs.follow()
+            if self.recorder is not None:
+                self.recorder.drain()
             by_job = self.jobs.iterations_done()
             watch.advance(min(by_job))
             yield sum(by_job)
@@ -184,6 +196,8 @@ class LiveRun:
             utilisation=self._utilisation(before, after),
         )
         self.check(evidence)
+        if self.recorder is not None:
+            run.budget = self.recorder.work_out(self.scenario, self.jobs, self.plane)
         return run
 
     def _complaints(self) -> list[str]:
@@ -304,6 +318,7 @@ def measure(scenario: Scenario, options: Options, state: RunState, watch: Watch)
                     options.use_switch,
                     per_rack=options.per_rack,
                     stacked=options.stacked,
+                    budget=options.budget,
                 )
                 label = f"{policy}, repeat {repeat} of {options.repeat}"
                 try:

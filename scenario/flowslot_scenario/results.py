@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from flowslot_scenario.budget import JobBudget
 from flowslot_scenario.job import Job
 from flowslot_scenario.scenario import Scenario
 
@@ -37,6 +38,7 @@ class Prediction:
     simulated: str
     slowdown_mean: float
     mean_s: dict[str, float]
+    budget: list[JobBudget] = field(default_factory=list)
 
     @property
     def of_ideal_tcp(self) -> bool:
@@ -159,6 +161,8 @@ class Run:
     retransmits: int
     utilisation: dict[str, float]
     livelock: str = ""
+    budget: list[JobBudget] = field(default_factory=list)
+    """Of each job; empty where it was not asked for."""
 
     def to_json(
         self, scenario: Scenario, alone: dict[str, float], predicted: Prediction | None
@@ -175,6 +179,7 @@ class Run:
                 for job in self.jobs
             ],
             "retransmits": self.retransmits,
+            **({"budget": [job.to_json() for job in self.budget]} if self.budget else {}),
             "links": [
                 {
                     "link": link,
@@ -309,6 +314,18 @@ class Results:
             for policy, prediction in self.predicted.items()
             if not prediction.of_ideal_tcp
         }
+
+    def budgets(self) -> list[tuple[str, list[JobBudget]]]:
+        """Of each run that has one, what to call it; and of each prediction."""
+        found = []
+        for run in self.runs:
+            if run.budget:
+                found.append((f"{run.policy}, {run.repeat}", run.budget))
+        for policy, prediction in self.predicted.items():
+            if prediction.budget:
+                star = "*" if prediction.of_ideal_tcp else ""
+                found.append((f"{policy}, predicted{star}", prediction.budget))
+        return sorted(found, key=lambda pair: self.policies().index(pair[0].partition(",")[0]))
 
     def to_json(self) -> dict[str, Any]:
         """The document that `-o json` prints."""

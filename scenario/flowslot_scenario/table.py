@@ -8,6 +8,7 @@ import math
 from rich.console import Console
 from rich.table import Table
 
+from flowslot_scenario.budget import print_budgets
 from flowslot_scenario.results import STOCK, TUNED, Prediction, Results, Summary, best_baseline
 
 BUSY = 0.8
@@ -30,6 +31,8 @@ def print_result(result: Results, console: Console) -> None:
     console.print("Slowdown = iteration time / Ideal. Ideal, the physical limit of a job alone:")
     for job in scenario.jobs:
         console.print(f"  {scenario.explain_ideal(job)}", highlight=False)
+    if budgets := result.budgets():
+        print_budgets(scenario.title, budgets, console)
     _tell_of_livelocks(result, console)
     _warn_of_busy_processors(result, console)
     _warn_of_stolen_time(result, console)

@@ -152,7 +152,10 @@ def _by_flow(records: Records) -> dict[int, Records]:
     """Packets by the flow that they are of."""
     if not len(records):
         return {}
-    key = _key(*(records[name].astype(np.int64) for name in ("src", "dst", "sport", "dport")))
+    src, dst, sport, dport = (
+        records[name].astype(np.int64) for name in ("src", "dst", "sport", "dport")
+    )
+    key = src << 40 | dst << 32 | sport << 16 | dport  # as _key
     order = np.argsort(key, kind="stable")
     records, key = records[order], key[order]
     cuts = np.flatnonzero(np.diff(key)) + 1

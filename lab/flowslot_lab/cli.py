@@ -114,6 +114,12 @@ def run(
     if budget and any(job.kind == "pslite" for job in loaded.jobs):
         _die('--budget: cannot look into jobs of kind "pslite"; leave it out', _BAD_INPUT)
     options = Options(_policies(policy), repeat, iterations, switch, per_rack, budget=budget)
+    if "prio" in options.policies and not any(job.protected for job in loaded.jobs):
+        _die(
+            "--policy prio: no job of the scenario is `protected`: say whose packets go first, or "
+            "leave it out",
+            _BAD_INPUT,
+        )
     _need_root()
     with _run_state(keep_logs) as state, Bar(loaded.name, planned(loaded, options)) as bar:
         predictions: dict[str, Prediction] = {}
@@ -147,6 +153,9 @@ def mixes(
     ] = 20,
     repeat: Annotated[int, typer.Option(min=1, help="interleaved repeats")] = 1,
     slower: _Slower = None,
+    budget: Annotated[
+        bool, typer.Option("--budget", help="measure the losing draws again, with `--budget`")
+    ] = False,
     output: OutputOption = "table",
 ) -> None:
     """Run random scenarios, those that FOLDER has no results of yet, and compare with TCP."""
@@ -158,15 +167,19 @@ def mixes(
     if not _can_be_made(folder):
         _die(f"{folder}: must be a directory that can be written to", _BAD_INPUT)
     _need_root()
+    wide = Console(width=None if sys.stdout.isatty() else 150)
     try:
         with _run_state(None) as state:
             draws = drawn.run(drawn.files(seed, count, slower or 1.0), folder, options, state)
+            if budget:
+                explained = wide if output == "table" else Console(file=sys.stderr, width=150)
+                drawn.explain(draws, folder, options, state, explained)
     except ConfigError as error:
         _die(str(error), _BAD_INPUT)
     except (LabError, RunFailed) as error:
         _die(str(error), _FAILURE)
     if output == "table":
-        drawn.show(draws, Console(width=None if sys.stdout.isatty() else 150))
+        drawn.show(draws, wide)
     else:
         print(as_text(drawn.as_data(draws), output))
 

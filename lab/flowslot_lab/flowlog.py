@@ -67,4 +67,5 @@ def read(path: Path) -> Logged:
     """Read a file, but for what is written right now."""
     head, _, body = path.read_bytes().partition(b"\n")
     whole = len(body) // RECORD.itemsize * RECORD.itemsize
-    return Logged(*json.loads(head), np.frombuffer(body[:whole], RECORD))
+    src, dst, sport, dport, cookie = json.loads(head)
+    return Logged(src, dst, sport, dport, cookie, np.frombuffer(body[:whole], RECORD))

@@ -16,6 +16,7 @@ from flowslot_lab.jobspec import JobSpec, Report
 from flowslot_lab.net import Network, data_ip
 from flowslot_lab.procs import Process, start, stop
 from flowslot_lab.pslite import environment
+from flowslot_lab.rivals import PROTECTED_TOS
 from flowslot_lab.state import RunState
 from flowslot_lab.tools import LabError
 from flowslot_scenario.job import Job
@@ -109,6 +110,7 @@ class JobSet:
             start_s=job.start_s,
             register=self._register(job.processes[rank]),
             library=job.library,
+            tos=PROTECTED_TOS if job.protected else 0,
             log=str(self._log_of(job, rank)) if self._logged else "",
         )
 

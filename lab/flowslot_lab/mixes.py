@@ -23,6 +23,7 @@ from flowslot_lab.predict import NoPrediction, predict
 from flowslot_lab.progress import Bar
 from flowslot_lab.runner import Options, measure, planned
 from flowslot_lab.state import RunState
+from flowslot_scenario.budget import JobBudget, print_budgets
 from flowslot_scenario.mixes import as_toml, draw, load
 from flowslot_scenario.results import BASELINES
 from flowslot_scenario.scenario import Scenario, parse
@@ -133,18 +134,59 @@ def _measure(
     scenario = parse(file, "draw")
     path, results = folder / f"{scenario.name}.toml", folder / f"{scenario.name}.json"
     path.write_text(file)
-    bar.begin("prediction", 0)
-    try:
-        predicted = predict(path, [], scenario, options, state)
-    except NoPrediction:
-        predicted = {}
-    result = measure(scenario, options, state, bar)
-    result.predicted = predicted
-    document = {"asked": _asked(file, scenario, options), **result.to_json()}
+    document = {
+        "asked": _asked(file, scenario, options),
+        **_results(folder, scenario, options, state, bar),
+    }
     scratch = results.with_suffix(".new")
     scratch.write_text(json.dumps(document, indent=1))
     scratch.replace(results)
     return document
+
+
+def _results(
+    folder: Path, scenario: Scenario, options: Options, state: RunState, bar: Bar
+) -> dict[str, Any]:
+    """Of a draw whose file is in the folder."""
+    bar.begin("prediction", 0)
+    try:
+        predicted = predict(folder / f"{scenario.name}.toml", [], scenario, options, state)
+    except NoPrediction:
+        predicted = {}
+    result = measure(scenario, options, state, bar)
+    result.predicted = predicted
+    return result.to_json()
+
+
+def explain(
+    draws: list[Draw], folder: Path, options: Options, state: RunState, console: Console
+) -> None:
+    """Measure the losing draws once more, ours and the best TCP, and print where the time goes.
+
+    Kept in the folder, too. What `measure` raises.
+    """
+    for one in draws:
+        if one.won:
+            continue
+        kept = folder / f"{one.scenario.name}.budget.json"
+        if not kept.exists():
+            policies = (OURS, one.best("slowdown_mean")[1])
+            again = Options(policies, 1, options.measured(one.scenario), alone=False, budget=True)
+            with Bar("budgets", planned(one.scenario, again)) as bar:
+                bar.prefix = one.scenario.title
+                kept.write_text(json.dumps(_results(folder, one.scenario, again, state, bar)))
+        print_budgets(one.scenario.title, _budgets(json.loads(kept.read_text())), console)
+
+
+def _budgets(document: dict[str, Any]) -> list[tuple[str, list[JobBudget]]]:
+    """Of results: of each run, and of what was predicted of it."""
+    found = []
+    for run in document["runs"]:
+        for key, name in (("budget", ""), ("predicted_budget", ", predicted")):
+            jobs = [JobBudget.read(job) for job in run.get(key, ())]
+            if jobs:
+                found.append((f"{run['policy']}{name}", jobs))
+    return found
 
 
 def as_data(draws: list[Draw]) -> dict[str, Any]:

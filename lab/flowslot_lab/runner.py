@@ -195,7 +195,7 @@ class LiveRun:
             retransmits=after.retransmits - before.retransmits,
             utilisation=self._utilisation(before, after),
         )
-        self.check(evidence)
+        self.check(evidence, run.retransmits)
         if self.recorder is not None:
             run.budget = self.recorder.work_out(self.scenario, self.jobs, self.plane)
         return run
@@ -225,11 +225,12 @@ class LiveRun:
             cpu={p.name: (p.cpu_s() - cpu_before[p.name]) / elapsed for p in self.processes()},
         )
         evidence.marked, evidence.unmarked = self.net.marked()
+        evidence.queues, evidence.protected_bytes = self.net.in_queues()
         if self.plane is not None:
             self.plane.testify(evidence)
         return evidence
 
-    def check(self, evidence: Evidence) -> None:
+    def check(self, evidence: Evidence, retransmits: int = 0) -> None:
         """Raises RunFailed unless the evidence is what the policy needs."""
         expected = expected_bytes(self.scenario, self.scenario.warmup + self.iterations)
         missing = []
@@ -239,8 +240,7 @@ class LiveRun:
             missing.append("no reservation was granted")
         if self._kind in _PACED and evidence.rate_writes == 0:
             missing.append("no rate was written to the kernel")
-        if evidence.unmarked > evidence.marked:
-            missing.append(f"{evidence.unmarked} packets bore no ECN, {evidence.marked} did")
+        missing += self._missing_of_rival(evidence, retransmits)
         switch = self.plane is not None and self.plane.use_switch
         if self._kind in _SCHEDULED and switch and evidence.scheduled == 0:
             missing.append("no schedule was accepted by a switch process")
@@ -252,6 +252,22 @@ class LiveRun:
         if missing:
             what = "; ".join([*missing, *evidence.errors])
             raise RunFailed(f"{self.scenario.name}, {self.policy}: {what}")
+
+    def _missing_of_rival(self, evidence: Evidence, retransmits: int) -> list[str]:
+        """A rival whose mechanism shows no effect was not measured."""
+        rival = RIVALS.get(self.policy)
+        missing = []
+        if evidence.unmarked > evidence.marked:
+            missing.append(f"{evidence.unmarked} packets bore no ECN, {evidence.marked} did")
+        if self.policy == "dctcp" and retransmits and not evidence.marked:
+            missing.append(f"{retransmits} packets were lost, and none was marked before")
+        if rival is not None and rival.fair_queues:
+            flows = max(self.scenario.flows_on_link().values())
+            if evidence.queues < min(flows, 2):
+                missing.append(f"{flows} flows had {evidence.queues} queues at a port")
+        if rival is not None and rival.priority and not evidence.protected_bytes:
+            missing.append("no port has sent anything of a protected job")
+        return missing
 
     def _job_run(self, job: Job) -> JobRun:
         reports = self.jobs.reports(job)

@@ -21,7 +21,7 @@ from flowslot_scenario.scenario import Scenario
 
 STOCK = ("cubic", "reno", "bbr")
 """TCP as it comes."""
-TUNED = ("cubic+rto5", "reno+rto5", "dctcp", "cubic+fq")
+TUNED = ("cubic+rto5", "reno+rto5", "dctcp", "cubic+fq", "prio")
 """TCP as a user would tune it (lab/flowslot_lab/rivals.py)."""
 BASELINES = (*STOCK, *TUNED)
 FAIR = "fair"
@@ -86,6 +86,10 @@ class Evidence:
     marked: int = 0
     unmarked: int = 0
     """Packets that met a long queue at a switch that marks (DCTCP): those that bore no ECN, too."""
+    queues: int = 0
+    """The most flows that had a queue of their own at a port (cubic+fq)."""
+    protected_bytes: int = 0
+    """What the ports have sent of protected jobs, ahead of all others (prio)."""
     network_busy: float = 0.0
     """Part of the time in which the processors that emulate the network were busy."""
     stolen: float = 0.0
@@ -108,6 +112,8 @@ class Evidence:
             "control_packets": self.control_packets,
             "errors": self.errors,
             "ecn": {"marked": self.marked, "unmarked": self.unmarked},
+            "queues": self.queues,
+            "protected_bytes": self.protected_bytes,
             "network_busy": round(self.network_busy, 4),
             "stolen": round(self.stolen, 4),
             "cpu": {name: round(share, 4) for name, share in self.cpu.items()},
@@ -179,7 +185,7 @@ class Run:
                 for job in self.jobs
             ],
             "retransmits": self.retransmits,
-            **({"budget": [job.to_json() for job in self.budget]} if self.budget else {}),
+            **_budgets_to_json(self.budget, predicted),
             "links": [
                 {
                     "link": link,
@@ -189,6 +195,14 @@ class Run:
                 for link, used in self.utilisation.items()
             ],
         }
+
+
+def _budgets_to_json(
+    budget: list[JobBudget], predicted: Prediction | None
+) -> dict[str, list[dict[str, Any]]]:
+    """What of a run there is only where it was asked for."""
+    both = {"budget": budget, "predicted_budget": predicted.budget if predicted else []}
+    return {name: [job.to_json() for job in jobs] for name, jobs in both.items() if jobs}
 
 
 @dataclass(frozen=True, slots=True)

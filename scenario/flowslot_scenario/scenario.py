@@ -59,7 +59,13 @@ _OF_OTHERS = {
         "keys": "is for kinds with servers",
     },
     "ps": {"servers": _PSLITE, "library": _PSLITE},
-    "pslite": {"server": _PS, "barrier": _PS, "sockets": _OWN, "slice_kb": 'is for kind "ring"'},
+    "pslite": {
+        "server": _PS,
+        "barrier": _PS,
+        "sockets": _OWN,
+        "slice_kb": 'is for kind "ring"',
+        "protected": _OWN,
+    },
 }
 """Fields that a kind of job has no use for, and whose they are."""
 

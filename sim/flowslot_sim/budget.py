@@ -53,10 +53,10 @@ class Ledger:
         for hop in network.paths.T:
             np.add.at(carried, hop, rows["rate"])
         unused = np.append(np.clip(1.0 - carried[:-1] / capacity[:-1], 0.0, 1.0), 1.0)
-        full = unused < _FULL
+        full: Bools = np.less(unused, _FULL)
         fed = rows["bound"] & (rows["rate"] >= rows["limit"] * (1 - _NEAR))
         ready = rows["active"] & ~fed
-        held_up = full[network.paths].any(axis=1)
+        held_up: Bools = np.any(full[network.paths], axis=1)
         for name, link in self._index.items():
             at = self._at[name]
             one = Link(

@@ -259,7 +259,7 @@ class _Analysis:
         self._links = scenario.directed_links()
         self._edges = np.arange(first, last, BIN_NS)
         self._mids = self._edges[:-1] + BIN_NS // 2
-        self._graced = any(len(flow.granted.at) for flow in flows)
+        self._grants = any(len(flow.granted.at) for flow in flows)
         self._unused = {link: self._idle(link, packets[link]) for link in self._links}
         self._open = np.zeros((len(self._mids), len(flows)), np.bool_)
         self._closed = np.zeros(self._open.shape)
@@ -316,7 +316,7 @@ class _Analysis:
         return Link(
             seconds=np.full(bins, BIN_NS / 1e9),
             unused=self._unused[name],
-            granted=granted if self._graced else np.full(bins, np.inf),
+            granted=granted if self._grants else np.full(bins, np.inf),
             job=np.array([flow.job for flow in flows], np.intp),
             carried=np.stack([flow.carried.get(name, zeros) for flow in flows], 1),
             in_force=np.stack([flow.in_force.on(mids) / capacity for flow in flows], 1),

@@ -23,6 +23,7 @@ from flowslot_lab.predict import NoPrediction, predict
 from flowslot_lab.progress import Bar
 from flowslot_lab.runner import Options, measure, planned
 from flowslot_lab.state import RunState
+from flowslot_lab.tools import LabError
 from flowslot_scenario.budget import JobBudget, print_budgets
 from flowslot_scenario.mixes import as_toml, draw, load
 from flowslot_scenario.results import BASELINES
@@ -163,7 +164,7 @@ def explain(
 ) -> None:
     """Measure the losing draws once more, ours and the best TCP, and print where the time goes.
 
-    Kept in the folder, too. What `measure` raises.
+    Kept in the folder, too. Raises RunFailed.
     """
     for one in draws:
         if one.won:
@@ -174,7 +175,12 @@ def explain(
             again = Options(policies, 1, options.measured(one.scenario), alone=False, budget=True)
             with Bar("budgets", planned(one.scenario, again)) as bar:
                 bar.prefix = one.scenario.title
-                kept.write_text(json.dumps(_results(folder, one.scenario, again, state, bar)))
+                try:
+                    document = _results(folder, one.scenario, again, state, bar)
+                except LabError as error:
+                    console.print(f"{one.scenario.title}: no budget: {error}", markup=False)
+                    continue
+            kept.write_text(json.dumps(document))
         print_budgets(one.scenario.title, _budgets(json.loads(kept.read_text())), console)
 
 

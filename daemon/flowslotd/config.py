@@ -82,6 +82,8 @@ class DaemonSettings(Settings):
     static: StaticSettings = StaticSettings()
     arbiter: ArbiterSettings = ArbiterSettings()
     unpatched: UnpatchedSettings = UnpatchedSettings()
+    trace_file: PathText | None = None
+    """For measurements: where to write when demands, grants and rates came (flowslotd/trace.py)."""
 
     def enforces(self, spec: PolicySpec) -> bool:
         """Whether flows of this host are paced, under this policy."""
@@ -135,7 +137,7 @@ class Config:
         return {address for nic in host.nics for address in nic.addresses} if host else set()
 
 
-FIXED = ("instance", "runtime_dir", "slot_ms", "horizon", "pacing")
+FIXED = ("instance", "runtime_dir", "slot_ms", "horizon", "pacing", "trace_file")
 """What only a restart changes: sockets, slots and programs in the kernel depend on it."""
 
 

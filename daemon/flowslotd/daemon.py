@@ -307,6 +307,7 @@ class Daemon:
                 on_rates=self._on_rates,
                 on_bug=self.bug,
                 pacer=old.pacer if old else None,
+                trace=old.trace if old else None,
             )
         except ValueError as error:
             raise _unusable(config, error) from error

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flowslot.arbiter import LEASE_SLOTS, ArbiterConfig
-from flowslot.model.errors import FlowslotError
+from flowslot.model.errors import ConfigError, FlowslotError
 from flowslot.model.units import Nanos
 from flowslot.policy import registry
 from flowslot.policy.mlcc import MlccPolicy
@@ -30,6 +30,7 @@ from flowslotd.pace.enforcer import Enforcer
 from flowslotd.pace.pacer import Pacer, PacingError
 from flowslotd.pace.select import make_pacer
 from flowslotd.slotloop import SlotLoop
+from flowslotd.trace import Trace
 
 if TYPE_CHECKING:
     from flowslotd.negotiate.feedback_grpc import GrpcRemote
@@ -47,23 +48,26 @@ class Engine:
         on_rates: OnRates,
         on_bug: OnBug,
         pacer: Pacer | None = None,
+        trace: Trace | None = None,
     ) -> None:
-        """Opens a pacer if one is needed and `pacer` (of a predecessor) paces nothing.
+        """Opens a pacer if one is needed and `pacer` (of a predecessor) paces nothing; and a trace
+        if the configuration names one, and the predecessor has none.
 
         Raises FlowslotError when the kernel lacks what the configuration asks for.
         """
         settings = config.settings
         spec = registry.get(settings.policy)
         self.config = config
+        self.trace = trace or _open_trace(config)
         self.source, self.pacer = RateSource(), Pacer()
         if settings.enforces(spec):
             self.source = open_source(
-                config, spec, observer.table, on_rates=on_rates, on_bug=on_bug
+                config, spec, observer.table, on_rates=on_rates, on_bug=on_bug, trace=self.trace
             )
             # Last: if a source cannot be built, no pacer stays open.
             self.pacer = pacer if pacer and pacer.name != "none" else _open_pacer(config)
             self.pacer.leave_by(config.addresses)
-        self.enforcer = Enforcer(self.pacer, settings.pacing.hard)
+        self.enforcer = Enforcer(self.pacer, settings.pacing.hard, self.trace)
         observer.protocols = self.pacer.traits.protocols or tuple(PROTOCOLS.values())
         observer.negotiated = self.source.reports
         lends = self.pacer.lends and not settings.pacing.hard
@@ -103,8 +107,24 @@ def _open_pacer(config: Config) -> Pacer:
         raise FlowslotError(f"cannot pace: {error}; `flowslot doctor` says more") from error
 
 
+def _open_trace(config: Config) -> Trace | None:
+    if config.settings.trace_file is None:
+        return None
+    try:
+        return Trace(config.file.parent / config.settings.trace_file)
+    except OSError as error:
+        problem = f"cannot be written: {error.strerror or error}"
+        raise ConfigError(str(config.file), "trace_file", problem) from None
+
+
 def open_source(
-    config: Config, spec: PolicySpec, table: FlowTable, *, on_rates: OnRates, on_bug: OnBug
+    config: Config,
+    spec: PolicySpec,
+    table: FlowTable,
+    *,
+    on_rates: OnRates,
+    on_bug: OnBug,
+    trace: Trace | None = None,
 ) -> RateSource:
     """Where the policy's rates come from; nothing is connected yet."""
     settings, topology = config.settings, config.topology
@@ -125,7 +145,7 @@ def open_source(
     clients = _clients(config)
     return ArbiterRates(
         Host(_sessions(config, clients), _own(config, spec, options), config.grid.slot_ns),
-        Aggregates(table),
+        Aggregates(table, trace),
         policy,
         clients,
         n_links=len(topology.links),

@@ -52,6 +52,15 @@ _Changes = Annotated[
     list[str] | None,
     typer.Option("--set", help="a variant: links.buffer_kb=16, jobs.bytes=6e6, jobs.a.sockets=4"),
 ]
+_Slower = Annotated[
+    float | None,
+    typer.Option(
+        min=1,
+        max=50,
+        help="so many times: rates divided, computation and TCP's timeouts multiplied "
+        "(`slower` of the scenario)",
+    ),
+]
 _Predicted = Annotated[
     bool,
     typer.Option("--predict/--no-predict", help="show beside it what `flowslot sim run` says"),
@@ -82,7 +91,11 @@ def run(
         int | None, typer.Option(min=0, max=2**32 - 1, help="instead of the scenario's")
     ] = None,
     change: _Changes = None,
+    slower: _Slower = None,
     predicted: _Predicted = True,
+    budget: Annotated[
+        bool, typer.Option("--budget", help="record where the jobs' time goes, and show that too")
+    ] = False,
     keep_logs: Annotated[
         Path | None, typer.Option(help="keep logs and configuration files in this directory")
     ] = None,
@@ -93,18 +106,27 @@ def run(
         _check_figure(figure)
     if keep_logs is not None and not _can_be_made(keep_logs):
         _die(f"--keep-logs {keep_logs}: must be a directory that can be written to", _BAD_INPUT)
-    loaded = _load(scenario, change or [], seed)
+    changes = [*(change or []), *([f"slower={slower}"] if slower is not None else [])]
+    loaded = _load(scenario, changes, seed)
     per_rack = switches == "per-rack"
     if per_rack:
         _check_per_rack(loaded, switch)
-    options = Options(_policies(policy), repeat, iterations, switch, per_rack)
+    if budget and any(job.kind == "pslite" for job in loaded.jobs):
+        _die('--budget: cannot look into jobs of kind "pslite"; leave it out', _BAD_INPUT)
+    options = Options(_policies(policy), repeat, iterations, switch, per_rack, budget=budget)
+    if "prio" in options.policies and not any(job.protected for job in loaded.jobs):
+        _die(
+            "--policy prio: no job of the scenario is `protected`: say whose packets go first, or "
+            "leave it out",
+            _BAD_INPUT,
+        )
     _need_root()
     with _run_state(keep_logs) as state, Bar(loaded.name, planned(loaded, options)) as bar:
         predictions: dict[str, Prediction] = {}
         if predicted:
             # Before the measurements, which it would disturb; and while the file is as it was read.
             bar.begin("prediction", 0)
-            predictions = _predict(scenario, change or [], loaded, options, state)
+            predictions = _predict(scenario, changes, loaded, options, state)
         try:
             result = measure(loaded, options, state, bar)
         except (LabError, RunFailed) as error:
@@ -130,6 +152,10 @@ def mixes(
         int, typer.Option(min=1, max=10**6, help="measured per job and repeat")
     ] = 20,
     repeat: Annotated[int, typer.Option(min=1, help="interleaved repeats")] = 1,
+    slower: _Slower = None,
+    budget: Annotated[
+        bool, typer.Option("--budget", help="measure the losing draws again, with `--budget`")
+    ] = False,
     output: OutputOption = "table",
 ) -> None:
     """Run random scenarios, those that FOLDER has no results of yet, and compare with TCP."""
@@ -141,15 +167,19 @@ def mixes(
     if not _can_be_made(folder):
         _die(f"{folder}: must be a directory that can be written to", _BAD_INPUT)
     _need_root()
+    wide = Console(width=None if sys.stdout.isatty() else 150)
     try:
         with _run_state(None) as state:
-            draws = drawn.run(seed, count, folder, options, state)
+            draws = drawn.run(drawn.files(seed, count, slower or 1.0), folder, options, state)
+            if budget:
+                explained = wide if output == "table" else Console(file=sys.stderr, width=150)
+                drawn.explain(draws, folder, options, state, explained)
     except ConfigError as error:
         _die(str(error), _BAD_INPUT)
     except (LabError, RunFailed) as error:
         _die(str(error), _FAILURE)
     if output == "table":
-        drawn.show(draws, Console(width=None if sys.stdout.isatty() else 150))
+        drawn.show(draws, wide)
     else:
         print(as_text(drawn.as_data(draws), output))
 

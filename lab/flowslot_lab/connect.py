@@ -45,6 +45,7 @@ def establish(spec: JobSpec, connect_to: list[int], accept_from: list[int]) -> t
             into[rank, channel] = sock
     for sock in (*out.values(), *into.values()):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, spec.tos)
         sock.setblocking(False)
     return out, into
 

@@ -22,6 +22,11 @@ _POLICY_STYLES: dict[str, dict[str, Any]] = {
     "cubic": {"color": "#d55e00"},
     "reno": {"color": "#e69f00"},
     "bbr": {"color": "#cc79a7"},
+    "cubic+rto5": {"color": "#d55e00", "linestyle": ":"},
+    "reno+rto5": {"color": "#e69f00", "linestyle": ":"},
+    "dctcp": {"color": "#009e73"},
+    "cubic+fq": {"color": "#d55e00", "linestyle": "-."},
+    "prio": {"color": "#000000", "linestyle": "-."},
     "static": {"color": "#7f7f7f"},
     "fair": {"color": "#56b4e9"},
     "stagger": {"color": "#0072b2", "linewidth": 2.2},
@@ -56,7 +61,7 @@ def draw(result: Results, path: Path) -> None:
         panel.sharey(axes[0])
     axes[len(shown) - 1].set_xlabel("time (s)")
     _distribution(axes[-1], result)
-    title = f"{result.scenario.name}: {result.scenario.description}"
+    title = f"{result.scenario.title}: {result.scenario.description}"
     figure.suptitle(title, x=0.01, ha="left", parse_math=False)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -149,9 +154,9 @@ def _distribution(panel: Axes, result: Results) -> None:
                 [result.times(policy, j.name) / result.scenario.ideal_s(j) for j in _jobs(result)]
             )
         )
-        style = {"linewidth": 1.4, **_POLICY_STYLES.get(policy, {})}
         dashes = "--" if policy in BASELINES else "-"
-        panel.step(slow, np.arange(1, slow.size + 1) / slow.size, dashes, label=policy, **style)
+        style = {"linewidth": 1.4, "linestyle": dashes, **_POLICY_STYLES.get(policy, {})}
+        panel.step(slow, np.arange(1, slow.size + 1) / slow.size, label=policy, **style)
     panel.set_xlim(left=min(0.93, panel.get_xlim()[0]))
     panel.axvline(1.0, color="#888888", linewidth=0.8, linestyle=":", label="Ideal")
     panel.set_xlabel("iteration time / Ideal")

@@ -94,7 +94,7 @@ def worker(spec: JobSpec) -> tuple[Collective, Clock]:
         node = Node(spec)
         return PsLiteWorker(spec, node), node
     out, into = connect(spec)
-    loop, make_flow = Loop(), flow_maker(spec)
+    loop, make_flow = Loop(spec.log), flow_maker(spec)
     if spec.kind == "ring":
         return Ring(spec, out, into, loop, make_flow), loop
     return PsWorker(spec, out, loop, make_flow), loop
@@ -108,7 +108,7 @@ def server(spec: JobSpec) -> tuple[Serving, Clock]:
             return PsLiteServer(spec, node), node
         return PsLiteScheduler(spec.iterations), node
     _, into = connect(spec)
-    loop = Loop()
+    loop = Loop(spec.log)
     return PsServer(spec, into, loop, flow_maker(spec)), loop
 
 

@@ -10,11 +10,13 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from pathlib import Path
 
 from flowslot_lab.jobspec import JobSpec, Report
 from flowslot_lab.net import Network, data_ip
 from flowslot_lab.procs import Process, start, stop
 from flowslot_lab.pslite import environment
+from flowslot_lab.rivals import PROTECTED_TOS
 from flowslot_lab.state import RunState
 from flowslot_lab.tools import LabError
 from flowslot_scenario.job import Job
@@ -53,8 +55,11 @@ class JobSet:
         *,
         register: Callable[[str], str],
         iterations: int,
+        logged: bool = False,
     ) -> None:
-        """`register(host)`: the registration socket of the host's daemon, or ""."""
+        """`register(host)`: the registration socket of the host's daemon, or "". `logged`: senders
+        write down what they do, in `flow_logs`."""
+        self._logged = logged
         self._scenario = scenario
         self._net = net
         self._state = state
@@ -105,7 +110,17 @@ class JobSet:
             start_s=job.start_s,
             register=self._register(job.processes[rank]),
             library=job.library,
+            tos=PROTECTED_TOS if job.protected else 0,
+            log=str(self._log_of(job, rank)) if self._logged else "",
         )
+
+    def _log_of(self, job: Job, rank: int) -> Path:
+        return self._state.folder / f"flow-{job.name}-{rank}"
+
+    def flow_logs(self, job: Job) -> list[Path]:
+        """The files that a job's senders write."""
+        names = [self._log_of(job, rank).name for rank in range(len(job.processes))]
+        return [path for name in names for path in sorted(self._state.folder.glob(f"{name}.*"))]
 
     def go(self, delay_s: float = 0.1) -> None:
         """The start line for all processes, at the same moment."""

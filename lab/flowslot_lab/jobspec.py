@@ -25,7 +25,8 @@ class JobSpec:
 
     `addresses`: data address of every rank: workers, then servers, then ps-lite's scheduler.
     `slices`: per socket and chunk (ring) or per socket (ps: one of each key). `iterations` includes
-    warm-up. `register`: the daemon's registration socket, empty when there is no daemon.
+    warm-up. `register`: the daemon's registration socket, empty when there is no daemon. `tos`: of
+    its packets. `log`: see `flowslot_lab.wire.Loop`.
     """
 
     job: str
@@ -46,6 +47,8 @@ class JobSpec:
     start_s: float
     register: str
     library: str
+    tos: int = 0
+    log: str = ""
 
     def write(self, path: Path) -> None:
         """Write as JSON."""

@@ -23,9 +23,11 @@ from flowslot_lab.predict import NoPrediction, predict
 from flowslot_lab.progress import Bar
 from flowslot_lab.runner import Options, measure, planned
 from flowslot_lab.state import RunState
+from flowslot_lab.tools import LabError
+from flowslot_scenario.budget import JobBudget, print_budgets
 from flowslot_scenario.mixes import as_toml, draw, load
 from flowslot_scenario.results import BASELINES
-from flowslot_scenario.scenario import Scenario
+from flowslot_scenario.scenario import Scenario, parse
 
 OURS = "stagger"
 MOST_MEAN, MOST_WORST, MOST_OFF = 1.02, 1.05, 0.08
@@ -79,24 +81,30 @@ class Draw:
         return max(float(run["evidence"]["network_busy"]) for run in self.document["runs"])
 
 
-def run(seed: int, count: int, folder: Path, options: Options, state: RunState) -> list[Draw]:
-    """Measure the draws 1 to `count` of a seed that are not in the folder yet; returns all.
+def files(seed: int, count: int, slower: float) -> list[str]:
+    """Scenario files of the draws 1 to `count` of a seed, so many times slower than drawn."""
+    drawn = (draw(seed, number + 1) for number in range(count))
+    return [as_toml(one.model_copy(update={"slower": slower})) for one in drawn]
+
+
+def run(files: list[str], folder: Path, options: Options, state: RunState) -> list[Draw]:
+    """Measure the scenario files that the folder has no results of yet; returns all.
 
     Raises ConfigError when what is there was measured otherwise; what `measure` raises.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    scenarios = [draw(seed, number + 1) for number in range(count)]
-    found = {scenario.name: _read(folder, scenario, options) for scenario in scenarios}
-    missing = [scenario for scenario in scenarios if found[scenario.name] is None]
-    total = sum(planned(scenario, options) for scenario in missing)
-    with Bar(f"mixes {seed}", total) as bar:
-        for scenario in missing:
-            bar.prefix = f"{scenario.name} ({len(missing)} to measure)"
-            found[scenario.name] = _measure(folder, scenario, options, state, bar)
-    return [Draw(scenario, found[scenario.name] or {}) for scenario in scenarios]
+    scenarios = {file: parse(file, "draw") for file in files}
+    found = {file: _read(folder, file, one, options) for file, one in scenarios.items()}
+    missing = [file for file in files if found[file] is None]
+    total = sum(planned(scenarios[file], options) for file in missing)
+    with Bar("mixes", total) as bar:
+        for file in missing:
+            bar.prefix = f"{scenarios[file].title} ({len(missing)} to measure)"
+            found[file] = _measure(folder, file, options, state, bar)
+    return [Draw(scenarios[file], found[file] or {}) for file in files]
 
 
-def _read(folder: Path, scenario: Scenario, options: Options) -> dict[str, Any] | None:
+def _read(folder: Path, file: str, scenario: Scenario, options: Options) -> dict[str, Any] | None:
     """What was measured. None: nothing was."""
     results = folder / f"{scenario.name}.json"
     if not results.exists():
@@ -106,15 +114,15 @@ def _read(folder: Path, scenario: Scenario, options: Options) -> dict[str, Any] 
         asked = document["asked"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(str(results), "", f"is no result of `lab mixes`: {error}") from None
-    if asked != _asked(scenario, options):
+    if asked != _asked(file, scenario, options):
         problem = f"was measured with other options, {asked}: name another folder"
         raise ConfigError(str(results), "asked", problem)
     return document
 
 
-def _asked(scenario: Scenario, options: Options) -> dict[str, Any]:
+def _asked(file: str, scenario: Scenario, options: Options) -> dict[str, Any]:
     return {
-        "scenario": as_toml(scenario),
+        "scenario": file,
         "policies": list(options.policies),
         "iterations": options.measured(scenario),
         "repeat": options.repeat,
@@ -122,27 +130,75 @@ def _asked(scenario: Scenario, options: Options) -> dict[str, Any]:
 
 
 def _measure(
-    folder: Path, scenario: Scenario, options: Options, state: RunState, bar: Bar
+    folder: Path, file: str, options: Options, state: RunState, bar: Bar
 ) -> dict[str, Any]:
-    file, results = folder / f"{scenario.name}.toml", folder / f"{scenario.name}.json"
-    file.write_text(as_toml(scenario))
-    bar.begin("prediction", 0)
-    try:
-        predicted = predict(file, [], scenario, options, state)
-    except NoPrediction:
-        predicted = {}
-    result = measure(scenario, options, state, bar)
-    result.predicted = predicted
-    document = {"asked": _asked(scenario, options), **result.to_json()}
+    scenario = parse(file, "draw")
+    path, results = folder / f"{scenario.name}.toml", folder / f"{scenario.name}.json"
+    path.write_text(file)
+    document = {
+        "asked": _asked(file, scenario, options),
+        **_results(folder, scenario, options, state, bar),
+    }
     scratch = results.with_suffix(".new")
     scratch.write_text(json.dumps(document, indent=1))
     scratch.replace(results)
     return document
 
 
+def _results(
+    folder: Path, scenario: Scenario, options: Options, state: RunState, bar: Bar
+) -> dict[str, Any]:
+    """Of a draw whose file is in the folder."""
+    bar.begin("prediction", 0)
+    try:
+        predicted = predict(folder / f"{scenario.name}.toml", [], scenario, options, state)
+    except NoPrediction:
+        predicted = {}
+    result = measure(scenario, options, state, bar)
+    result.predicted = predicted
+    return result.to_json()
+
+
+def explain(
+    draws: list[Draw], folder: Path, options: Options, state: RunState, console: Console
+) -> None:
+    """Measure the losing draws once more, ours and the best TCP, and print where the time goes.
+
+    Kept in the folder, too. Raises RunFailed.
+    """
+    for one in draws:
+        if one.won:
+            continue
+        kept = folder / f"{one.scenario.name}.budget.json"
+        if not kept.exists():
+            policies = (OURS, one.best("slowdown_mean")[1])
+            again = Options(policies, 1, options.measured(one.scenario), alone=False, budget=True)
+            with Bar("budgets", planned(one.scenario, again)) as bar:
+                bar.prefix = one.scenario.title
+                try:
+                    document = _results(folder, one.scenario, again, state, bar)
+                except LabError as error:
+                    console.print(f"{one.scenario.title}: no budget: {error}", markup=False)
+                    continue
+            kept.write_text(json.dumps(document))
+        print_budgets(one.scenario.title, _budgets(json.loads(kept.read_text())), console)
+
+
+def _budgets(document: dict[str, Any]) -> list[tuple[str, list[JobBudget]]]:
+    """Of results: of each run, and of what was predicted of it."""
+    found = []
+    for run in document["runs"]:
+        for key, name in (("budget", ""), ("predicted_budget", ", predicted")):
+            jobs = [JobBudget.read(job) for job in run.get(key, ())]
+            if jobs:
+                found.append((f"{run['policy']}{name}", jobs))
+    return found
+
+
 def as_data(draws: list[Draw]) -> dict[str, Any]:
     """For `-o json` and yaml."""
     return {
+        "slower": draws[0].scenario.slower,
         "draws": [
             {
                 "name": one.scenario.name,
@@ -172,7 +228,10 @@ def _sums(draws: list[Draw]) -> dict[str, float]:
 
 def show(draws: list[Draw], console: Console) -> None:
     """The table for people."""
-    table = Table(title=f"{OURS} against the best TCP, slowdowns", title_justify="left")
+    slower = draws[0].scenario.slower
+    dilated = "" if slower == 1 else f", {slower:g} times slower"
+    title = f"{OURS} against the best TCP, slowdowns{dilated}"
+    table = Table(title=title, title_justify="left")
     for title in ("draw", "what"):
         table.add_column(title)
     for title in ("load", OURS, "best TCP", "", "mean", "worst job", "predicted", "busy"):

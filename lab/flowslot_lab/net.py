@@ -100,7 +100,7 @@ def carried(space: str, dev: str) -> tuple[int, int]:
 
     As on the wire: the device would count the headers of a super-packet once. LabError.
     """
-    shown = run(["tc", "-n", space, "-s", "class", "show", "dev", dev])
+    shown = run(["tc", "-n", space, "-s", "class", "show", "dev", dev, "classid", "1:1"])
     sent, waiting = re.search(r"Sent (\d+) bytes", shown), re.search(r"backlog \w+ (\d+)p", shown)
     if sent is None or waiting is None:
         raise LabError(f"`tc` shows no counters of {dev} in {space}: {shown!r}")
@@ -160,7 +160,9 @@ class Network:
         behave that do not choose a congestion control themselves."""
         self._rival = rival
         self._congestion_control = rival.congestion_control
-        self._rto_min_ms = rival.rto_min_ms or scenario.rto_min_ms
+        self._rto_min_ms = scenario.rto_min_ms
+        if rival.rto_min_ms is not None:
+            self._rto_min_ms = round(rival.rto_min_ms * scenario.slower)
         self._slack_us = timer_slack_us
         self._wire = WIRE if stacked else NIC
         self.scenario = scenario
@@ -272,19 +274,15 @@ class Network:
         nic, switch = f"pfifo limit {_NIC_QUEUE_PACKETS}", f"bfifo limit {link.buffer_bytes}"
         queue = switch if port.hop else nic
         rate = f"{round(link.capacity_bps)}bit"
+        rival = self._rival
         lines = [
-            f"qdisc add dev {port.device} root handle 1: htb default 1",
+            f"qdisc add dev {port.device} root handle 1: htb "
+            f"default {rivals.OTHERS if rival.priority else 1}",
             f"class add dev {port.device} parent 1: classid 1:1 htb rate {rate} "
             f"burst {burst} cburst {burst} quantum 1514",
         ]
-        if port.hop and self._rival.fair_queues:
-            for k in range(rivals.QUEUES):
-                minor = f"{rivals.FIRST_QUEUE + k:x}"
-                lines.append(
-                    f"class add dev {port.device} parent 1:1 classid 1:{minor} htb rate 8kbit "
-                    f"ceil {rate} burst 1514 cburst {burst} quantum 1514"
-                )
-                lines.append(f"qdisc add dev {port.device} parent 1:{minor} {queue}")
+        if rival.priority or (port.hop and rival.fair_queues):
+            lines += rivals.queues(rival, port.device, rate, burst, queue)
         else:
             lines.append(f"qdisc add dev {port.device} parent 1:1 handle 10: {queue}")
         run(["tc", "-n", port.space, "-batch", "-"], "\n".join(lines) + "\n")
@@ -304,6 +302,14 @@ class Network:
         """Packets that met a long queue: marked, and those that could not be. LabError."""
         counts = [rivals.marked(space) for space in self.switches.values() if self._marks]
         return sum(a for a, _ in counts), sum(b for _, b in counts)
+
+    def in_queues(self) -> tuple[int, int]:
+        """The most flows' queues that a port has used, and the bytes that all have sent ahead of
+        others. LabError."""
+        if not (self._rival.fair_queues or self._rival.priority):
+            return 0, 0
+        every = [rivals.in_queues(port.space, port.device) for port in self.ports.values()]
+        return max(used for used, _ in every), sum(ahead for _, ahead in every)
 
     def down(self) -> None:
         """Remove it. Idempotent."""

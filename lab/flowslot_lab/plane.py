@@ -73,9 +73,11 @@ class ControlPlane:
         *,
         per_rack: bool = False,
         backend: str = "auto",
+        traced: bool = False,
     ) -> None:
         """`per_rack`: a switch process for every rack instead of one for all links; `backend`: how
-        daemons pace."""
+        daemons pace; `traced`: they write `trace_of`."""
+        self._traced = traced
         self._scenario = scenario
         self._net = net
         self._state = state
@@ -90,6 +92,10 @@ class ControlPlane:
     def register(self, host: str) -> str:
         """Registration socket of a host's daemon."""
         return str(self._state.folder / host / "register.sock")
+
+    def trace_of(self, host: str) -> Path:
+        """Where a host's daemon writes when demands, grants and rates came."""
+        return self._state.folder / f"{host}.trace"
 
     def start(self) -> None:
         """Start everything; returns when every daemon answers."""
@@ -143,6 +149,7 @@ class ControlPlane:
             'topology = "topology.toml"',
             f'runtime_dir = "{self._state.folder / host}"',
             f"use_switch = {str(self.use_switch).lower()}",
+            *([f'trace_file = "{self.trace_of(host).name}"'] if self._traced else []),
             f'[pacing]\nbackend = "{self._backend}"',
         ]
         if not all(job.reports for job in self._scenario.jobs):

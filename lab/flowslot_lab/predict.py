@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError
 
 from flowslot_lab.procs import start, stop, venv_program
 from flowslot_lab.runner import Options, kind
 from flowslot_lab.state import RunState
+from flowslot_scenario.budget import JobBudget
 from flowslot_scenario.results import FAIR, Prediction
 from flowslot_scenario.scenario import Scenario
 
@@ -40,6 +41,7 @@ class _Job(BaseModel):
 class _Run(BaseModel):
     policy: str
     jobs: list[_Job]
+    budget: list[dict[str, Any]] = []
 
 
 class _Summary(BaseModel):
@@ -85,6 +87,7 @@ def _command(
         f"--seed={scenario.seed}",
         "--switch" if options.use_switch else "--no-switch",
         f"--switches={'per-rack' if options.per_rack else 'one'}",
+        *(["--budget"] if options.budget else []),
         *(f"--set={change}" for change in changes),
         *("--", str(path)),
     ]
@@ -126,4 +129,11 @@ def read(answer: bytes, scenario: Scenario, policies: list[str]) -> dict[str, Pr
     for policy in policies:
         if policy not in slowdown or means.get(policy, {}).keys() != jobs:
             raise NoPrediction(f"the simulator's answer: not all jobs under {policy}")
-    return {policy: Prediction(policy, slowdown[policy], means[policy]) for policy in policies}
+    try:
+        budgets = {run.policy: [JobBudget.read(job) for job in run.budget] for run in document.runs}
+    except (KeyError, TypeError, ValueError) as error:
+        raise NoPrediction(f"the simulator's answer: budget: {error!r}") from None
+    return {
+        policy: Prediction(policy, slowdown[policy], means[policy], budgets[policy])
+        for policy in policies
+    }

@@ -5,6 +5,7 @@ against. Some need more than a setting: programs in the kernel, from bpf/."""
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,11 +16,15 @@ from flowslot_scenario.results import STOCK
 
 FIRST_QUEUE, QUEUES = 0x10, 256
 """Minor of the first, and how many: of a port with a queue for each flow, as in bpf/port.bpf.c."""
+PROTECTED_TOS = 0xB8
+"""DSCP EF."""
+_PROTECTED, OTHERS = 2, 3
+"""Minors of a port's two classes."""
 MARKED_PART, LEAST_MARKED = 0.25, 6_000
 """A switch's port marks packets while its queue is longer than this part of its buffer, and than so
 many bytes."""
 NEVER = 2**32 - 1
-_OBJECTS = Path(__file__).parents[2] / "bpf"
+OBJECTS = Path(__file__).parents[2] / "bpf"
 _NAME, _STRUCT_OPS = b"fs_placeholder_", b"dctcp_ops"
 _MARK_ABOVE, _DROP_ABOVE = 0xF1075107, 0xF1075108
 
@@ -34,6 +39,9 @@ class Rival(NamedTuple):
     200 ms."""
     fair_queues: bool = False
     """A switch's port serves flows in turns, from one shared buffer."""
+    priority: bool = False
+    """Every port sends packets of protected jobs first. Each of its two queues has the whole
+    buffer."""
 
 
 CUBIC = Rival("cubic")
@@ -43,12 +51,50 @@ RIVALS = {name: Rival(name) for name in STOCK} | {
     "reno+rto5": Rival("reno", rto_min_ms=5),
     "dctcp": Rival("dctcp", rto_min_ms=5),
     "cubic+fq": Rival("cubic", rto_min_ms=5, fair_queues=True),
+    "prio": Rival("cubic", rto_min_ms=5, priority=True),
 }
+
+
+def queues(rival: Rival, device: str, rate: str, burst: int, queue: str) -> list[str]:
+    """Lines for `tc`: what is below class 1:1 of a port's HTB, which has this rate and burst.
+    `queue`: each queue's discipline."""
+    lines = []
+    for minor, prio in _classes(rival):
+        lines += [
+            f"class add dev {device} parent 1:1 classid 1:{minor:x} htb rate 8kbit ceil {rate} "
+            f"burst 1514 cburst {burst} quantum 1514 prio {prio}",
+            f"qdisc add dev {device} parent 1:{minor:x} {queue}",
+        ]
+    if rival.priority:
+        match = f"u32 match ip dsfield {PROTECTED_TOS:#x} 0xfc classid 1:{_PROTECTED:x}"
+        lines.append(f"filter add dev {device} parent 1: protocol ip prio 1 {match}")
+    return lines
+
+
+def _classes(rival: Rival) -> list[tuple[int, int]]:
+    """Minors and priorities."""
+    if rival.priority:
+        return [(_PROTECTED, 0), (OTHERS, 1)]
+    return [(FIRST_QUEUE + k, 0) for k in range(QUEUES)]
+
+
+def sent(space: str, device: str) -> dict[int, int]:
+    """Bytes that each class of a port has sent, by its minor. LabError."""
+    shown = run(["tc", "-n", space, "-s", "class", "show", "dev", device])
+    found = re.findall(r"^class htb 1:([0-9a-f]+) .*\n Sent (\d+) bytes", shown, re.M)
+    return {int(minor, 16): int(count) for minor, count in found}
+
+
+def in_queues(space: str, device: str) -> tuple[int, int]:
+    """How many flows' queues a port has used, and the bytes that it has sent ahead. LabError."""
+    by_class = sent(space, device)
+    used = sum(count > 0 for minor, count in by_class.items() if minor >= FIRST_QUEUE)
+    return used, by_class.get(_PROTECTED, 0)
 
 
 def _object(name: str, folder: Path, changes: Iterable[tuple[bytes, bytes]]) -> Path:
     """A compiled program with its placeholders filled in. Raises LabError."""
-    file = _OBJECTS / name
+    file = OBJECTS / name
     if not file.exists():
         raise LabError(f"{file} is missing: build it with `make -C bpf`")
     data = file.read_bytes()

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from flowslot_lab.budget import Recorder
 from flowslot_lab.jobset import JobSet, Stalled
 from flowslot_lab.jobspec import iteration_times
 from flowslot_lab.net import Counters, Network
@@ -61,6 +62,8 @@ class Options:
     per_rack: bool = False
     alone: bool = True
     """Measure each distinct job alone, too."""
+    budget: bool = False
+    """Record where the time goes."""
 
     @property
     def stacked(self) -> bool:
@@ -88,8 +91,11 @@ class LiveRun:
         *,
         per_rack: bool = False,
         stacked: bool = False,
+        budget: bool = False,
     ) -> None:
-        """`per_rack`, `stacked`: see Options."""
+        """`per_rack`, `stacked`, `budget`: see Options."""
+        self._budget = budget
+        self.recorder: Recorder | None = None
         self.scenario = scenario
         self.state = state
         self.policy = policy
@@ -112,6 +118,7 @@ class LiveRun:
                 use_switch,
                 per_rack=per_rack,
                 backend=backend or "auto",
+                traced=budget,
             )
         self.jobs = JobSet(
             scenario,
@@ -119,12 +126,15 @@ class LiveRun:
             state,
             register=self.plane.register if self.plane is not None else lambda _host: "",
             iterations=scenario.warmup + iterations,
+            logged=budget,
         )
 
     def __enter__(self) -> LiveRun:
         try:
             self.state.begin(f"{self.scenario.name}-{self.policy}")
             self.net.up()
+            if self._budget:
+                self.recorder = Recorder(self.net)
             if self.plane is not None:
                 self.plane.start()
             self.jobs.start()
@@ -159,6 +169,8 @@ class LiveRun:
         done = False
         while not done:
             done = self.jobs.follow()
+            if self.recorder is not None:
+                self.recorder.drain()
             by_job = self.jobs.iterations_done()
             watch.advance(min(by_job))
             yield sum(by_job)
@@ -183,7 +195,9 @@ class LiveRun:
             retransmits=after.retransmits - before.retransmits,
             utilisation=self._utilisation(before, after),
         )
-        self.check(evidence)
+        self.check(evidence, run.retransmits)
+        if self.recorder is not None:
+            run.budget = self.recorder.work_out(self.scenario, self.jobs, self.plane)
         return run
 
     def _complaints(self) -> list[str]:
@@ -211,11 +225,12 @@ class LiveRun:
             cpu={p.name: (p.cpu_s() - cpu_before[p.name]) / elapsed for p in self.processes()},
         )
         evidence.marked, evidence.unmarked = self.net.marked()
+        evidence.queues, evidence.protected_bytes = self.net.in_queues()
         if self.plane is not None:
             self.plane.testify(evidence)
         return evidence
 
-    def check(self, evidence: Evidence) -> None:
+    def check(self, evidence: Evidence, retransmits: int = 0) -> None:
         """Raises RunFailed unless the evidence is what the policy needs."""
         expected = expected_bytes(self.scenario, self.scenario.warmup + self.iterations)
         missing = []
@@ -225,8 +240,7 @@ class LiveRun:
             missing.append("no reservation was granted")
         if self._kind in _PACED and evidence.rate_writes == 0:
             missing.append("no rate was written to the kernel")
-        if evidence.unmarked > evidence.marked:
-            missing.append(f"{evidence.unmarked} packets bore no ECN, {evidence.marked} did")
+        missing += self._missing_of_rival(evidence, retransmits)
         switch = self.plane is not None and self.plane.use_switch
         if self._kind in _SCHEDULED and switch and evidence.scheduled == 0:
             missing.append("no schedule was accepted by a switch process")
@@ -238,6 +252,22 @@ class LiveRun:
         if missing:
             what = "; ".join([*missing, *evidence.errors])
             raise RunFailed(f"{self.scenario.name}, {self.policy}: {what}")
+
+    def _missing_of_rival(self, evidence: Evidence, retransmits: int) -> list[str]:
+        """A rival whose mechanism shows no effect was not measured."""
+        rival = RIVALS.get(self.policy)
+        missing = []
+        if evidence.unmarked > evidence.marked:
+            missing.append(f"{evidence.unmarked} packets bore no ECN, {evidence.marked} did")
+        if self.policy == "dctcp" and retransmits and not evidence.marked:
+            missing.append(f"{retransmits} packets were lost, and none was marked before")
+        if rival is not None and rival.fair_queues:
+            flows = max(self.scenario.flows_on_link().values())
+            if evidence.queues < min(flows, 2):
+                missing.append(f"{flows} flows had {evidence.queues} queues at a port")
+        if rival is not None and rival.priority and not evidence.protected_bytes:
+            missing.append("no port has sent anything of a protected job")
+        return missing
 
     def _job_run(self, job: Job) -> JobRun:
         reports = self.jobs.reports(job)
@@ -304,6 +334,7 @@ def measure(scenario: Scenario, options: Options, state: RunState, watch: Watch)
                     options.use_switch,
                     per_rack=options.per_rack,
                     stacked=options.stacked,
+                    budget=options.budget,
                 )
                 label = f"{policy}, repeat {repeat} of {options.repeat}"
                 try:

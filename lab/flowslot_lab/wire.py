@@ -17,7 +17,10 @@ import struct
 import termios
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
+
+from flowslot_lab.flowlog import FlowLog
 
 _SIOCOUTQ = 0x5411
 _TICK_NS = 10_000_000
@@ -61,10 +64,13 @@ class Sender:
         self.posted = 0
         self._reported = 0
         self.blocked = False
+        self.log: FlowLog | None = None
         self.changed: Callable[[], None] = lambda: None  # the loop wants to know `blocked`
 
     def begin(self, iteration: int, total: int) -> None:
         """Tell the daemon that `total` bytes are coming."""
+        if self.log is not None:
+            self.log.begin(total)
         if self._flow is not None:
             self._flow.begin(iteration, total)
             self._reported = self.posted
@@ -74,7 +80,10 @@ class Sender:
         self.allowed += n
         if not self.blocked:
             self.push(n)
-        elif self._flow is not None:
+            return
+        if self.log is not None:
+            self.log.note(self.allowed, self.posted)
+        if self._flow is not None:
             self._flow.advance(ready=n)
 
     def push(self, newly_allowed: int = 0) -> None:
@@ -91,6 +100,8 @@ class Sender:
                 break
             except (ConnectionResetError, BrokenPipeError) as error:
                 raise PeerGone(str(error)) from None
+        if self.log is not None:
+            self.log.note(self.allowed, self.posted)
         if self._flow is not None:
             self._flow.advance(ready=newly_allowed, posted=self.posted - before)
         if self.blocked != was_blocked:
@@ -209,7 +220,9 @@ class _Endpoint:
 class Loop:
     """The event loop of a job process. `trace` collects (monotonic ns, bytes received)."""
 
-    def __init__(self) -> None:
+    def __init__(self, log: str = "") -> None:
+        """`log`: what the files of senders are called, which write down what they do; "": none."""
+        self._log = log
         self._poll = select.epoll()
         self._endpoints: dict[int, _Endpoint] = {}
         self._senders: list[Sender] = []
@@ -229,6 +242,8 @@ class Loop:
         endpoint = _Endpoint(self._poll, sock, sender, receiver)
         self._endpoints[endpoint.fd] = endpoint
         if sender is not None:
+            if self._log:
+                sender.log = FlowLog(Path(f"{self._log}.{len(self._senders)}"), sock)
             self._senders.append(sender)
             self._reporting |= sender.reporting
         endpoint.update()

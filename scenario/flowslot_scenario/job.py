@@ -50,6 +50,8 @@ class Job(Settings):
     compute_s: Annotated[FiniteFloat, Field(ge=0, le=30)]
     jitter: Annotated[FiniteFloat, Field(ge=0, le=0.5)] = 0.02
     start_s: Annotated[FiniteFloat, Field(ge=0, le=3600)] = 0.0
+    protected: bool = False
+    """Its packets bear DSCP EF, which the lab's ports heed under policy `prio` only."""
 
     @property
     def reports(self) -> bool:

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from flowslot_scenario.budget import JobBudget
 from flowslot_scenario.job import Job
 from flowslot_scenario.scenario import Scenario
 
 STOCK = ("cubic", "reno", "bbr")
 """TCP as it comes."""
-TUNED = ("cubic+rto5", "reno+rto5", "dctcp", "cubic+fq")
+TUNED = ("cubic+rto5", "reno+rto5", "dctcp", "cubic+fq", "prio")
 """TCP as a user would tune it (lab/flowslot_lab/rivals.py)."""
 BASELINES = (*STOCK, *TUNED)
 FAIR = "fair"
@@ -37,6 +38,7 @@ class Prediction:
     simulated: str
     slowdown_mean: float
     mean_s: dict[str, float]
+    budget: list[JobBudget] = field(default_factory=list)
 
     @property
     def of_ideal_tcp(self) -> bool:
@@ -84,6 +86,10 @@ class Evidence:
     marked: int = 0
     unmarked: int = 0
     """Packets that met a long queue at a switch that marks (DCTCP): those that bore no ECN, too."""
+    queues: int = 0
+    """The most flows that had a queue of their own at a port (cubic+fq)."""
+    protected_bytes: int = 0
+    """What the ports have sent of protected jobs, ahead of all others (prio)."""
     network_busy: float = 0.0
     """Part of the time in which the processors that emulate the network were busy."""
     stolen: float = 0.0
@@ -106,6 +112,8 @@ class Evidence:
             "control_packets": self.control_packets,
             "errors": self.errors,
             "ecn": {"marked": self.marked, "unmarked": self.unmarked},
+            "queues": self.queues,
+            "protected_bytes": self.protected_bytes,
             "network_busy": round(self.network_busy, 4),
             "stolen": round(self.stolen, 4),
             "cpu": {name: round(share, 4) for name, share in self.cpu.items()},
@@ -159,6 +167,8 @@ class Run:
     retransmits: int
     utilisation: dict[str, float]
     livelock: str = ""
+    budget: list[JobBudget] = field(default_factory=list)
+    """Of each job; empty where it was not asked for."""
 
     def to_json(
         self, scenario: Scenario, alone: dict[str, float], predicted: Prediction | None
@@ -175,6 +185,7 @@ class Run:
                 for job in self.jobs
             ],
             "retransmits": self.retransmits,
+            **_budgets_to_json(self.budget, predicted),
             "links": [
                 {
                     "link": link,
@@ -184,6 +195,14 @@ class Run:
                 for link, used in self.utilisation.items()
             ],
         }
+
+
+def _budgets_to_json(
+    budget: list[JobBudget], predicted: Prediction | None
+) -> dict[str, list[dict[str, Any]]]:
+    """What of a run there is only where it was asked for."""
+    both = {"budget": budget, "predicted_budget": predicted.budget if predicted else []}
+    return {name: [job.to_json() for job in jobs] for name, jobs in both.items() if jobs}
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,11 +329,24 @@ class Results:
             if not prediction.of_ideal_tcp
         }
 
+    def budgets(self) -> list[tuple[str, list[JobBudget]]]:
+        """Of each run that has one, what to call it; and of each prediction."""
+        found = []
+        for run in self.runs:
+            if run.budget:
+                found.append((f"{run.policy}, {run.repeat}", run.budget))
+        for policy, prediction in self.predicted.items():
+            if prediction.budget:
+                star = "*" if prediction.of_ideal_tcp else ""
+                found.append((f"{policy}, predicted{star}", prediction.budget))
+        return sorted(found, key=lambda pair: self.policies().index(pair[0].partition(",")[0]))
+
     def to_json(self) -> dict[str, Any]:
         """The document that `-o json` prints."""
         return {
             "scenario": self.scenario.name,
             "seed": self.scenario.seed,
+            "slower": self.scenario.slower,
             "runs": [
                 run.to_json(self.scenario, self.alone, self.predicted.get(run.policy))
                 for run in self.runs

@@ -19,6 +19,11 @@ compute_s = 0.125
 
 Without racks there is one switch, `s1`: links `h1->s1`, `s1->h1`. With racks, each has a switch of
 its name, and these meet in `core`: links `h1->r1`, `r1->h1`, uplinks `r1->core`, `core->r1`.
+
+`slower = 3` runs the same thing three times slower: links carry a third, and computation, starts,
+round trips and TCP's least timeout take three times as long. Bytes and buffers stay. What flowslot
+has in ms (slots, leases, how often it looks) stays, too, and so does what it costs: these become
+cheaper against an iteration, as on a machine three times as fast.
 """
 
 from __future__ import annotations
@@ -42,6 +47,8 @@ CORE = "core"
 """The switch between the racks."""
 MAX_HOSTS = 200  # 10.77.0.250 is the switch's
 MAX_JOBS = 64
+KERNEL_RTO_MS = 200
+"""Least retransmission timeout of Linux."""
 _PS, _PSLITE, _OWN = 'is for kind "ps"', 'is for kind "pslite"', 'is for kinds "ring" and "ps"'
 _OF_OTHERS = {
     "ring": {
@@ -52,7 +59,13 @@ _OF_OTHERS = {
         "keys": "is for kinds with servers",
     },
     "ps": {"servers": _PSLITE, "library": _PSLITE},
-    "pslite": {"server": _PS, "barrier": _PS, "sockets": _OWN, "slice_kb": 'is for kind "ring"'},
+    "pslite": {
+        "server": _PS,
+        "barrier": _PS,
+        "sockets": _OWN,
+        "slice_kb": 'is for kind "ring"',
+        "protected": _OWN,
+    },
 }
 """Fields that a kind of job has no use for, and whose they are."""
 
@@ -122,11 +135,18 @@ class Scenario(Settings):
     iterations: Annotated[Iterations, Field(ge=1)] = 100
     warmup: Iterations = 5
     rtt_us: Annotated[FiniteFloat, Field(ge=0, le=1e6)] = 20.0
-    rto_min_ms: Annotated[int, Field(ge=1, le=1000)] | None = None
+    rto_min_ms: Annotated[int, Field(ge=1, le=10_000)] | None = None
     """Least retransmission timeout between hosts; the kernel's (200 ms) unless given."""
+    slower: Annotated[FiniteFloat, Field(ge=1, le=50)] = 1.0
+    """So many times slower than the file says; all other fields are as they are then."""
     links: Links
     hosts: tuple[Host, ...] = Field(min_length=2, max_length=MAX_HOSTS)
     jobs: tuple[Job, ...] = Field(min_length=1, max_length=MAX_JOBS)
+
+    @property
+    def title(self) -> str:
+        """Its name, and whether it is slower than its file."""
+        return self.name if self.slower == 1 else f"{self.name}, {self.slower:g} times slower"
 
     @property
     def racks(self) -> tuple[str, ...]:
@@ -259,7 +279,25 @@ def parse(text: str, source: str, changes: Iterable[str] = ()) -> Scenario:
     variants.apply(data, changes)
     scenario = validate(data, source, Scenario)
     _Checker(scenario, source).check()
-    return scenario
+    return _dilated(scenario, source)
+
+
+def _dilated(scenario: Scenario, source: str) -> Scenario:
+    """As many times slower as it says. ConfigError: a value is beyond its bounds then."""
+    k = scenario.slower
+    if k == 1:
+        return scenario
+    data = scenario.model_dump(mode="json", exclude_unset=True)
+    data["rtt_us"] = scenario.rtt_us * k
+    data["rto_min_ms"] = round((scenario.rto_min_ms or KERNEL_RTO_MS) * k)
+    for table in (data["links"], *data["hosts"]):
+        for key in ("rate_mbps", "uplink_mbps"):
+            if table.get(key) is not None:
+                table[key] /= k
+    for job in data["jobs"]:
+        for key in ("compute_s", "start_s"):
+            job[key] = job.get(key, 0.0) * k
+    return validate(data, f"{source}, {k:g} times slower", Scenario)
 
 
 class _Checker:

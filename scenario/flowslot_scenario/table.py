@@ -8,6 +8,7 @@ import math
 from rich.console import Console
 from rich.table import Table
 
+from flowslot_scenario.budget import print_budgets
 from flowslot_scenario.results import STOCK, TUNED, Prediction, Results, Summary, best_baseline
 
 BUSY = 0.8
@@ -30,6 +31,8 @@ def print_result(result: Results, console: Console) -> None:
     console.print("Slowdown = iteration time / Ideal. Ideal, the physical limit of a job alone:")
     for job in scenario.jobs:
         console.print(f"  {scenario.explain_ideal(job)}", highlight=False)
+    if budgets := result.budgets():
+        print_budgets(scenario.title, budgets, console)
     _tell_of_livelocks(result, console)
     _warn_of_busy_processors(result, console)
     _warn_of_stolen_time(result, console)
@@ -122,7 +125,7 @@ def _summary_table(result: Results, summaries: list[Summary]) -> Table:
     repeats = max(run.repeat for run in result.runs)
     count = max(summary.iterations for summary in summaries)
     table = Table(
-        title=f"{scenario.name}: slowdown over {count} iterations in {repeats} repeats",
+        title=f"{scenario.title}: slowdown over {count} iterations in {repeats} repeats",
         title_justify="left",
     )
     table.add_column("policy")
@@ -153,7 +156,8 @@ def _summary_table(result: Results, summaries: list[Summary]) -> Table:
 
 
 def _job_table(result: Results) -> Table:
-    table = Table(title="iteration times, s (repeats pooled)", title_justify="left")
+    title = f"{result.scenario.title}: iteration times, s (repeats pooled)"
+    table = Table(title=title, title_justify="left")
     table.add_column("policy")
     table.add_column("job")
     titles = ["mean", "p50", "p99", "Ideal", "slowdown", "p99 slowdown"]

@@ -63,6 +63,9 @@ def run(
             "--set", help="a variant: links.buffer_kb=16, jobs.bytes=6e6, jobs.a.sockets=4"
         ),
     ] = None,
+    budget: Annotated[
+        bool, typer.Option("--budget", help="show where the jobs' time goes, too")
+    ] = False,
     output: OutputOption = "table",
 ) -> None:
     """Simulate a scenario under each policy and compare."""
@@ -74,5 +77,5 @@ def run(
         raise ConfigError("--switches per-rack", "", f"{scenario}: its hosts have no `rack`")
     delay = round(delay_ms * MILLISECOND)
     plant = Plant(delays=Delays(low=delay, high=delay))
-    options = Options(chosen(policy, POLICIES), seeds, iterations, switch, per_rack, plant)
+    options = Options(chosen(policy, POLICIES), seeds, iterations, switch, per_rack, plant, budget)
     show(simulate(loaded, options), output)

@@ -12,6 +12,7 @@ from flowslot.policy.registry import PolicyOptions, get
 from flowslot.policy.static import StaticPolicy
 from flowslot_scenario.results import JobRun, Results, Run
 from flowslot_scenario.scenario import Scenario
+from flowslot_sim.budget import Ledger
 from flowslot_sim.plane.messages import Messages, Plant
 from flowslot_sim.plane.mlcc import VARIANTS, Mlcc
 from flowslot_sim.plane.simple import Exact, Fixed
@@ -36,6 +37,8 @@ class Options:
     use_switch: bool = True
     per_rack: bool = False
     plant: Plant = STANDARD
+    budget: bool = False
+    """Account for where the time goes."""
 
 
 def control(
@@ -70,6 +73,9 @@ def simulate(scenario: Scenario, options: Options) -> Results:
 def _run(scenario: Scenario, world: World, policy: str, repeat: int, options: Options) -> Run:
     sim = Simulation(world, control(policy, options.plant, scenario.seed))
     measured = options.iterations or scenario.iterations
+    ledger = Ledger(sim, scenario, grants=policy != "fair") if options.budget else None
+    if ledger is not None:
+        sim.account = ledger.account
     livelock = ""
     try:
         sim.run(iterations=scenario.warmup + measured)
@@ -83,4 +89,7 @@ def _run(scenario: Scenario, world: World, policy: str, repeat: int, options: Op
         jobs.append(JobRun(job, scenario.ideal_s(job), lasted / 1e9, {}))
     carried = sim.network.carried[:-1] / np.array(world.capacity) / (sim.now / 1e9)
     used = dict(zip(world.links, carried.tolist(), strict=True))
-    return Run(policy, repeat, sim.control.evidence(), jobs, 0, used, livelock)
+    run = Run(policy, repeat, sim.control.evidence(), jobs, 0, used, livelock)
+    if ledger is not None:
+        run.budget = ledger.budgets()
+    return run

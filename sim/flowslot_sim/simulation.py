@@ -73,6 +73,8 @@ class Simulation:
         self.network = Network(self.flows, world.capacity)
         self.progress = [Progress() for _ in world.jobs]
         self._wanted = self._short = 0  # iterations, and jobs that have done fewer
+        self.account: Callable[[Nanos, Nanos], None] | None = None
+        """Told of each stretch of time, before it passes: now, and ns until rates may change."""
         self.control = make(self)
 
     @property
@@ -123,6 +125,8 @@ class Simulation:
         if min(by_itself, due) >= 1 << 62:
             raise Stalled(f"at {now / SECOND:.3f} s nothing is left to happen")
         then = Nanos(min(by_itself, due, until_ns))
+        if self.account is not None:
+            self.account(now, Nanos(then - now))
         ended = network.advance(Nanos(then - now))
         network.stale |= then == by_itself
         events.now = then

@@ -51,7 +51,7 @@ def test_a_bad_scenario_is_one_line_and_status_2(
         (
             "two-equal",
             ("--policy", "cubic,magic"),
-            '--policy: no policy is called "magic"; of: cubic, reno, bbr, static, fair, stagger',
+            '--policy: no policy is called "magic"; of: cubic, reno, bbr, cubic+rto5, ',
         ),
         (
             "two-equal",

@@ -17,6 +17,7 @@ from waiting import settle
 from flowslot_lab.net import Network
 from flowslot_lab.processors import of_the_network
 from flowslot_lab.procs import start, stop
+from flowslot_lab.rivals import RIVALS
 from flowslot_lab.runner import LiveRun, Options, measure, planned
 from flowslot_lab.state import RunState, clean_dead, start_time
 from flowslot_lab.tools import LabError, run
@@ -63,12 +64,23 @@ def test_network_has_the_asked_rates_and_buffers_and_leaves_nothing(state: RunSt
     assert traces(state.id)["namespaces"] == []
 
 
-def test_a_least_retransmission_timeout_is_that_of_all_hosts(state: RunState) -> None:
-    net = Network(load(SCENARIOS / "two-equal.toml", ["rto_min_ms=20"]), state)
+@pytest.mark.parametrize(
+    ("changes", "policy", "ms"),
+    [
+        (["rto_min_ms=20"], "cubic", 20),
+        (["rto_min_ms=20"], "cubic+rto5", 5),
+        (["slower=3"], "cubic", 600),
+        (["slower=3"], "reno+rto5", 15),
+    ],
+)
+def test_a_least_retransmission_timeout_is_that_of_all_hosts(
+    state: RunState, changes: list[str], policy: str, ms: int
+) -> None:
+    net = Network(load(SCENARIOS / "two-equal.toml", changes), state, rival=RIVALS[policy])
     net.up()
     for space in net.hosts.values():
         (route,) = run(["ip", "-n", space, "route", "show", "10.78.0.0/16"]).splitlines()
-        assert "rto_min lock 20ms" in route
+        assert f"rto_min lock {ms}ms" in route
     net.down()
 
 

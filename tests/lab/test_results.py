@@ -152,7 +152,7 @@ def test_tables_show_predictions_and_mark_those_of_ideal_tcp(predicted: Results,
     assert ("cubic", "a", "0.2755", "0.2480*", "0.2755") in {row[:5] for row in rows}
     assert "simulated on ideal links. * cubic: max-min sharing; no loss, no timeouts." in text
     assert "iteration of a job: stagger 0.90 to 1.08, static 0.90 to 1.08\n" in text
-    assert "best baseline" in text and "…" not in text
+    assert "best stock TCP" in text and "…" not in text
 
 
 @pytest.mark.parametrize(

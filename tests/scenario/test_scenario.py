@@ -279,7 +279,8 @@ BOUNDS = {
     "iterations": (1, 10**6),
     "warmup": (0, 10**6),
     "rtt_us": (0, 1e6),
-    "rto_min_ms": (1, 1000),
+    "rto_min_ms": (1, 10_000),
+    "slower": (1, 50),
     "jobs.bytes": (1, 10**10),
     "jobs.sockets": (1, 64),
     "jobs.keys": (1, 65_536),
@@ -317,3 +318,25 @@ def test_rings_can_be_had_at_their_bounds() -> None:
     scenario = load(SCENARIOS / "two-equal.toml", changes)
     assert scenario.jobs[0].sent_bytes >= 10_000_000_000
     assert load(SCENARIOS / "two-equal.toml", ["jobs.bytes=1", "jobs.slice_kb=1e6"]).jobs[0].slices
+
+
+def test_slower_keeps_bytes_and_slowdowns() -> None:
+    plain = load(SCENARIOS / "ps-incast.toml")
+    slow = load(SCENARIOS / "ps-incast.toml", ["slower=3"])
+    for link, was in plain.directed_links().items():
+        now = slow.directed_links()[link]
+        assert now.rate_mbps == pytest.approx(was.rate_mbps / 3)
+        assert now.buffer_bytes == was.buffer_bytes
+    for job, before in zip(slow.jobs, plain.jobs, strict=True):
+        assert job.sent_bytes == before.sent_bytes
+        assert job.compute_s == pytest.approx(3 * before.compute_s)
+        assert job.compute_ns(1, 7) == pytest.approx(3 * before.compute_ns(1, 7), abs=3)
+        assert slow.ideal_s(job) == pytest.approx(3 * plain.ideal_s(before))
+    assert (plain.rto_min_ms, slow.rto_min_ms) == (None, 600)
+    assert load(SCENARIOS / "ps-incast.toml", ["slower=3", "rto_min_ms=5"]).rto_min_ms == 15
+    assert plain.title == "ps-incast" and slow.title == "ps-incast, 3 times slower"
+
+
+def test_slower_than_a_field_can_be() -> None:
+    with pytest.raises(ConfigError, match=r"20 times slower.*compute_s"):
+        load(SCENARIOS / "ps-incast.toml", ["slower=20", "jobs.compute_s=2"])

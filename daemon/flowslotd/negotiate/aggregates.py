@@ -20,6 +20,7 @@ from flowslotd.flows.flow_info import FlowInfo
 from flowslotd.flows.flow_table import FlowTable
 from flowslotd.flows.rows import Rows, Typed
 from flowslotd.negotiate import shares
+from flowslotd.trace import Trace
 
 Lent = Callable[[Nanos], Rows]
 """Rows of flows whose rate another one uses."""
@@ -32,8 +33,9 @@ NOBODY = Aggregate(0, "", (), 0)
 class Aggregates:
     """All aggregates of the mapped flows of a table."""
 
-    def __init__(self, table: FlowTable) -> None:
+    def __init__(self, table: FlowTable, trace: Trace | None = None) -> None:
         self._table = table
+        self._trace = trace
         self._view = Typed(shares.typed)
         self._at: dict[_Key, int] = {}
         self._members = [NOBODY]
@@ -97,6 +99,10 @@ class Aggregates:
 
         granted = report(now, host, self._by_id, gone, small=small, lent=used)
         self._dirty |= bool(granted)
+        if self._trace is not None:
+            told = [b for b in self._by_id.values() if b.reported and b.reported.at == now]
+            self._trace.asked((b.id, b.remaining) for b in told if b.active)
+            self._trace.granted(granted)
 
     def waiting(self) -> bool:
         """An arbiter knows nothing (any more) of some aggregate, and waits for news of it."""
@@ -107,6 +113,8 @@ class Aggregates:
     def grant(self, grants: Sequence[Granted]) -> None:
         """What aggregates may send; NaN: no arbiter has a say. See `share_out`."""
         self._dirty |= bool(take(self._by_id, grants))
+        if self._trace is not None:
+            self._trace.granted(grants)
 
     def share_out(self, now: Nanos) -> set[int]:
         """Give each flow its part of the rate. Returns the cookies of the flows whose part has

@@ -12,6 +12,7 @@ from flowslotd.flows.flow_table import FlowTable
 from flowslotd.flows.rows import Rows, Typed
 from flowslotd.pace import rate_table
 from flowslotd.pace.pacer import ENTRY, Entries, PaceEntry, Pacer
+from flowslotd.trace import Trace
 
 
 class Enforcer:
@@ -21,9 +22,10 @@ class Enforcer:
     their rows since.
     """
 
-    def __init__(self, pacer: Pacer, hard: bool) -> None:
+    def __init__(self, pacer: Pacer, hard: bool, trace: Trace | None = None) -> None:
         """`hard`: no top-up beyond the reserved rate."""
         self._pacer = pacer
+        self._trace = trace
         self.hard = hard
         self._rows_view = Typed(rate_table.typed_rows)
         self._entries_view = Typed(rate_table.typed_entries)
@@ -75,6 +77,8 @@ class Enforcer:
             self.release(entries["cookie"][let_go].tolist())
         if changed.size:
             self.rate_writes += self._pacer.apply(entries[changed], deadline)
+            if self._trace is not None:
+                self._trace.in_force(entries[["cookie", "reserved"]][changed].tolist())
 
     def refresh(self, deadline: Nanos) -> None:
         """All entries stay in force until `deadline`. Also when there are none: we are alive."""
@@ -98,6 +102,8 @@ class Enforcer:
         self._entries["cookie"][at] = 0
         for flow in flows:
             self._plans.pop(flow, None)
+        if self._trace is not None:
+            self._trace.let_go(flows)
 
     def release_all(self) -> None:
         """Let every flow go."""

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where an iteration's time goes: what is charged to what, and that what is recorded is true."""
+
+import socket
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flowslot_lab import budget, flowlog
+from flowslot_lab.budget import Steps, _positions
+from flowslot_lab.runner import LiveRun
+from flowslot_lab.state import RunState
+from flowslot_scenario.budget import CAUSES, STEPS, JobBudget, Link, busiest, charge
+from flowslot_scenario.scenario import load
+
+from .conftest import LEAVES_NOTHING, SCENARIOS, TWO_EQUAL, Quiet
+
+MINE, OTHER = 0, 1
+
+
+def at_a_link(*flows: dict[str, float], unused: float, granted: float = np.inf) -> dict[str, float]:
+    """What job MINE loses in a second at a link that these flows cross."""
+    plain = {"job": MINE, "carried": 0.0, "in_force": 0.0, "open": 1, "ready": 1}
+    plain |= {"elsewhere": 0, "at_receiver": 0.0, "in_process": 0}
+
+    def column(name: str, kind: type) -> np.ndarray:
+        return np.array([[(plain | flow)[name] for flow in flows]]).astype(kind)
+
+    link = Link(
+        seconds=np.ones(1),
+        unused=np.array([unused]),
+        granted=np.array([granted]),
+        job=column("job", int)[0],
+        carried=column("carried", float),
+        in_force=column("in_force", float),
+        open=column("open", bool),
+        ready=column("ready", bool),
+        elsewhere=column("elsewhere", bool),
+        at_receiver=column("at_receiver", float),
+        in_process=column("in_process", bool),
+    )
+    lost = dict(zip(CAUSES, charge(link, MINE).tolist(), strict=True))
+    return {cause: pytest.approx(part) for cause, part in lost.items() if part > 1e-9}
+
+
+def test_others_bytes_are_what_a_job_waits_for() -> None:
+    other = {"job": OTHER, "carried": 0.6}
+    assert at_a_link({"carried": 0.4}, other, unused=0.0) == {"others": 0.6}
+    assert at_a_link({"ready": 0, "open": 0}, other, unused=0.4) == {}
+
+
+def test_what_nobody_has_granted_comes_first() -> None:
+    flow = {"carried": 0.3, "in_force": 0.3}
+    assert at_a_link(flow, unused=0.7, granted=0.3) == {"not_granted": 0.7}
+    # Topped up beyond what was granted.
+    assert at_a_link({"carried": 0.9, "in_force": 0.3}, unused=0.1, granted=0.3) == {
+        "not_granted": 0.1
+    }
+    assert at_a_link(flow, unused=0.7, granted=0.8) == {"not_granted": 0.2, "not_in_force": 0.5}
+
+
+def test_a_rate_that_its_flow_cannot_use_is_lost_to_who_waits() -> None:
+    waiting = {"carried": 0.5, "in_force": 0.5}
+    idle = {"job": OTHER, "ready": 0, "in_force": 0.5}
+    held_up = {"job": OTHER, "elsewhere": 1, "in_force": 0.5, "carried": 0.1}
+    assert at_a_link(waiting, idle, unused=0.5, granted=1.0) == {"holder_idle": 0.5}
+    assert at_a_link(waiting, held_up, unused=0.4, granted=1.0) == {
+        "others": 0.1,
+        "holder_idle": 0.4,
+    }
+
+
+def test_what_is_in_force_and_not_sent() -> None:
+    def lost(**flow: float) -> dict[str, float]:
+        return at_a_link({"in_force": 1.0, "carried": 0.5} | flow, unused=0.5, granted=1.0)
+
+    assert lost() == {"window": 0.5}
+    assert lost(in_process=1) == {"processor": 0.5}
+    assert lost(at_receiver=0.4) == {"receiver": 0.2, "window": 0.3}
+    assert lost(ready=0) == {"dependency": 0.5}
+    assert lost(elsewhere=1) == {}  # it waits for another link
+    assert at_a_link({}, unused=1.0) == {"window": 1.0}  # TCP: nobody grants
+
+
+def test_sequence_numbers_go_on_beyond_their_end() -> None:
+    base = 2**32 - 1000
+    numbers = np.array([base, base + 900, 800, 300, 2000], np.int64).astype(np.uint32)
+    assert _positions(numbers, base).tolist() == [0, 900, 1800, 1300, 3000]
+
+
+def test_steps() -> None:
+    steps = Steps(np.array([10, 20]), np.array([1.0, 5.0]))
+    assert steps.on(np.array([9, 10, 19, 20, 99])).tolist() == [0, 1, 1, 5, 5]
+    assert (steps.reaches(1), steps.reaches(2), steps.reaches(6)) == (10, 20, None)
+
+
+def test_busiest_links_are_those_that_take_longest() -> None:
+    incast = load(SCENARIOS / "ps-incast.toml")
+    server = incast.jobs[0].server_hosts[0]
+    assert set(busiest(incast, incast.jobs[0])) == {f"{server}->s1", f"s1->{server}"}
+    assert len(busiest(TWO_EQUAL, TWO_EQUAL.jobs[0])) == 4
+
+
+def test_a_senders_log_is_read_as_it_was_written(tmp_path: Path) -> None:
+    server = socket.create_server(("127.0.0.1", 0))
+    with server, socket.create_connection(server.getsockname()) as sock:
+        log = flowlog.FlowLog(tmp_path / "log", sock)
+        log.begin(500)
+        log.note(200, 100)
+        assert len(flowlog.read(tmp_path / "log").records) == 0
+        log.begin(700)
+        found = flowlog.read(tmp_path / "log")
+        assert (found.src, found.dport) == ("127.0.0.1", server.getsockname()[1])
+        assert found.records["ready"].tolist() == [flowlog.BEGIN, 200]
+        assert found.records["posted"].tolist() == [500, 100]
+
+
+@pytest.mark.root
+@pytest.mark.timeout(200)
+@LEAVES_NOTHING
+def test_a_live_budget_is_of_what_the_kernel_counted(state: RunState) -> None:
+    scenario = TWO_EQUAL.model_copy(update={"warmup": 2})
+    with LiveRun(scenario, state, "stagger", 8, True, budget=True) as live:
+        before = live.net.counters()
+        run = live.run(1, Quiet())
+        after = live.net.counters()
+        recorder = live.recorder
+        assert recorder is not None
+        for link, tap in recorder.taps.items():
+            tap.drain(end=True)
+            seen = tap.records()
+            seen = seen[(seen["ns"] >= before.at_s * 1e9) & (seen["ns"] < after.at_s * 1e9)]
+            size = seen["len"].astype(int)
+            size += np.maximum(-(-size // 1448), 1) * 66
+            counted = after.link_bytes[link] - before.link_bytes[link]
+            assert size.sum() == pytest.approx(counted, rel=0.02)
+    assert [job.name for job in run.budget] == ["a", "b"]
+    for job in run.budget:
+        assert list(job.steps) == list(STEPS)
+        assert 0 <= job.steps["first_byte"] < job.steps["last_byte"] < job.iteration_ms
+        assert 0 <= sum(job.lost.values()) < job.iteration_ms
+        again = JobBudget.read(job.to_json())
+        assert again.name == job.name and again.lost == pytest.approx(job.lost, abs=1e-3)
+
+
+def test_the_daemons_file_is_as_the_lab_reads_it() -> None:
+    from flowslotd import trace
+
+    assert (budget._HEADER, budget._TRACE) == (trace.HEADER, trace.RECORD)
+    kinds = (trace.ASKED, trace.GRANTED, trace.IN_FORCE)
+    assert kinds == (budget._ASKED, budget._GRANTED, budget._IN_FORCE)

@@ -22,7 +22,7 @@ from flowslot_proto.systemd import Notifier
 from flowslot_shm.layout import Message
 from flowslotd import report
 from flowslotd.clock import monotonic, thread_cpu, wall
-from flowslotd.config import Config, changed, load
+from flowslotd.config import Config, load_again
 from flowslotd.control import Control, Json
 from flowslotd.engine import Engine
 from flowslotd.flows.flow_info import Source
@@ -111,7 +111,9 @@ class Daemon:
             self._next_slot()
             self._notifier.ready(self._describe())
             _log.info("ready: %s", self._describe())
+            self.config.remark()
             await self._stop.wait()
+            await self._reload_lock.acquire()  # for good: no engine is replaced from here on
             self._notifier.stopping()
             self._paused = True
 
@@ -348,8 +350,8 @@ class Daemon:
         async with self._reload_lock:
             self._notifier.reloading(monotonic())
             try:
-                config = load(self.config.file)
-                names = changed(self.config, config)
+                # On a thread: a large topology takes longer than the slots can wait.
+                config, names = await asyncio.to_thread(load_again, self.config)
                 if names:
                     await self._replace(config)
             except FlowslotError as error:
@@ -359,6 +361,7 @@ class Daemon:
                 self._notifier.ready(self._describe())
             self.config_error = ""
             _log.info("reloaded: %s", ", ".join(names) or "nothing changed")
+            config.remark()
             return {"file": str(config.file), "changed": ", ".join(names)}
 
     async def _replace(self, config: Config) -> None:

@@ -2,8 +2,11 @@
 """Configurations that pass all checks, and yet no engine can be had for them."""
 
 import asyncio
+import os
+import threading
 
 import pytest
+from waiting import until
 
 from flowslot.model.errors import ConfigError
 from flowslotd import config
@@ -13,6 +16,7 @@ from flowslotd.negotiate.source import FixedRates
 from flowslotd.pace.pacer import Pacer
 from flowslotd.slotloop import SlotLoop
 
+from .conftest import HELD
 from .hosts import running
 
 
@@ -100,6 +104,68 @@ async def test_a_second_signal_during_a_reload_is_not_lost(write, enforcing, mon
         write(enforcing)
         assert (await daemon.reload())["changed"] == "policy", "and back"
         assert daemon.metrics.errors == {}
+
+
+@pytest.mark.parametrize("text", [HELD, "nonsense"])
+async def test_slots_go_on_while_a_configuration_is_read(write, enforcing, tmp_path, text):
+    """However long that takes: here, until slots have gone by."""
+    async with running(Daemon(config.load(write(enforcing)))) as (daemon, _, until):
+        topology, passed = tmp_path / "topology.toml", threading.Event()
+        topology.unlink()
+        os.mkfifo(topology)
+
+        def give():
+            with topology.open("w") as file:  # from here on somebody reads
+                in_time.append(passed.wait(20))
+                file.write(text)
+
+        in_time = []
+        giver = threading.Thread(target=give)
+        giver.start()
+        reload = asyncio.ensure_future(daemon.reload())
+        slots = daemon.metrics.slots
+        await until(lambda: daemon.metrics.slots > slots + 10)
+        passed.set()
+        if text == HELD:
+            assert (await reload)["changed"] == "topology links"
+        else:
+            with pytest.raises(ConfigError, match="not valid TOML"):
+                await reload
+        giver.join()
+        assert in_time == [True]
+
+
+async def test_a_daemon_that_is_told_to_stop_ends_a_reload_first(write, enforcing, monkeypatch):
+    """No engine comes after the last one has gone."""
+    started, told = threading.Event(), threading.Event()
+    real = config.load_again
+
+    def slowly(old):
+        started.set()
+        assert told.wait(20)
+        return real(old)
+
+    monkeypatch.setattr("flowslotd.daemon.load_again", slowly)
+    ended = []
+    stop = Engine.stop
+
+    async def note(engine, keep_pacer=False):
+        await stop(engine, keep_pacer)
+        ended.append(engine)
+
+    monkeypatch.setattr(Engine, "stop", note)
+    daemon = Daemon(config.load(write(enforcing)))
+    task = asyncio.create_task(daemon.run())
+    await until(lambda: daemon.metrics.slots)
+    write(f'{enforcing}\npolicy = "static"')
+    reload = asyncio.create_task(daemon.reload())
+    await until(started.is_set)
+    daemon._stop.set()
+    await until(lambda: daemon._reload_lock._waiters)
+    told.set()
+    assert (await reload)["changed"] == "policy"
+    await asyncio.wait_for(task, 10)
+    assert len(ended) == 2 and ended[-1] is daemon.engine
 
 
 def test_an_engine_that_cannot_be_had_at_start_is_a_configuration_error(

@@ -89,6 +89,22 @@ def test_without_data_to_the_scheduler_or_within_this_host_it_is_left_alone(
         assert asked(worker.pid, one.sockets, socket.socket.getpeername) == [(THERE, data.port)]
 
 
+def test_however_the_scheduler_is_spelled_the_job_has_one_name(stack: ExitStack) -> None:
+    """And another one than a job of the same spelling, at another address."""
+    data, scheduler, other = Sink(stack), Sink(stack), "127.200.1.1"
+    Sink(stack, other, scheduler.port)
+    processes = [
+        Unpatched(stack, 1, THERE, data.port, where, scheduler.port, env=node(**root))
+        for where, uri in ((THERE, THERE), (THERE, "sched.example"), (other, "sched.example"))
+        if (root := {"port": scheduler.port, "DMLC_PS_ROOT_URI": uri})
+    ]
+    finder = make_finder(stack)
+    seen = settle(lambda: len(all_seen := found(finder, *processes)) == 3 and all_seen)
+    names = [seen[process.pid].job.decode() for process in processes]
+    assert names[0] == names[1] == f"pslite-{THERE}-{scheduler.port}"
+    assert names[2] == f"pslite-{other}-{scheduler.port}"
+
+
 def test_what_is_closed_or_killed_is_gone_at_once_for_its_peer_too(
     stack: ExitStack, watching: Watching
 ) -> None:

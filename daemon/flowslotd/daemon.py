@@ -11,7 +11,7 @@ import logging
 import signal
 import socket
 from collections.abc import Callable, Collection, Iterable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import ParamSpec
 
@@ -42,6 +42,8 @@ MUTE_NS = 4 * MILLISECOND
 """Events of the kernel that come so soon after others are followed by silence as long, so that
 further ones are heard of together."""
 LOG_EVERY_NS = 10 * SECOND
+RELOAD_S = 5.0
+"""So long a daemon that is told to stop waits for a reload that is under way."""
 
 
 class Daemon:
@@ -113,7 +115,8 @@ class Daemon:
             _log.info("ready: %s", self._describe())
             self.config.remark()
             await self._stop.wait()
-            await self._reload_lock.acquire()  # for good: no engine is replaced from here on
+            with suppress(TimeoutError):  # a file that cannot be read holds nobody up
+                await asyncio.wait_for(self._reload_lock.acquire(), RELOAD_S)
             self._notifier.stopping()
             self._paused = True
 
@@ -352,7 +355,7 @@ class Daemon:
             try:
                 # On a thread: a large topology takes longer than the slots can wait.
                 config, names = await asyncio.to_thread(load_again, self.config)
-                if names:
+                if names and not self._stop.is_set():
                     await self._replace(config)
             except FlowslotError as error:
                 self.config_error = str(error)

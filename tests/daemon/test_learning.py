@@ -106,6 +106,7 @@ NUMBERS = {
 @pytest.mark.parametrize("numbers", NUMBERS.values(), ids=NUMBERS)
 def test_periods_are_those_of_bursts_whatever_the_job_counts(seen, job, flow, numbers, begun):
     sent = 0
+    seen.look(0, job, c7=0)
     for burst, number in enumerate(numbers):
         now = 250 * (burst + 1)
         for empty in range(begun):  # micro-steps that send nothing

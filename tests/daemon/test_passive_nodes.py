@@ -72,7 +72,7 @@ def test_a_job_is_named_after_where_its_scheduler_is(
     uri: bytes, peers: list[str], job: bytes
 ) -> None:
     node = node_of(SPELLED % uri)
-    assert node is not None and node.named(peers) == job
+    assert node is not None and node.named(set(peers)) == job
 
 
 @given(st.binary(max_size=200), st.binary(max_size=60), st.binary(max_size=60))
@@ -81,7 +81,7 @@ def test_no_environment_is_strange_enough(junk: bytes, port: bytes, job: bytes) 
         b"DMLC_ROLE=worker\0DMLC_PS_ROOT_PORT=" + port + b"\0FLOWSLOT_JOB=" + job + b"\0" + junk
     )
     if node is not None:
-        for name in (node.job, node.named(["::1"])):
+        for name in (node.job, node.named({"::1"})):
             assert 1 <= len(name) <= 31
             assert all(0x21 <= c <= 0x7E for c in name)
         assert 1 <= node.scheduler_port <= 65535

@@ -6,7 +6,7 @@ plausible is no node.
 """
 
 import re
-from collections.abc import Collection
+from collections.abc import Set
 from ipaddress import ip_address
 from typing import NamedTuple
 
@@ -31,11 +31,11 @@ class Node(NamedTuple):
     spelled: bool = False
     """The job is named after a scheduler whose address the environment does not tell."""
 
-    def named(self, peers: Collection[str]) -> bytes:
+    def named(self, peers: Set[str]) -> bytes:
         """The job's name, as the patch has it. `peers`: the addresses at the scheduler's port that
         the process is connected to. A host's name may be spelled in several ways, and be that of
         several hosts; an address may not."""
-        if not self.spelled or len(set(peers)) != 1:
+        if not self.spelled or len(peers) != 1:
             return self.job
         return _after(*peers, self.scheduler_port)
 

@@ -179,7 +179,7 @@ def test_aggregates_are_shared_out_in_the_same_way(seed: int) -> None:
     for loops, structs in both(shares):
         mine = rows.copy()
         table = structs(mine)
-        times, sizes = np.zeros((b + 1, 5), np.int64), np.zeros((b + 1, 3))
+        times, sizes = np.zeros((b + 1, 6), np.int64), np.zeros((b + 1, 3))
         changed, at_work = np.zeros(n, np.uint8), times[:, 0].astype(np.uint8)
         loops.add_up(NOW, table, times, sizes)
         loops.share_out(NOW, table, rate, at_work, changed)

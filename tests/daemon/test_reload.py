@@ -19,7 +19,6 @@ from flowslotd.slotloop import SlotLoop
 from .conftest import TOPOLOGY
 from .hosts import running
 
-
 FASTER = TOPOLOGY.replace("capacity_gbps = 0.2", "capacity_gbps = 0.4")
 
 

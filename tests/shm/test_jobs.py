@@ -263,7 +263,7 @@ def test_path_from_the_environment(
     monkeypatch.setenv("FLOWSLOT_SOCKET", daemon.server.path)
     client = JobClient(None, "a b\n\xff" + "c" * 40, rank=0)
     settle(client.poll)
-    assert daemon.record.job == "a_b___" + "c" * 25
+    assert daemon.record.job == "a_b___" + "c" * 16 + "-d012b422"
     client.close()
 
 

@@ -37,6 +37,10 @@ node is looked at again (it may have become one, by exec), and a socket through 
 goes."""
 OWN_RECORD = "/memfd:flowslot (deleted)"
 """What a process has open that speaks for itself, or has been told not to."""
+UNPLACED = (
+    "where a job's scheduler is cannot be told: set FLOWSLOT_JOB, or hosts that spell "
+    "DMLC_PS_ROOT_URI otherwise take it for another job"
+)
 _SOCKET = "socket:["
 _NEEDED = "CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH"
 """For other users' processes: the second one to open what is in /proc, the first one to read it,
@@ -109,6 +113,8 @@ class Finder:
             per_user[process.uid] += len(own)
             if own:
                 peers = {one.scheduler for one in process.sockets.values() if one.scheduler}
+                if process.node.spelled and len(peers) != 1:
+                    self._warn(UNPLACED)
                 found.append(Found(pid, process.node.named(peers), process.node.role, own))
         return found
 

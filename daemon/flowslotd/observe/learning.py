@@ -135,8 +135,8 @@ def missed(rows: Any, r: int, words: NDArray[np.int64], s: int) -> bool:
     where the record does not say do the job's numbers tell: they may skip."""
     if words[s, _phases] > 0:
         present = 1 if words[s, _ready] > 0 else 0
-        return words[s, _phases] - present > rows[r].phases
-    return words[s, _iteration] > rows[r].iteration + 1
+        return bool(words[s, _phases] - present > rows[r].phases)
+    return bool(words[s, _iteration] > rows[r].iteration + 1)
 
 
 def learn_unreported(rows: Any, r: int) -> None:

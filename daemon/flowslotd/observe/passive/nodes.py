@@ -37,7 +37,8 @@ class Node(NamedTuple):
         several hosts; an address may not."""
         if not self.spelled or len(peers) != 1:
             return self.job
-        return _after(*peers, self.scheduler_port)
+        (scheduler,) = peers
+        return _after(scheduler, self.scheduler_port)
 
 
 def node_of(environment: bytes) -> Node | None:

@@ -22,7 +22,7 @@
  * lock that all need. Who spins and has looked lets others run, while a daemon listens: what our work
  * and the daemon's take is given back.
  *
- * $FLOWSLOT_JOB names the job (default: pslite- and the scheduler's address), $FLOWSLOT_SOCKET the
+ * $FLOWSLOT_JOB names the job (default: pslite-, the scheduler's address and its port), $FLOWSLOT_SOCKET the
  * daemon's socket; with $FLOWSLOT_TOTALS=1 each flow's totals are printed at the end.
  */
 #ifndef FLOWSLOT_PSLITE_H
@@ -70,21 +70,45 @@ constexpr bool kCalm = false;
 constexpr int kBusyMs = 2, kIdleMs = 100; /* between looks, while something is under way and not */
 constexpr uint64_t kSpinNs = 1000000; /* between looks of those that spin */
 constexpr uint64_t kPollNs = 10000000;
-constexpr size_t kName = 31; /* bytes of a job's name */
+constexpr int kDescriptors = 4096; /* the lowest ones are looked at */
 
-/* One that is derived, and too long, ends with a hash (FNV-1a) of the whole: others begin alike. */
+/* An address as text: one spelling for each. */
+inline std::string Text(int family, const void *ip) {
+    char text[INET6_ADDRSTRLEN] = "";
+    return inet_ntop(family, ip, text, sizeof(text)) ? text : "";
+}
+
+/* Where the scheduler is: `uri`, if that is an address; else the one that this process's connections
+ * to its port lead to; else `uri` as it is spelled. A host's name may be spelled in several ways, and
+ * be that of several hosts; an address may not. */
+inline std::string Scheduler(const std::string &uri, int root) {
+    struct in6_addr ip;
+    std::string only;
+    if (inet_pton(AF_INET, uri.c_str(), &ip) == 1) return Text(AF_INET, &ip);
+    if (inet_pton(AF_INET6, uri.c_str(), &ip) == 1)
+        return IN6_IS_ADDR_V4MAPPED(&ip) ? Text(AF_INET, &ip.s6_addr[12]) : Text(AF_INET6, &ip);
+    for (int fd = 0; fd < kDescriptors; fd++) {
+        struct sockaddr_storage there;
+        socklen_t size = sizeof(there);
+        uint16_t port = 0;
+        if (getpeername(fd, (struct sockaddr *)&there, &size) != 0) continue;
+        uint8_t family = flowslot__address(&there, ip.s6_addr, &port);
+        if (family == 0 || port != root) continue;
+        std::string text = Text(family, &ip);
+        if (!only.empty() && text != only) return uri;
+        only = text;
+    }
+    return only.empty() ? uri : only;
+}
+
+/* Call it when this process is connected to the scheduler. */
 inline std::string JobName() {
     ps::Environment *settings = ps::Environment::Get();
     const char *name = getenv("FLOWSLOT_JOB"), *uri = settings->find("DMLC_PS_ROOT_URI"),
                *port = settings->find("DMLC_PS_ROOT_PORT");
     if (name != NULL && *name != '\0') return name;
-    std::string job = std::string("pslite-") + (uri ? uri : "") + "-" + (port ? port : "");
-    if (job.size() <= kName) return job;
-    uint32_t hash = 2166136261u;
-    char end[16];
-    for (char c : job) hash = (hash ^ (unsigned char)c) * 16777619u;
-    snprintf(end, sizeof(end), "-%08x", hash);
-    return job.substr(0, kName - strlen(end)) + end;
+    int number = port ? atoi(port) : 0;
+    return "pslite-" + Scheduler(uri ? uri : "", number) + "-" + std::to_string(number);
 }
 
 /* All flows of this process. */

@@ -105,7 +105,8 @@ struct flowslot_slot { /* one writer each */
     uint64_t iteration_total;      /* expected; 0: unknown */
     uint64_t t_iteration_start_ns; /* CLOCK_MONOTONIC */
     uint64_t t_update_ns;
-    uint8_t reserved[96];
+    uint64_t phases; /* iterations so far that had bytes to send; 0: an older library */
+    uint8_t reserved[88];
 };
 
 /* Registration: datagrams on a SOCK_SEQPACKET Unix socket. REGISTER carries the memfd. */
@@ -141,6 +142,7 @@ FLOWSLOT_ASSERT(job, offsetof(struct flowslot_slot, job) == 56);
 FLOWSLOT_ASSERT(rank, offsetof(struct flowslot_slot, rank) == 88);
 FLOWSLOT_ASSERT(iteration, offsetof(struct flowslot_slot, iteration) == 104);
 FLOWSLOT_ASSERT(update, offsetof(struct flowslot_slot, t_update_ns) == 152);
+FLOWSLOT_ASSERT(phases, offsetof(struct flowslot_slot, phases) == 160);
 FLOWSLOT_ASSERT(message, sizeof(struct flowslot_register) == 56);
 FLOWSLOT_ASSERT(reply, sizeof(struct flowslot_reply) == 264);
 FLOWSLOT_ASSERT(doorbell, sizeof(struct flowslot_doorbell) == 16);
@@ -180,12 +182,24 @@ static inline uint64_t flowslot__now(clockid_t clock) {
     return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
 }
 
-/* At most size - 1 characters of visible ASCII, '_' for the rest. */
-static inline void flowslot__text(char *to, const char *from, size_t size) {
-    size_t i;
-    for (i = 0; i + 1 < size && from[i] != '\0'; i++)
-        to[i] = (from[i] > 0x20 && from[i] < 0x7f) ? from[i] : '_';
-    memset(to + i, 0, size - i);
+/* A job's name in at most 31 characters of visible ASCII. One that is longer, or has others ('_' takes
+ * their places), ends with a hash (FNV-1a) of the whole: names of jobs often begin alike. */
+static inline void flowslot__name(char to[32], const char *from) {
+    uint32_t hash = UINT32_C(2166136261);
+    size_t i, most = 31;
+    int as_it_is = strlen(from) <= most;
+    memset(to, 0, 32);
+    for (i = 0; from[i] != '\0'; i++) {
+        int visible = from[i] > 0x20 && from[i] < 0x7f;
+        hash = (hash ^ (unsigned char)from[i]) * UINT32_C(16777619);
+        as_it_is = as_it_is && visible;
+        if (i < most) to[i] = visible ? from[i] : '_';
+    }
+    if (as_it_is) return;
+    if (i > most - 9) i = most - 9;
+    to[i++] = '-';
+    for (most = i + 8; i < most; i++, hash <<= 4) to[i] = "0123456789abcdef"[hash >> 28];
+    memset(to + i, 0, 32 - i);
 }
 
 static inline struct flowslot_slot *flowslot__slots(const struct flowslot *job) {
@@ -370,8 +384,9 @@ static inline size_t flowslot__bytes(uint32_t slots) {
 
 /*
  * Make the record and look for a daemon. `path` NULL: $FLOWSLOT_SOCKET, else the system's socket.
- * `job` (up to 31 visible ASCII characters) and `rank` name the process; at most `slots` (1 to
- * 4096) flows can be open at a time. 0, or -1 when there is no memory to share: then `job` may be
+ * `name` and `rank` name the process; a name of more than 31 characters, or of others than visible
+ * ASCII, ends with a hash of the whole. At most `slots` (1 to 4096) flows can be open at a time. 0,
+ * or -1 when there is no memory to share: then `job` may be
  * used all the same, and every call does nothing.
  */
 static inline int flowslot_open(struct flowslot *job, const char *path, const char *name,
@@ -382,7 +397,7 @@ static inline int flowslot_open(struct flowslot *job, const char *path, const ch
     if (path == NULL) path = getenv("FLOWSLOT_SOCKET");
     if (path == NULL || path[0] == '\0') path = FLOWSLOT_DEFAULT_PATH;
     if (strlen(path) < sizeof(job->path)) memcpy(job->path, path, strlen(path));
-    flowslot__text(job->job, name[0] != '\0' ? name : "_", sizeof(job->job));
+    flowslot__name(job->job, name[0] != '\0' ? name : "_");
     job->slots = slots;
     job->rank = rank;
     job->sock = flowslot__socket();
@@ -526,7 +541,7 @@ static inline void flowslot_flow_close(struct flowslot_flow *flow) {
 
 /*
  * A new iteration begins, in which `total` bytes are expected (0: unknown); the counts start again
- * from 0. For the iteration that is already running this only corrects the total.
+ * from 0. Numbers may skip, or fall (back to a checkpoint). For the iteration that is already running this only corrects the total.
  */
 static inline void flowslot_begin(struct flowslot_flow *flow, uint64_t iteration, uint64_t total) {
     struct flowslot_slot *slot = flow->slot;
@@ -568,6 +583,8 @@ static inline void flowslot_progress_add(struct flowslot_flow *flow, uint64_t re
     before = FLOWSLOT_GET(slot->state);
     after = done < (total != 0 ? total : ready) && ready != 0 ? FLOWSLOT_ACTIVE : FLOWSLOT_IDLE;
     flowslot__write_begin(slot);
+    if (FLOWSLOT_GET(slot->ready) == 0 && ready != 0)
+        FLOWSLOT_SET(slot->phases, FLOWSLOT_GET(slot->phases) + 1);
     FLOWSLOT_SET(slot->state, after);
     FLOWSLOT_SET(slot->ready, ready);
     FLOWSLOT_SET(slot->posted, posted);

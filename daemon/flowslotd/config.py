@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The daemon's configuration file, and what it refers to."""
 
+import logging
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from flowslot.policy.registry import PolicySpec
 from flowslot_proto.files import read_text
 from flowslot_proto.tls import TlsFiles, TlsSettings, open_files
 
+_log = logging.getLogger(__name__)
 DeviceName = Annotated[str, Field(pattern=r"^[^/\s:]{1,15}$")]
 
 
@@ -136,6 +138,11 @@ class Config:
         host = self.topology.hosts.get(self.settings.host)
         return {address for nic in host.nics for address in nic.addresses} if host else set()
 
+    def remark(self) -> None:
+        """Log what the topology says, and perhaps does not mean."""
+        for remark in self.topology.remarks:
+            _log.warning("%s: %s", self.topology_file, remark)
+
 
 FIXED = ("instance", "runtime_dir", "slot_ms", "horizon", "pacing", "trace_file")
 """What only a restart changes: sockets, slots and programs in the kernel depend on it."""
@@ -157,6 +164,12 @@ def load(file: Path) -> Config:
     reached = config.switches if asks else []
     settings.tls.check(str(file), [topology.switches[name].address for name in reached])
     return replace(config, tls=open_files(settings.tls, str(file), file.parent, settings.host))
+
+
+def load_again(old: Config) -> tuple[Config, list[str]]:
+    """What the file says now, and names of what has changed. Raises ConfigError."""
+    new = load(old.file)
+    return new, changed(old, new)
 
 
 def changed(old: Config, new: Config) -> list[str]:

@@ -11,7 +11,7 @@ import logging
 import signal
 import socket
 from collections.abc import Callable, Collection, Iterable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import ParamSpec
 
@@ -22,7 +22,7 @@ from flowslot_proto.systemd import Notifier
 from flowslot_shm.layout import Message
 from flowslotd import report
 from flowslotd.clock import monotonic, thread_cpu, wall
-from flowslotd.config import Config, changed, load
+from flowslotd.config import Config, load_again
 from flowslotd.control import Control, Json
 from flowslotd.engine import Engine
 from flowslotd.flows.flow_info import Source
@@ -42,6 +42,8 @@ MUTE_NS = 4 * MILLISECOND
 """Events of the kernel that come so soon after others are followed by silence as long, so that
 further ones are heard of together."""
 LOG_EVERY_NS = 10 * SECOND
+RELOAD_S = 5.0
+"""So long a daemon that is told to stop waits for a reload that is under way."""
 
 
 class Daemon:
@@ -111,7 +113,10 @@ class Daemon:
             self._next_slot()
             self._notifier.ready(self._describe())
             _log.info("ready: %s", self._describe())
+            self.config.remark()
             await self._stop.wait()
+            with suppress(TimeoutError):  # a file that cannot be read holds nobody up
+                await asyncio.wait_for(self._reload_lock.acquire(), RELOAD_S)
             self._notifier.stopping()
             self._paused = True
 
@@ -349,9 +354,9 @@ class Daemon:
         async with self._reload_lock:
             self._notifier.reloading(monotonic())
             try:
-                config = load(self.config.file)
-                names = changed(self.config, config)
-                if names:
+                # On a thread: a large topology takes longer than the slots can wait.
+                config, names = await asyncio.to_thread(load_again, self.config)
+                if names and not self._stop.is_set():
                     await self._replace(config)
             except FlowslotError as error:
                 self.config_error = str(error)
@@ -360,6 +365,7 @@ class Daemon:
                 self._notifier.ready(self._describe())
             self.config_error = ""
             _log.info("reloaded: %s", ", ".join(names) or "nothing changed")
+            config.remark()
             return {"file": str(config.file), "changed": ", ".join(names)}
 
     async def _replace(self, config: Config) -> None:

@@ -107,7 +107,8 @@ SLOT = np.dtype(
         ("iteration_total", "u8"),  # expected in this iteration; 0: unknown
         ("t_iteration_start_ns", "u8"),  # CLOCK_MONOTONIC
         ("t_update_ns", "u8"),
-        ("reserved", "V96"),
+        ("phases", "u8"),  # iterations so far that had bytes to send; 0: an older library
+        ("reserved", "V88"),
     ]
 )
 
@@ -141,9 +142,20 @@ def address(family: int, raw: bytes) -> str:
 
 
 def plain_text(text: str | bytes, size: int) -> bytes:
-    """`text` as it may stand in a record: visible ASCII, '_' for the rest, under `size` bytes."""
-    raw = text.encode() if isinstance(text, str) else text
-    return bytes(c if 0x21 <= c <= 0x7E else ord("_") for c in raw[: size - 1])
+    """`text` as it may stand in a record: visible ASCII, under `size` bytes.
+
+    What is longer, or has other characters ('_' takes their places), ends with a hash (FNV-1a) of
+    the whole: names of jobs often begin alike.
+    """
+    raw = text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
+    plain = bytes(c if 0x21 <= c <= 0x7E else ord("_") for c in raw)
+    if plain == raw and len(raw) < size:
+        return raw
+    code = 2166136261
+    for byte in raw:
+        code = (code ^ byte) * 16777619 & 0xFFFFFFFF
+    end = b"-%08x" % code
+    return plain[: size - 1 - len(end)] + end
 
 
 def default_path() -> str:

@@ -8,7 +8,7 @@ ctypedef const int64_t[:, ::1] given_t
 
 cdef int64_t _taken, _torn, _strange, _max_bytes, _max_count, _free, _idle, _active
 cdef int64_t _state, _range, _order, _backward
-cdef Py_ssize_t _family, _cookie, _iteration, _ready, _posted, _done, _total, _start, _update
+cdef Py_ssize_t _family, _cookie, _iteration, _ready, _posted, _done, _total, _start, _update, _phases
 
 cpdef Py_ssize_t changed(
     given_t live, const int64_t[::1] seen, Py_ssize_t[::1] at, int64_t[::1] seqs
@@ -18,6 +18,6 @@ cpdef Py_ssize_t settle(
     given_t live, words_t words, words_t good, int64_t[::1] seen, int64_t[::1] faults, tuple found
 )
 cdef bint is_same(given_t words, Py_ssize_t i, given_t good, Py_ssize_t s)
-@cython.locals(bits=int64_t)
+@cython.locals(bits=int64_t, same=bint)
 cpdef int64_t repair(words_t words, Py_ssize_t i, given_t good, Py_ssize_t s)
 cdef int64_t force(words_t words, Py_ssize_t i, Py_ssize_t word, int64_t right)

@@ -26,7 +26,7 @@ class Fault(IntFlag):
     STATE = 1  # unknown state, role, address family or transport
     RANGE = 2  # a number beyond its bound
     ORDER = 4  # not done <= posted <= ready <= iteration_total, or updated before it began
-    BACKWARD = 8  # a counter fell, or the iteration did
+    BACKWARD = 8  # a counter of an iteration fell
     TEXT = 16  # a job name with other than visible ASCII characters
 
 
@@ -39,7 +39,7 @@ _order, _backward = Fault.ORDER.value, Fault.BACKWARD.value
 _family, _cookie, _iteration = (offset(f) // 8 for f in ("family", "sock_cookie", "iteration"))
 _ready, _posted, _done = (offset(field) // 8 for field in ("ready", "posted", "done"))
 _total, _start = offset("iteration_total") // 8, offset("t_iteration_start_ns") // 8
-_update = offset("t_update_ns") // 8
+_update, _phases = offset("t_update_ns") // 8, offset("phases") // 8
 
 
 def changed(
@@ -116,20 +116,18 @@ def repair(words: Any, i: int, good: Any, s: int) -> int:
         words[i, :] = 0
         return 0 if state == _free else _state
     bits = 0
-    for word in range(_iteration, _update + 1):
+    for word in range(_iteration, _phases + 1):
         most = _max_bytes if _ready <= word <= _total else _max_count
         if not 0 <= words[i, word] <= most:  # they are unsigned
             words[i, word] = most
             bits |= _range
     # A slot without a cookie may have a new flow since we last looked.
-    if words[i, _cookie] != 0 and words[i, _cookie] == good[s, _cookie]:
-        if words[i, _iteration] < good[s, _iteration]:
-            bits |= _backward
-        elif words[i, _iteration] == good[s, _iteration]:
-            for word in range(_ready, _total):
-                if words[i, word] < good[s, word]:
-                    words[i, word] = good[s, word]
-                    bits |= _backward
+    same = words[i, _cookie] != 0 and words[i, _cookie] == good[s, _cookie]
+    if same and words[i, _iteration] == good[s, _iteration]:
+        for word in range(_ready, _total):
+            if words[i, word] < good[s, word]:
+                words[i, word] = good[s, word]
+                bits |= _backward
     posted, total = words[i, _posted], words[i, _total]
     bits |= force(words, i, _ready, max(words[i, _ready], posted))
     bits |= force(words, i, _done, min(words[i, _done], posted))

@@ -35,11 +35,11 @@ _NOEXEC_SEAL = 0x8  # MFD_NOEXEC_SEAL: kernels from 6.3 on; some are set to insi
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _QUIET = offset("quiet", HEADER) // 4
 _SEQ, _STATE = offset("seq") // 4, offset("state") // 2
-_COOKIE, _ITERATION, _READY, _POSTED, _DONE, _TOTAL, _START, _UPDATE = (
+_COOKIE, _ITERATION, _READY, _POSTED, _DONE, _TOTAL, _START, _UPDATE, _PHASES = (
     offset(name) // 8
     for name in (
         "sock_cookie", "iteration", "ready", "posted", "done",
-        "iteration_total", "t_iteration_start_ns", "t_update_ns",
+        "iteration_total", "t_iteration_start_ns", "t_update_ns", "phases",
     )
 )  # fmt: skip
 
@@ -160,7 +160,10 @@ class FlowWriter:
         total = max(u64[_TOTAL], ready) if u64[_TOTAL] else 0
         was = self._u16[_STATE]
         state = State.ACTIVE if ready > 0 and done < (total or ready) else State.IDLE
-        self._write({_READY: ready, _POSTED: posted, _DONE: done, _TOTAL: total}, state=state)
+        words = {_READY: ready, _POSTED: posted, _DONE: done, _TOTAL: total}
+        if not u64[_READY]:
+            words[_PHASES] = u64[_PHASES] + 1
+        self._write(words, state=state)
         if state != was:
             self._owner.ring(Message.BEGIN if state == State.ACTIVE else Message.END, self.index)
 

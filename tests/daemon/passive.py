@@ -38,11 +38,11 @@ def node(role: str = "worker", port: int = SCHEDULER_PORT, **more: str) -> dict[
 class Sink:
     """Accepts connections and reads them to their ends, while `reading`. `ended`: how many have."""
 
-    def __init__(self, stack: ExitStack, address: str = THERE) -> None:
+    def __init__(self, stack: ExitStack, address: str = THERE, port: int = 0) -> None:
         self.ended = 0
         self.reading = threading.Event()
         self.reading.set()
-        self._listener = socket.create_server((address, 0))
+        self._listener = socket.create_server((address, port))
         self.port = self._listener.getsockname()[1]
         stack.callback(self._listener.shutdown, socket.SHUT_RDWR)
         threading.Thread(target=self._accept, daemon=True).start()

@@ -286,6 +286,18 @@ def test_check_config_recognises_what_a_file_is(tmp_path):
     assert run.stdout.endswith("topology configuration, no problem found\n")
 
 
+@pytest.mark.parametrize("name", ["topology.toml", "flowslotd.toml", "switch.toml"])
+def test_check_config_says_what_a_topology_may_not_mean(tmp_path, name):
+    routed = '[[routes]]\nfrom_rack = "r1"\nto_rack = "r7"\nlinks = ["h1->s1"]\n'
+    (tmp_path / "topology.toml").write_text(HELD + routed)
+    (tmp_path / "flowslotd.toml").write_text('host = "h1"\nuse_switch = false')
+    (tmp_path / "switch.toml").write_text('name = "s1"')
+    run = flowslot("check-config", tmp_path / name)
+    said = "remark: no host is in these racks, so no flow takes their routes: r1, r7\n"
+    assert run.returncode == 0 and run.stdout.endswith(f"no problem found\n{said}")
+    assert json.loads(flowslot("check-config", tmp_path / name, "-o", "json").stdout)["remarks"]
+
+
 def test_check_config_of_a_switch(tmp_path):
     (tmp_path / "topology.toml").write_text(HELD)
     file = tmp_path / "switch.toml"

@@ -55,7 +55,8 @@ def some_rows(rng: RNG, n: int) -> np.ndarray:
     rows["iteration"] = rng.integers(0, 4, n)
     rows["inc"] = rng.integers(1, 4, n)
     rows["onset_inc"] = rows["inc"] - rng.integers(0, 2, n)
-    rows["onset_iteration"] = rng.integers(0, 4, n)
+    rows["phases"] = rng.integers(0, 4, n) * rng.integers(0, 2, n)
+    rows["onset_phases"] = rng.integers(0, 4, n)
     for size in ("counter", "origin", "target", "remaining", "expected", "ready", "unreported"):
         rows[size] = rng.integers(0, 1_000_000, n) * rng.integers(0, 2, n)
     rows["unreported_last"] = rng.integers(0, 100_000, n)
@@ -76,6 +77,7 @@ def some_words(rng: RNG, n: int) -> np.ndarray:
         words[:, offset(field) // 8] = column
     words[:, offset("iteration_total") // 8] *= rng.integers(0, 2, n)
     words[:, offset("iteration") // 8] = rng.integers(0, 1200, n) ** rng.integers(0, 2, n)
+    words[:, offset("phases") // 8] = rng.integers(0, 1200, n) ** rng.integers(0, 2, n)
     words[:, offset("t_iteration_start_ns") // 8] = NOW - rng.integers(0, 10**8, n)
     return words
 
@@ -177,7 +179,7 @@ def test_aggregates_are_shared_out_in_the_same_way(seed: int) -> None:
     for loops, structs in both(shares):
         mine = rows.copy()
         table = structs(mine)
-        times, sizes = np.zeros((b + 1, 5), np.int64), np.zeros((b + 1, 3))
+        times, sizes = np.zeros((b + 1, 6), np.int64), np.zeros((b + 1, 3))
         changed, at_work = np.zeros(n, np.uint8), times[:, 0].astype(np.uint8)
         loops.add_up(NOW, table, times, sizes)
         loops.share_out(NOW, table, rate, at_work, changed)

@@ -6,6 +6,7 @@ import pytest
 from seen import MS, at
 from slots import Desk, start
 
+from flowslot_shm.layout import offset
 from flowslotd.negotiate.aggregates import Aggregates
 
 SIZE, HEADERS = 1_000_000, 4_000
@@ -82,12 +83,70 @@ def test_an_iteration_may_begin_before_the_last_one_is_acknowledged(seen, job, f
     assert 400 <= seen["remaining"][0] <= 600
 
 
-def test_skipped_iterations_count_as_several(seen, job, flow):
+def test_iterations_that_nobody_looked_at_count_as_several(seen, job, flow):
     for i, ms in ((1, 0), (2, 100), (5, 400)):
+        for passed in range(i - 2 if i == 5 else i, i):
+            start(flow, passed, 1000)
+            flow.done(1000)
         start(flow, i, 1000)
         seen.look(ms, job)
         flow.done(1000)
     assert seen["period"] == [100 * MS]
+
+
+NUMBERS = {
+    "one by one": range(1, 40),
+    "by micro-steps": range(3, 120, 3),
+    "by samples": range(512, 40 * 512, 512),
+    "back to a checkpoint": [*range(1, 18), *range(9, 31)],
+}
+
+
+@pytest.mark.parametrize("begun", [0, 2], ids=["", "empty iterations between"])
+@pytest.mark.parametrize("numbers", NUMBERS.values(), ids=NUMBERS)
+def test_periods_are_those_of_bursts_whatever_the_job_counts(seen, job, flow, numbers, begun):
+    sent = 0
+    seen.look(0, job, c7=0)
+    for burst, number in enumerate(numbers):
+        now = 250 * (burst + 1)
+        for empty in range(begun):  # micro-steps that send nothing
+            flow.begin(10**6 + begun * burst + empty)
+            seen.look(now - 100 + 10 * empty, job, c7=sent)
+        start(flow, number, 1000)
+        seen.look(now, job, c7=sent + 100)
+        assert seen["remaining"] == [900]
+        flow.done(1000)
+        sent += 1000
+        seen.look(now + 40, job, c7=sent)
+        assert seen["remaining"] == [0]
+    assert seen["period"] == [250 * MS]
+    assert not job.reader.faults.any()
+
+
+def test_a_burst_between_two_looks_is_not_taken_for_the_present_one(seen, job, flow):
+    """Nor if the first of these looks was before it had any bytes."""
+    flow.begin(1, 1000)
+    seen.look(0, job, c7=0)
+    flow.ready(1000)
+    flow.done(1000)
+    start(flow, 2, 1000)
+    flow.done(100)
+    seen.look(10, job, c7=1100)
+    assert seen["remaining"] == [900]
+
+
+def test_a_library_that_does_not_count_its_bursts(seen, job, flow):
+    """One compiled with an older header: what is missed is guessed by the numbers."""
+    word = memoryview(job.record.slot(0)).cast("Q")
+    for i, (ms, sent) in enumerate(((0, 0), (200, 1000), (400, 2000))):
+        start(flow, 10 * i, 1000)
+        word[offset("phases") // 8] = 0
+        flow.done(300)
+        seen.look(ms, job, c7=sent + 300)
+        assert seen["remaining"] == [700]
+        flow.done(700)
+        seen.look(ms + 50, job, c7=sent + 1000)
+    assert seen["period"] == [200 * MS]
 
 
 # --- bytes that libraries send and do not report: a flow is at its end when these have gone too

@@ -7,7 +7,7 @@ from seen import Seen, at
 from slots import Desk, start
 
 from flowslot.model.topology import parse_topology
-from flowslot_shm.layout import Quiet, Role, Transport
+from flowslot_shm.layout import JOB_BYTES, Quiet, Role, Transport, plain_text
 from flowslotd.flows.counters import FlowCounters
 from flowslotd.negotiate.aggregates import Aggregates
 from flowslotd.observe.observer import Ended
@@ -19,6 +19,37 @@ def test_a_flow_appears_with_its_path(seen, job, flow, topology):
     seen.look(0, job)
     assert seen.flows == [7]
     assert seen.table.infos[0].path == topology.path("10.78.0.1", "10.78.0.2")
+
+
+def test_jobs_whose_names_begin_alike_are_two(seen, make_job):
+    names = [f"vit-huge-imagenet21k-pretrain-2031-07-{day}" for day in ("08", "09")]
+    for i, name in enumerate(names):
+        job = make_job(plain_text(name, JOB_BYTES).decode())
+        job.flow(0, cookie=7 + i)
+        seen.look(i, job)
+    assert len(seen.table.jobs) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "taken_for"),
+    [
+        ("pslite-10.78.0.2-9000", "pslite-h2-9000"),
+        ("pslite-10.78.0.1-9000", "pslite-h1-9000"),  # h1 calls itself by any of these
+        ("pslite-127.0.0.1-9000", "pslite-h1-9000"),
+        ("pslite-::1-9000", "pslite-h1-9000"),
+        ("pslite-0.0.0.0-9000", "pslite-h1-9000"),
+        ("pslite-10.99.0.9-9000", "pslite-10.99.0.9-9000"),  # nobody's in the topology
+        ("pslite-sched-9000", "pslite-sched-9000"),
+        ("pslite--9000", "pslite--9000"),
+        ("pslite-127.0.0.1", "pslite-127.0.0.1"),
+        ("bert", "bert"),
+    ],
+)
+def test_a_job_named_after_a_host_has_one_name(seen, make_job, name, taken_for):
+    job = make_job(name)
+    job.flow(0, cookie=7)
+    seen.look(0, job)
+    assert seen.table.jobs == [taken_for]
 
 
 def test_a_slot_that_is_freed_and_a_job_that_leaves_take_their_flows_along(seen, job):

@@ -26,7 +26,7 @@ from waiting import settle
 from flowslot_shm.layout import Message, Role, Transport, address
 from flowslot_shm.writer import Record as OwnRecord
 from flowslotd.observe.passive import watcher
-from flowslotd.observe.passive.finder import LONGEST_SOCKET_WAIT, OWN_RECORD
+from flowslotd.observe.passive.finder import LONGEST_SOCKET_WAIT, OWN_RECORD, UNPLACED
 
 
 def test_data_connections_are_reported_as_a_patched_process_would(
@@ -87,6 +87,28 @@ def test_without_data_to_the_scheduler_or_within_this_host_it_is_left_alone(
         assert found(elsewhere, worker) == {}
         assert one.pid == worker.pid
         assert asked(worker.pid, one.sockets, socket.socket.getpeername) == [(THERE, data.port)]
+
+
+def test_however_the_scheduler_is_spelled_the_job_has_one_name(
+    stack: ExitStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And another one than a job of the same spelling, at another address."""
+    data, scheduler, other = Sink(stack), Sink(stack), "127.200.1.1"
+    Sink(stack, other, scheduler.port)
+    processes = [
+        Unpatched(stack, 1, THERE, data.port, where, scheduler.port, env=node(**root))
+        for where, uri in ((THERE, THERE), (THERE, "sched.example"), (other, "sched.example"))
+        if (root := {"port": scheduler.port, "DMLC_PS_ROOT_URI": uri})
+    ]
+    finder = make_finder(stack)
+    seen = settle(lambda: len(all_seen := found(finder, *processes)) == 3 and all_seen)
+    names = [seen[process.pid].job.decode() for process in processes]
+    assert names[0] == names[1] == f"pslite-{THERE}-{scheduler.port}"
+    assert names[2] == f"pslite-{other}-{scheduler.port}"
+    assert UNPLACED not in caplog.text
+    lost = Unpatched(stack, 1, THERE, data.port, env=node(DMLC_PS_ROOT_URI="sched"))
+    assert settle(lambda: found(finder, lost).get(lost.pid)).job == b"pslite-sched-9"
+    assert UNPLACED in caplog.text
 
 
 def test_what_is_closed_or_killed_is_gone_at_once_for_its_peer_too(

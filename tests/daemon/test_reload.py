@@ -2,8 +2,11 @@
 """Configurations that pass all checks, and yet no engine can be had for them."""
 
 import asyncio
+import os
+import threading
 
 import pytest
+from waiting import until
 
 from flowslot.model.errors import ConfigError
 from flowslotd import config
@@ -13,7 +16,10 @@ from flowslotd.negotiate.source import FixedRates
 from flowslotd.pace.pacer import Pacer
 from flowslotd.slotloop import SlotLoop
 
+from .conftest import TOPOLOGY
 from .hosts import running
+
+FASTER = TOPOLOGY.replace("capacity_gbps = 0.2", "capacity_gbps = 0.4")
 
 
 def fail_to_build(*_, **__):
@@ -100,6 +106,68 @@ async def test_a_second_signal_during_a_reload_is_not_lost(write, enforcing, mon
         write(enforcing)
         assert (await daemon.reload())["changed"] == "policy", "and back"
         assert daemon.metrics.errors == {}
+
+
+@pytest.mark.parametrize("text", [FASTER, "nonsense"])
+async def test_slots_go_on_while_a_configuration_is_read(write, enforcing, tmp_path, text):
+    """However long that takes: here, until slots have gone by."""
+    async with running(Daemon(config.load(write(enforcing)))) as (daemon, _, until):
+        topology, passed = tmp_path / "topology.toml", threading.Event()
+        topology.unlink()
+        os.mkfifo(topology)
+
+        def give():
+            with topology.open("w") as file:  # from here on somebody reads
+                in_time.append(passed.wait(20))
+                file.write(text)
+
+        in_time = []
+        giver = threading.Thread(target=give)
+        giver.start()
+        reload = asyncio.ensure_future(daemon.reload())
+        slots = daemon.metrics.slots
+        await until(lambda: daemon.metrics.slots > slots + 10)
+        passed.set()
+        if text == FASTER:
+            assert (await reload)["changed"] == "topology links"
+        else:
+            with pytest.raises(ConfigError, match="not valid TOML"):
+                await reload
+        giver.join()
+        assert in_time == [True]
+
+
+@pytest.mark.parametrize("waits", [True, False])
+async def test_no_engine_comes_after_the_last_one_has_gone(write, enforcing, monkeypatch, waits):
+    """However long a configuration is read when the daemon is told to stop."""
+    started, told = threading.Event(), threading.Event()
+    real, stop, ended = config.load_again, Engine.stop, []
+
+    def slowly(old):
+        started.set()
+        assert told.wait(20)
+        return real(old)
+
+    async def note(engine, keep_pacer=False):
+        await stop(engine, keep_pacer)
+        ended.append(engine)
+
+    monkeypatch.setattr("flowslotd.daemon.load_again", slowly)
+    monkeypatch.setattr("flowslotd.daemon.RELOAD_S", 20 if waits else 0.01)
+    monkeypatch.setattr(Engine, "stop", note)
+    daemon = Daemon(config.load(write(enforcing)))
+    task = asyncio.create_task(daemon.run())
+    await until(lambda: daemon.metrics.slots)
+    write(f'{enforcing}\npolicy = "static"')
+    reload = asyncio.create_task(daemon.reload())
+    await until(started.is_set)
+    daemon._stop.set()
+    if not waits:
+        await asyncio.wait_for(task, 10)
+    told.set()
+    await reload
+    await asyncio.wait_for(task, 10)
+    assert ended == [daemon.engine]
 
 
 def test_an_engine_that_cannot_be_had_at_start_is_a_configuration_error(

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`flowslot preflight` says what a daemon would change, and then that is what it changes."""
 
-from collections.abc import Callable
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +12,8 @@ import pytest
 
 from flowslotd import config
 from flowslotd.diagnose import diagnosis, preflight
-from flowslotd.pace import guardian
+from flowslotd.pace import devices, edt, guardian, htb
+from flowslotd.pace.libbpf import TCX_EGRESS, Object, library, read
 from flowslotd.pace.pacer import PacingError
 
 from .conformance import MB, ON_DEVICES, Bench, set_rate
@@ -80,6 +84,45 @@ def test_a_foreign_qdisc_is_named(net: Any, loaded: Load, named: bool) -> None:
             assert found.when == "never"
             assert found.what.startswith("the daemon would not start: ") == named
             assert "eth0 has a root qdisc of its own, pfifo 7:, which stays" in found.what
+
+
+@pytest.fixture
+def verdict(net: Any) -> Iterator[Callable[[], None]]:
+    """A program of somebody else's at tcx/egress of eth0; the call takes it away."""
+    program = Object(read(edt.OBJECT))
+    program.load()
+    with inside(net.here):
+        index = socket.if_nametoindex("eth0")
+    with ExitStack() as stack:
+        stack.callback(program.close)
+        try:
+            with inside(net.here):
+                link = library().bpf_link_create(
+                    program.program("flowslot_edt"), index, TCX_EGRESS, None
+                )
+        except OSError:
+            pytest.skip("no tcx: Linux 6.6")
+        owned = stack.enter_context(ExitStack())
+        owned.callback(os.close, link)
+        yield owned.close
+
+
+def test_a_program_that_decides_before_clsact_is_named(
+    net: Any, loaded: Load, verdict: Callable[[], None]
+) -> None:
+    def said() -> list[preflight.Change]:
+        changes = preflight.changes(loaded('backend = "edt"'), "edt")
+        return [one for one in changes if one.where == "eth0"]
+
+    with inside(net.here):
+        (found,) = said()
+        assert found.when == "never"
+        assert "eth0 has BPF programs at tcx/egress (by id: " in found.what
+        (other,) = [one for one in devices.every() if one.name == "lo"]
+        assert edt.changes_to(other, 0), "another device has none"
+        assert htb.changes_to(devices.named("eth0"), 0), "nor does it matter to htb"
+        verdict()
+        assert len(said()) > 1
 
 
 def test_sysctls_are_named(net: Any, loaded: Load) -> None:

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `flowslot doctor` reports."""
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +23,37 @@ def test_all_probes_run_and_leave_nothing() -> None:
     status = {f.name: f.status for f in findings}
     assert status["struct_ops"] == status["pidfd_getfd"] == status["htb"] == "ok"
     assert probe.usable_backends(findings)["bpf"].status == "ok"
+
+
+DOCTOR = (sys.executable, "-m", "flowslot_cli.main", "doctor", "--output", "json")
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("wrapper", "says", "chosen"),
+    [
+        (("unshare", "-Urn"),
+         "without CAP_PERFMON, CAP_BPF outside this user namespace", "socket"),
+        (("unshare", "-Ur"),
+         "without CAP_PERFMON, CAP_BPF outside this user namespace", "socket"),
+        # CAP_SYS_ADMIN has these two included.
+        (("setpriv", "--bounding-set", "-bpf,-perfmon"), "CAP_NET_ADMIN", "bpf"),
+        (("setpriv", "--bounding-set", "-bpf,-perfmon,-sys_admin"),
+         "without CAP_PERFMON, CAP_BPF", "socket"),
+    ],
+    ids=["user namespace", "its network is the host's", "SYS_ADMIN", "none"],
+)  # fmt: skip
+def test_capabilities_count_where_the_kernel_asks_for_them(
+    wrapper: tuple[str, ...], says: str, chosen: str
+) -> None:
+    ran = subprocess.run([*wrapper, *DOCTOR], capture_output=True, text=True, check=False)
+    assert "Traceback" not in ran.stderr and ran.returncode == 0
+    found = json.loads(ran.stdout)
+    (capabilities,) = [one for one in found["findings"] if one["name"] == "capabilities"]
+    assert says in capabilities["detail"]
+    works = {one["name"]: one["works"] for one in found["backends"]}
+    assert (found["backend"], works["bpf"]) == (chosen, chosen == "bpf")
+    assert (capabilities["status"] == "ok") == works["bpf"]
 
 
 def test_a_missing_program_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,7 @@ class PsJob:
     workers: int = 2
     variant: str = "flowslot-calm"
     environment: dict[str, str] = field(default_factory=dict)
+    of_workers: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         with socket.create_server((SCHEDULER, 0)) as free:
@@ -56,9 +57,10 @@ class PsJob:
         command = [str(BUILT / self.variant / "tests" / self.program), *map(str, self.arguments)]
         roles = ["scheduler", *["server"] * self.servers, *["worker"] * self.workers]
         for role in roles:
+            more = self.of_workers if role == "worker" else {}
             process = subprocess.Popen(
                 command,
-                env=base | self.environment | {"DMLC_ROLE": role},
+                env=base | self.environment | more | {"DMLC_ROLE": role},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,

@@ -3,6 +3,7 @@
 
 import os
 import re
+import socket
 import subprocess
 from pathlib import Path
 
@@ -141,3 +142,35 @@ def test_a_job_is_named_as_by_the_daemon_that_watches_from_outside(program: Path
         assert node.job.decode() == done.stdout.strip()
         names.add(node.job)
     assert len(names) == 2
+
+
+@pytest.mark.parametrize(
+    ("uri", "connected"),
+    [
+        ("::ffff:127.0.0.3", []),
+        ("127.0.0.3", ["127.0.0.4"]),
+        ("sched", ["127.0.0.3"]),
+        ("sched.team-a.svc.cluster.local", ["127.0.0.3", "127.0.0.3"]),
+        ("sched", ["127.0.0.4"]),
+        ("sched", ["127.0.0.3", "127.0.0.4"]),
+        ("FE80::00:1", []),
+    ],
+)
+def test_a_job_is_named_after_where_its_scheduler_is(
+    program: Path, uri: str, connected: list[str]
+) -> None:
+    with socket.create_server(("", 0)) as everywhere:
+        port = str(everywhere.getsockname()[1])
+        settings = {"DMLC_ROLE": "worker", "DMLC_PS_ROOT_URI": uri, "DMLC_PS_ROOT_PORT": port}
+        done = subprocess.run(
+            [program, "name", *connected],
+            env=os.environ | settings,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    node = node_of(b"".join(f"{k}={v}\0".encode() for k, v in settings.items()))
+    assert node is not None
+    assert done.stdout.strip() == node.named(set(connected)).decode()
+    if len(set(connected)) == 1 and "sched" in uri:
+        assert done.stdout.strip() == f"pslite-{connected[0]}-{port}"

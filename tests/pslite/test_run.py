@@ -18,7 +18,7 @@ from waiting import settle
 
 from flowslot_shm.layout import Role, Transport
 
-from .conftest import ROOT, PsJob, pairs, training, used
+from .conftest import ROOT, SCHEDULER, PsJob, pairs, training, used
 
 VALUE, KEYS, REPEAT = 100_000, 10, 20
 """Bytes of a key's value, keys per server, iterations after the first one, which only pushes."""
@@ -70,6 +70,17 @@ def test_totals_are_the_applications_with_a_daemon(
     settle(lambda: len(daemon.left) >= 4, 10)
     jobs = [(record.job, record.rank) for record in daemon.left]
     assert sorted(jobs) == [("bert", node) for node in sorted((*SERVERS, *WORKERS))]
+
+
+def test_a_job_has_one_name_however_its_nodes_spell_the_scheduler(
+    start_daemon: Callable[..., Registrar],
+) -> None:
+    daemon = start_daemon()
+    spelled = {"DMLC_PS_ROOT_URI": "localhost"}
+    with benchmark("push", environment=daemon.environment, of_workers=spelled) as job:
+        assert job.wait() == [0] * 5, job.said
+    settle(lambda: len(daemon.left) >= 4, 10)
+    assert {record.job for record in daemon.left} == {f"pslite-{SCHEDULER}-{job.port}"}
 
 
 @pytest.mark.root

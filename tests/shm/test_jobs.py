@@ -65,6 +65,24 @@ def test_a_flow_as_the_daemon_sees_it(pair: tuple[Registrar, Job], port: int) ->
     assert not record.reader.faults.any()
 
 
+def test_iterations_with_bytes_are_counted(pair: tuple[Registrar, Job], port: int) -> None:
+    """Each once, whatever its number, and however often the flow becomes active in it."""
+    daemon, job = pair
+    job(f"flow 0 127.0.0.1 {port} {Role.RING} -")
+    counted = []
+    for iteration, total, bursts in ((4, 10, 1), (8, 0, 3), (9, 0, 0), (512, 10, 1), (8, 0, 1)):
+        job(f"begin 0 {iteration} {total}")
+        for _ in range(bursts):
+            job("ready 0 10")
+            job("done 0 10")
+        job(f"begin 0 {iteration} {total}")  # the same again
+        counted.append(int(daemon.record.reader.snapshot()[0]["phases"]))
+    assert counted == [1, 2, 2, 3, 4]
+    job("close 0")
+    job(f"flow 0 127.0.0.1 {port} {Role.RING} -")
+    assert daemon.record.reader.snapshot()[0]["phases"] == 0
+
+
 def test_a_udp_flow(pair: tuple[Registrar, Job], port: int) -> None:
     daemon, job = pair
     assert job(f"flow 0 127.0.0.1 {port} {Role.RING} udp") == "0"
@@ -245,7 +263,7 @@ def test_path_from_the_environment(
     monkeypatch.setenv("FLOWSLOT_SOCKET", daemon.server.path)
     client = JobClient(None, "a b\n\xff" + "c" * 40, rank=0)
     settle(client.poll)
-    assert daemon.record.job == "a_b___" + "c" * 25
+    assert daemon.record.job == "a_b___" + "c" * 16 + "-d012b422"
     client.close()
 
 

@@ -56,6 +56,49 @@ def test_header_and_dtype_agree(compiler: str, standard: str, suffix: str, tmp_p
     assert printed.splitlines() == expected
 
 
+NAMES = """
+#include "flowslot_shm.h"
+#include <stdio.h>
+int main(int argc, char **argv) {
+    static struct flowslot job;
+    for (int i = 1; i < argc; i++) {
+        flowslot_open(&job, "/nonexistent", argv[i], 0, 1);
+        printf("%s\\n", job.job);
+        flowslot_close(&job);
+    }
+    return 0;
+}
+"""
+SEED = "mixtral-8x7b-sft-2031-02-03-lr3e-5-run"
+ALIKE = [
+    *("run", "run-1", "a" * 30, "a" * 31, "a" * 32, "a" * 33, "a" * 300),
+    *(f"{SEED}{n}" for n in range(12)),
+    *("\u8bad\u7ec3\u7532", "\u8bad\u7ec3\u4e59", "lr 0.1", "lr_0.1", "lr\t0.1", "b\x7f"),
+    *("x" * n + "\u00e9" for n in (20, 21, 22, 29, 30, 31)),
+]
+"""Names that are easily taken for each other when they are cut, or replaced in part."""
+
+
+@pytest.mark.parametrize(("compiler", "standard", "suffix"), COMPILERS[:2])
+def test_jobs_of_different_names_are_different_jobs(
+    compiler: str, standard: str, suffix: str, tmp_path: Path
+) -> None:
+    """And have the same names in C and in Python."""
+    source, program = tmp_path / f"names.{suffix}", tmp_path / "names"
+    source.write_text(NAMES)
+    flags = ["-Wall", "-Wextra", "-Werror", f"-I{SHM}"]
+    subprocess.run([compiler, standard, *flags, source, "-o", program], check=True)
+    printed = subprocess.run([program, *ALIKE], check=True, capture_output=True).stdout
+    names = printed.splitlines()
+    assert names == [layout.plain_text(name, layout.JOB_BYTES) for name in ALIKE]
+    assert len(set(names)) == len(ALIKE)
+    assert all(len(name) <= 31 and name.isascii() for name in names)
+    kept = [name for name in ALIKE if name.encode() in names]
+    assert kept == ["run", "run-1", "a" * 30, "a" * 31, "lr_0.1"], "the others say so at their ends"
+    for name in names:
+        assert layout.plain_text(name, layout.JOB_BYTES) == name, "as it comes to the daemon"
+
+
 def test_packed_doorbell_is_the_doorbell() -> None:
     raw = layout.PACKED_DOORBELL.pack(layout.MAGIC, layout.VERSION, layout.Message.END, 7)
     bell = np.frombuffer(raw, layout.DOORBELL)[0]

@@ -194,7 +194,7 @@ def test_counters_do_not_fall_within_an_iteration(record: Record) -> None:
     assert faults(reader)[0] == Fault.BACKWARD
     for cookie, iteration, ready, fault in (
         (5, 4, 1, 0),
-        (5, 2, 1, Fault.BACKWARD),
+        (5, 2, 1, 0),  # back to a checkpoint
         (6, 2, 9, 0),  # another socket: another flow
         (0, 2, 9, 0),
         (0, 2, 1, 0),  # without a cookie it may be another one, too

@@ -7,7 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flowslot.model.settings import parse_toml
-from flowslot.model.topology_file import Checker, NicSettings, TopologySettings, normal_ip
+from flowslot.model.topology_file import (
+    Checker,
+    NicSettings,
+    TopologySettings,
+    normal_ip,
+    remarks,
+)
 from flowslot.model.units import Rate, goodput
 
 
@@ -21,6 +27,11 @@ class Link:
     buffer_bytes: int
     switch: str | None
 
+    @property
+    def queue_us(self) -> float:
+        """How long its buffer lasts at its rate."""
+        return self.buffer_bytes * 8e6 / self.capacity_bps
+
 
 class Topology:
     """An indexed, checked view of a topology file."""
@@ -28,6 +39,7 @@ class Topology:
     def __init__(self, settings: TopologySettings, source: str) -> None:
         Checker(settings, source).check()
         self.settings = settings
+        self.remarks = remarks(settings)
         self.switches = {s.name: s for s in settings.switches}
         self.hosts = {h.name: h for h in settings.hosts}
         self.links = tuple(
@@ -40,6 +52,8 @@ class Topology:
             )
             for link in settings.links
         )
+        self._capacity = np.array([link.goodput for link in self.links], dtype=np.float64)
+        self._capacity.flags.writeable = False
         self.link_index = {link.name: i for i, link in enumerate(self.links)}
         self._nics = {
             address: (host.name, nic)
@@ -65,12 +79,16 @@ class Topology:
         return None if src_host == dst_host else self._between(src_nic, dst_nic)
 
     def _between(self, src: NicSettings, dst: NicSettings) -> tuple[int, ...] | None:
-        middle: tuple[int, ...] | None = ()
-        if src.rack != dst.rack and src.rack and dst.rack:
-            middle = self._routes.get((src.rack, dst.rack))
+        middle = self._middle(src.rack, dst.rack)
         if middle is None:
             return None
         return (self.link_index[src.up], *middle, self.link_index[dst.down])
+
+    def _middle(self, src: str | None, dst: str | None) -> tuple[int, ...] | None:
+        """The links between two racks. None: there is no route."""
+        if src != dst and src and dst:
+            return self._routes.get((src, dst))
+        return ()
 
     def host_of(self, ip: str) -> str | None:
         """Name of the host that has this address."""
@@ -78,8 +96,8 @@ class Topology:
         return found[0] if found else None
 
     def capacity(self) -> NDArray[np.float64]:
-        """Goodput of each link, payload bytes/s, float64[L]."""
-        return np.array([link.goodput for link in self.links], dtype=np.float64)
+        """Goodput of each link, payload bytes/s, float64[L], for reading only."""
+        return self._capacity
 
     def host_links(self, host: str) -> tuple[int, ...]:
         """Links on which the host sends, one for each NIC. KeyError: no such host."""
@@ -89,12 +107,19 @@ class Topology:
         """All links that flows from this host may cross. KeyError: no such host."""
         mine = self.hosts[host].nics
         addresses = {address for nic in mine for address in nic.addresses}
-        sources = {nic.rack: nic for nic in mine}.values()  # beside `up`, only the rack counts
-        paths = [path for (src, _), path in self._paths.items() if src in addresses]
+        crossed = set(self.host_links(host))
+        crossed.update(*(path for (src, _), path in self._paths.items() if src in addresses))
+        ends: dict[str | None, set[int]] = {}  # links to other hosts, by the rack at their end
         for other in self.hosts.values():
             if other.name != host:
-                paths += [self._between(a, b) or () for a in sources for b in other.nics]
-        return frozenset(self.host_links(host)).union(*paths)
+                for nic in other.nics:
+                    ends.setdefault(nic.rack, set()).add(self.link_index[nic.down])
+        for src in {nic.rack for nic in mine}:
+            for dst, downs in ends.items():
+                middle = self._middle(src, dst)
+                if middle is not None:
+                    crossed.update(middle, downs)
+        return frozenset(crossed)
 
     def switch_links(self, switch: str) -> tuple[int, ...]:
         """Indices of the links held by one switch process."""

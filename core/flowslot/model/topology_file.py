@@ -3,6 +3,8 @@
 
 import ipaddress
 import re
+from collections.abc import Collection
+from itertools import chain, islice
 from typing import Annotated
 
 from pydantic import AfterValidator, Field, FiniteFloat
@@ -118,26 +120,23 @@ class Checker:
         self._settings = settings
         self._source = source
         self._first: dict[tuple[str, object], str] = {}
-        self._links = [link.name for link in settings.links]
-        self._racks = [nic.rack for host in settings.hosts for nic in host.nics if nic.rack]
+        self._switches = dict.fromkeys(switch.name for switch in settings.switches)
+        self._links = dict.fromkeys(link.name for link in settings.links)
 
     def check(self) -> None:
         """Look at the whole file, in its order."""
-        switches = [s.name for s in self._settings.switches]
         for i, switch in enumerate(self._settings.switches):
             self._once("switch", switch.name, f"switches[{i}].name")
         for i, link in enumerate(self._settings.links):
             self._once("link", link.name, f"links[{i}].name")
             if link.switch is not None:
-                self._known("switch", link.switch, switches, f"links[{i}].switch")
+                self._known("switch", link.switch, self._switches, f"links[{i}].switch")
         for i, host in enumerate(self._settings.hosts):
             self._once("host", host.name, f"hosts[{i}].name")
             for j, nic in enumerate(host.nics):
                 self._check_nic(host.name, nic, f"hosts[{i}].nics[{j}]")
         for i, route in enumerate(self._settings.routes):
             self._once("route", f"{route.from_rack} -> {route.to_rack}", f"routes[{i}]")
-            self._known("rack", route.from_rack, self._racks, f"routes[{i}].from_rack")
-            self._known("rack", route.to_rack, self._racks, f"routes[{i}].to_rack")
             self._check_path(route.links, f"routes[{i}].links")
         for i, path in enumerate(self._settings.paths):
             self._once("path", f"{path.src} -> {path.dst}", f"paths[{i}]")
@@ -153,12 +152,14 @@ class Checker:
             self._once("address", address, f"{at}.addresses[{k}]")
 
     def _check_path(self, names: tuple[str, ...], field: str) -> None:
+        before: set[str] = set()
         for k, name in enumerate(names):
             self._known("link", name, self._links, f"{field}[{k}]")
-            if name in names[:k]:
+            if name in before:
                 raise ConfigError(
                     self._source, f"{field}[{k}]", f'a path crosses "{name}" twice; name each once'
                 )
+            before.add(name)
 
     def _once(self, kind: str, name: str, field: str) -> None:
         first = self._first.setdefault((kind, name), field)
@@ -166,9 +167,36 @@ class Checker:
             problem = f'{kind} "{name}" is already at `{first}`; name each once'
             raise ConfigError(self._source, field, problem)
 
-    def _known(self, kind: str, name: str, names: list[str], field: str) -> None:
+    def _known(self, kind: str, name: str, names: Collection[str], field: str) -> None:
         if name in names:
             return
-        listed = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-        problem = f'no {kind} is called "{name}"; must be one of: {listed or "(none)"}'
+        problem = f'no {kind} is called "{name}"; must be one of: {_some(names) or "(none)"}'
         raise ConfigError(self._source, field, problem)
+
+
+def remarks(settings: TopologySettings) -> list[str]:
+    """What a sound topology says, and perhaps does not mean: a sentence each."""
+    racks = dict.fromkeys(nic.rack for host in settings.hosts for nic in host.nics if nic.rack)
+    routed = dict.fromkeys((route.from_rack, route.to_rack) for route in settings.routes)
+    empty = [r for r in dict.fromkeys(chain.from_iterable(routed)) if r not in racks]
+    said = []
+    if empty:
+        said.append(f"no host is in these racks, so no flow takes their routes: {_some(empty)}")
+    used = sum(a in racks and b in racks and a != b for a, b in routed)
+    without = len(racks) * (len(racks) - 1) - used
+    if without:
+        pairs = ((a, b) for a in racks for b in racks if a != b and (a, b) not in routed)
+        some = [f"{a} -> {b}" for a, b in islice(pairs, min(without, _LISTED + 1))]
+        said.append(
+            f"{without} pairs of racks have no route, so flows between them are never paced: "
+            f"{_some(some)}"
+        )
+    return said
+
+
+_LISTED = 8
+
+
+def _some(names: Collection[str]) -> str:
+    """The first of them, for a message."""
+    return ", ".join(islice(names, _LISTED)) + (", ..." if len(names) > _LISTED else "")

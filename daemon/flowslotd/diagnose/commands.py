@@ -30,28 +30,32 @@ def check_config(
     output: OutputOption = "table",
 ) -> None:
     """Check a configuration file, and what it refers to."""
-    kind, effective = _check(file)
+    kind, effective, remarks = _check(file)
     text = f"{file}: {kind} configuration, no problem found"
-    result: dict[str, Any] = {"file": str(file), "kind": kind}
+    text += "".join(f"\nremark: {remark}" for remark in remarks)
+    result: dict[str, Any] = {"file": str(file), "kind": kind, "remarks": remarks}
     if print_effective:
         text += f"\n{as_text(effective, 'yaml')}"
         result["effective"] = effective
     _print(output, text, result)
 
 
-def _check(file: Path) -> tuple[str, dict[str, Any]]:
-    """The kind of a file and its effective settings. Raises ConfigError."""
+def _check(file: Path) -> tuple[str, dict[str, Any], list[str]]:
+    """A file's kind, its effective settings, and remarks on its topology. Raises ConfigError."""
     text = read_text(file)
     keys = read_toml(text, str(file)).keys()
     if "jobs" in keys:  # first: scenarios have hosts and links too
         raise ConfigError(str(file), "jobs", "looks like a scenario; `flowslot lab` runs those")
     if keys & {"hosts", "links", "switches"}:
-        return "topology", parse_topology(text, str(file)).settings.model_dump(mode="json")
+        topology = parse_topology(text, str(file))
+        return "topology", topology.settings.model_dump(mode="json"), topology.remarks
     if "name" in keys and "host" not in keys:
         for switch in entry_points(group=CONFIGURATIONS, name="switch"):
-            return "switch", switch.load()(file).settings.model_dump(mode="json")
+            checked = switch.load()(file)
+            return "switch", checked.settings.model_dump(mode="json"), checked.topology.remarks
         raise ConfigError(str(file), "", "cannot be checked: flowslot-switch is not installed")
-    return "daemon", load(file).settings.model_dump(mode="json")
+    loaded = load(file)
+    return "daemon", loaded.settings.model_dump(mode="json"), loaded.topology.remarks
 
 
 def doctor(

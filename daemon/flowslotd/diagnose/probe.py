@@ -23,7 +23,7 @@ from flowslotd.pace.htb import HtbPacer
 from flowslotd.pace.libbpf import built, library
 from flowslotd.pace.pacer import PacingError
 from flowslotd.pace.sockopt import SocketPacer
-from flowslotd.privileges import lacking
+from flowslotd.privileges import in_user_namespace, lacking
 
 Status = Literal["ok", "warn", "missing"]
 
@@ -87,8 +87,12 @@ def capabilities() -> Finding:
     absent = lacking(CAPABILITIES)
     if not absent:
         return Finding("capabilities", "ok", ", ".join(CAPABILITIES))
+    detail = f"without {', '.join(absent)}"
+    if in_user_namespace():
+        advice = "Run flowslotd on the host, or in a container that is not rootless."
+        return Finding("capabilities", "missing", f"{detail} outside this user namespace", advice)
     advice = "Run as root or grant them (AmbientCapabilities= in the systemd unit)."
-    return Finding("capabilities", "missing", f"without {', '.join(absent)}", advice)
+    return Finding("capabilities", "missing", detail, advice)
 
 
 def libbpf() -> Finding:

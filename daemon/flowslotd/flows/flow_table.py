@@ -183,8 +183,7 @@ class FlowTable:
         _, group, count = np.unique(
             job * (len(links) + 1) + bottleneck, return_inverse=True, return_counts=True
         )
-        lasts = [link.buffer_bytes * 8e6 / link.capacity_bps for link in links]
-        queue = [int(min((lasts[i] for i in path), default=0)) for path in self.links]
+        queue = [int(min((links[i].queue_us for i in path), default=0)) for path in self.links]
         self.rows["job"][at], self.rows["path"][at] = job, path
         self.rows["own_share"][at] = (
             np.where(bottleneck < 0, 0.0, goodput[bottleneck]) / count[group]

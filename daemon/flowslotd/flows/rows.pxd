@@ -15,6 +15,7 @@ cdef packed struct Row:
     uint8_t hung
     uint8_t kernel
     int64_t iteration
+    int64_t phases
     int64_t inc
     int64_t counter
     int64_t origin
@@ -27,7 +28,7 @@ cdef packed struct Row:
     int64_t expected
     int64_t onset
     int64_t onset_inc
-    int64_t onset_iteration
+    int64_t onset_phases
     int64_t period
     int64_t watched
     uint8_t announced

@@ -31,6 +31,7 @@ ROW = np.dtype(
         ("hung", "?"),  # it has a rate, and bytes in the kernel, of which none moves
         ("kernel", "?"),  # the kernel's counter is available
         ("iteration", "i8"),
+        ("phases", "i8"),  # iterations with bytes, as the record counts them; 0: it does not
         ("inc", "i8"),
         ("counter", "i8"),  # the kernel's counter of acknowledged bytes,
         ("origin", "i8"),  # and what it was when the iteration began
@@ -43,7 +44,7 @@ ROW = np.dtype(
         ("expected", "i8"),  # bytes of an iteration, learnt; 0 unknown
         ("onset", "i8"),  # when the communication phase began (monotonic), 0 never
         ("onset_inc", "i8"),
-        ("onset_iteration", "i8"),
+        ("onset_phases", "i8"),
         ("period", "i8"),  # ns, learnt; 0 unknown
         ("watched", "i8"),  # the kernel reports when the counter reaches this
         ("announced", "?"),  # the iteration's bytes are said at its beginning

@@ -19,6 +19,7 @@ from flowslot_shm.writer import cookie_of
 from flowslotd import sockets
 from flowslotd.flows.flow_info import PROTOCOLS, FlowInfo, Source
 from flowslotd.flows.rows import Rows
+from flowslotd.observe.passive.nodes import at_home
 
 Owns = Callable[[int, int, int], bool | None]
 """(pid, fd, cookie) -> whether that process holds that socket; None: cannot tell."""
@@ -69,7 +70,9 @@ def describe(slot: np.void, source: Source) -> FlowInfo:
 
 
 def place(info: FlowInfo, topology: Topology, host: str) -> None:
-    """Find the flow's path; `note` says so when it does not leave from this host."""
+    """Find the flow's path, and its job's one name; `note` says so when it does not leave from this
+    host."""
+    info.job = at_home(info.job, topology, host)
     if topology.host_of(info.src) not in (None, host):
         info.note = f"{info.src} is not an address of this host"
     elif topology.host_of(info.dst) == host or ip_address(info.dst).is_loopback:

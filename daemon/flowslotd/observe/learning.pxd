@@ -6,11 +6,13 @@ from libc.stdint cimport int64_t, uint64_t
 from flowslotd.flows.rows cimport Row, headers, whole
 
 cdef double SMOOTHING
-cdef int64_t MOST_STEPS, MOST_STEPS_RARELY, SHORTEST, _unreported, _active
-cdef Py_ssize_t _iteration, _ready, _posted, _done, _total, _start
+cdef int64_t MOST_PHASES, SHORTEST, _unreported, _active
+cdef Py_ssize_t _iteration, _ready, _posted, _done, _total, _start, _phases
 
 cpdef typed(Row[::1] rows)
 @cython.locals(ended=bint)
+@cython.locals(present=int64_t)
+cdef bint missed(const Row[::1] rows, Py_ssize_t r, const int64_t[:, ::1] words, Py_ssize_t s)
 cdef void learn_unreported(Row[::1] rows, Py_ssize_t r)
 cdef int64_t reported(const Row[::1] rows, Py_ssize_t r, int64_t sent, int64_t target)
 cdef void supply(int64_t now, Row[::1] rows, Py_ssize_t r, bint still, bint waits, bint dry)
@@ -24,6 +26,7 @@ cpdef Py_ssize_t advance(
     const Py_ssize_t[::1] slots, const uint64_t[::1] cookies, const int64_t[::1] acked,
     bint all_suppressed,
 )
+@cython.locals(phases=int64_t)
 cdef void begin(int64_t now, Row[::1] rows, Py_ssize_t r, bint rarely, int64_t said)
 cdef int64_t smooth(int64_t old, int64_t new, double weight)
 cpdef int signs(

@@ -20,8 +20,8 @@ from flowslotd.flows.rows import UNREPORTED, headers, whole
 
 SMOOTHING = 0.25
 """Weight of the latest iteration in learnt periods and volumes."""
-MOST_STEPS, MOST_STEPS_RARELY = 8, 1000
-"""Iterations from one look to the next; more say nothing about the period."""
+MOST_PHASES = 1000
+"""From one look to the next: a record that says more lies."""
 SHORTEST = MILLISECOND
 """No period is shorter."""
 SUPPRESSED, IDLE, SEEN = 1, 2, 4
@@ -31,7 +31,7 @@ SUPPRESSED, IDLE, SEEN = 1, 2, 4
 _unreported, _active = UNREPORTED, State.ACTIVE.value
 _iteration, _ready, _posted = offset("iteration") // 8, offset("ready") // 8, offset("posted") // 8
 _done, _total = offset("done") // 8, offset("iteration_total") // 8
-_start = offset("t_iteration_start_ns") // 8
+_start, _phases = offset("t_iteration_start_ns") // 8, offset("phases") // 8
 
 
 def typed(rows: Any) -> Any:
@@ -98,7 +98,7 @@ def advance(  # noqa: PLR0917
             end = base + rows[r].target + headers(rows[r].unreported, rows[r].target)
             base = min(rows[r].counter if over else end, counter)
             # Iterations that were not seen have also been sent.
-            joined = joined or (kernel and iteration > rows[r].iteration + 1)
+            joined = joined or (kernel and missed(rows, r, words, s))
         if joined:
             base = most
         elif kernel:
@@ -121,12 +121,22 @@ def advance(  # noqa: PLR0917
         rows[r].announced = total > 0 or target == 0
         rows[r].seen, rows[r].looked, rows[r].drained = True, now, False
         rows[r].iteration, rows[r].target = iteration, target
+        rows[r].phases = words[s, _phases]
         rows[r].remaining, rows[r].active = remaining, remaining > 0
         rows[r].ready = ready
         rarely = (all_suppressed or rows[r].suppressed) and target > 0
         if (remaining > 0 or rarely) and rows[r].onset_inc != rows[r].inc:
             begin(now, rows, r, rarely, words[s, _start])
     return moved
+
+
+def missed(rows: Any, r: int, words: NDArray[np.int64], s: int) -> bool:
+    """Whether row `r`, of slot `s`, has had bytes in iterations that nobody has looked at. Only
+    where the record does not say do the job's numbers tell: they may skip."""
+    if words[s, _phases] > 0:
+        present = 1 if words[s, _ready] > 0 else 0
+        return bool(words[s, _phases] - present > rows[r].phases)
+    return bool(words[s, _iteration] > rows[r].iteration + 1)
 
 
 def learn_unreported(rows: Any, r: int) -> None:
@@ -172,16 +182,15 @@ def begin(now: int, rows: Any, r: int, rarely: bool, said: int) -> None:
     """
     onset = rows[r].onset
     start = said if rarely and onset < said <= now else now
-    steps = rows[r].iteration - rows[r].onset_iteration
-    # Several iterations at once: notice came late, or the job skips numbers.
-    most = MOST_STEPS_RARELY if rarely else MOST_STEPS
-    if onset > 0 and 1 <= steps <= most:
-        sample = max((start - onset) // steps, SHORTEST)
-        # One sample of several iterations counts as much as they would have one by one.
-        weight = 1.0 - (1.0 - SMOOTHING) ** steps
+    # More than one: notice came late. The job's own numbers may skip, and fall.
+    phases = min(max(rows[r].phases - rows[r].onset_phases, 1), MOST_PHASES)
+    if onset > 0:
+        sample = max((start - onset) // phases, SHORTEST)
+        # One sample of several phases counts as much as they would have one by one.
+        weight = 1.0 - (1.0 - SMOOTHING) ** phases
         rows[r].period = smooth(rows[r].period, sample, weight)
     rows[r].onset, rows[r].onset_inc = start, rows[r].inc
-    rows[r].onset_iteration = rows[r].iteration
+    rows[r].onset_phases = rows[r].phases
 
 
 def smooth(old: int, new: int, weight: float) -> int:

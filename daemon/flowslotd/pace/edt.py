@@ -18,7 +18,7 @@ from flowslotd.pace import guardian
 from flowslotd.pace.attached import GUARDED
 from flowslotd.pace.devices import Device, root_changes
 from flowslotd.pace.egress import Change
-from flowslotd.pace.libbpf import Object, read
+from flowslotd.pace.libbpf import TCX_EGRESS, Object, attached, read
 from flowslotd.pace.pacer import PacingError, Traits
 from flowslotd.pace.rtnetlink import clsact, egress_filter, root_fq
 from flowslotd.pace.sockopt import SocketPacer
@@ -165,6 +165,12 @@ def changes_to(device: Device, number: int) -> list[str]:
     if device.ingress == "ingress":
         raise PacingError(
             f"{device.name} has an ingress qdisc, which stays, and clsact takes its place"
+        )
+    if programs := attached(device.index, TCX_EGRESS):
+        listed = ", ".join(map(str, programs))
+        raise PacingError(
+            f"{device.name} has BPF programs at tcx/egress (by id: {listed}), which stay, and may "
+            "decide before ours"
         )
     first = min(
         (

@@ -6,6 +6,7 @@ import mmap
 import os
 from collections.abc import Callable
 from ctypes import c_char_p, c_int, c_size_t, c_uint32, c_uint64, c_void_p
+from errno import EINVAL
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,11 @@ F_LINK = 1 << 13
 """BPF_F_LINK: a link attaches the struct_ops map (Linux 6.4)."""
 STRUCT_OPS = 44
 """BPF_STRUCT_OPS, the attach type."""
+TCX_EGRESS = 47
+"""BPF_TCX_EGRESS, the attach type of programs that see packets before clsact's filters do (Linux
+6.6)."""
+_MOST_PROGRAMS = 64
+"""BPF_MPROG_MAX: at one place of a device."""
 PLACES = (
     Path(__file__).parent,
     Path(__file__).parents[3] / "bpf",
@@ -43,6 +49,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "bpf_object__find_program_by_name": (c_void_p, [c_void_p, c_char_p]),
     "bpf_program__fd": (c_int, [c_void_p]),
     "bpf_link_create": (c_int, [c_int, c_int, c_int, c_void_p]),
+    "bpf_prog_query": (c_int, [c_int, c_int, c_uint32, c_void_p, c_void_p, c_void_p]),
     "ring_buffer__new": (c_void_p, [c_int, _SAMPLE, c_void_p, c_void_p]),
     "ring_buffer__consume": (c_int, [c_void_p]),
     "ring_buffer__epoll_fd": (c_int, [c_void_p]),
@@ -87,6 +94,19 @@ def _check(result: int | None, function: Any, arguments: object) -> int:
         code = ctypes.get_errno()
         raise OSError(code, f"{function.__name__}: {os.strerror(code)}")
     return result
+
+
+def attached(device: int, place: int) -> list[int]:
+    """Ids of the programs that are attached to a device at a place (TCX_EGRESS), in their order.
+    None where the kernel does not know the place. Raises OSError."""
+    ids, count = (c_uint32 * _MOST_PROGRAMS)(), c_uint32(_MOST_PROGRAMS)
+    try:
+        library().bpf_prog_query(device, place, 0, None, ids, ctypes.byref(count))
+    except OSError as error:
+        if error.errno != EINVAL:
+            raise
+        return []
+    return ids[: count.value]
 
 
 class Map:

@@ -37,6 +37,10 @@ node is looked at again (it may have become one, by exec), and a socket through 
 goes."""
 OWN_RECORD = "/memfd:flowslot (deleted)"
 """What a process has open that speaks for itself, or has been told not to."""
+UNPLACED = (
+    "where a job's scheduler is cannot be told: set FLOWSLOT_JOB, or hosts that spell "
+    "DMLC_PS_ROOT_URI otherwise take it for another job"
+)
 _SOCKET = "socket:["
 _NEEDED = "CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH"
 """For other users' processes: the second one to open what is in /proc, the first one to read it,
@@ -46,11 +50,13 @@ and to borrow sockets."""
 @dataclass(slots=True)
 class _Socket:
     """`cookie`: 0 while it is not connected. `data`: whether it carries any; None: not known yet.
-    `sent`: bytes when it was last looked at. `looks`: since something was last sent."""
+    `scheduler`: the address at its other end, if that may be the scheduler. `sent`: bytes when it
+    was last looked at. `looks`: since something was last sent."""
 
     fd: int
     cookie: int = 0
     data: bool | None = None
+    scheduler: str = ""
     sent: int = 0
     looks: int = 0
 
@@ -106,7 +112,10 @@ class Finder:
             taken.update(cookie for _, cookie in own)
             per_user[process.uid] += len(own)
             if own:
-                found.append(Found(pid, process.node.job, process.node.role, own))
+                peers = {one.scheduler for one in process.sockets.values() if one.scheduler}
+                if process.node.spelled and len(peers) != 1:
+                    self._warn(UNPLACED)
+                found.append(Found(pid, process.node.named(peers), process.node.role, own))
         return found
 
     def close(self) -> None:
@@ -203,6 +212,8 @@ class Finder:
             one.data = False
         elif info.state in sockets.SENDING:
             (here, port), (there, peer_port) = sock.getsockname()[:2], sock.getpeername()[:2]
+            if peer_port == scheduler_port:
+                one.scheduler = _plain(there)
             leaves = _plain(here) in self._addresses and _plain(there) not in self._addresses
             if leaves and scheduler_port not in {port, peer_port}:
                 one.cookie, one.sent, one.looks = cookie_of(sock), info.sent, 0

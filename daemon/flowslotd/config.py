@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, FiniteFloat
 
 from flowslot.model.errors import ConfigError, FlowslotError, why_unreadable
-from flowslot.model.settings import PathText, Settings, parse_toml
+from flowslot.model.settings import PathText, Settings, one_of, parse_toml
 from flowslot.model.slot import SlotGrid
 from flowslot.model.topology import Topology, parse_topology
 from flowslot.model.topology_file import Name
@@ -19,7 +19,8 @@ from flowslot.policy.registry import PolicySpec
 from flowslot_proto.files import read_text
 from flowslot_proto.tls import TlsFiles, TlsSettings, open_files
 
-DeviceName = Annotated[str, Field(pattern=r"^[^/\s:]{1,15}$")]
+DeviceName = Annotated[str, Field(pattern=r"^[^/\s:]{1,127}$")]
+"""Alternative names are longer than names."""
 
 
 class PacingSettings(Settings):
@@ -144,7 +145,7 @@ def load(file: Path) -> Config:
     settings = parse_toml(read_text(file), str(file), DaemonSettings)
     topology_file = file.parent / settings.topology
     try:
-        text = topology_file.read_text(encoding="utf-8")
+        text = topology_file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         problem = f"cannot read {topology_file}: {why_unreadable(error)}"
         raise ConfigError(str(file), "topology", problem) from None
@@ -175,14 +176,13 @@ def changed(old: Config, new: Config) -> list[str]:
 def _check(settings: DaemonSettings, topology: Topology, file: Path) -> PolicySpec:
     source = str(file)
     if settings.host not in topology.hosts:
-        known = ", ".join(list(topology.hosts)[:8])
-        problem = (
-            f'no host is called "{settings.host}" in {settings.topology}; must be one of: {known}'
-        )
+        hint = one_of(settings.host, topology.hosts)
+        problem = f'no host is called "{settings.host}" in {settings.topology}; {hint}'
         raise ConfigError(source, "host", problem)
     for link in settings.static.flows_on_link:
         if link not in topology.link_index:
-            problem = f'no link is called "{link}" in {settings.topology}'
+            hint = one_of(link, topology.link_index)
+            problem = f'no link is called "{link}" in {settings.topology}; {hint}'
             raise ConfigError(source, f"static.flows_on_link.{link}", problem)
     try:
         return registry.get(settings.policy)

@@ -13,6 +13,7 @@ from typing import Any
 
 from flowslot.model.errors import LimitExceeded, ProtocolError, SessionEnded
 from flowslot.model.topology_file import split_endpoint
+from flowslot_proto.endpoints import why_only_here
 from flowslot_proto.grpcio import grpc
 from flowslot_proto.tls import Material, TlsFiles
 from flowslot_switch import limits
@@ -130,14 +131,16 @@ class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._calls = limits.Quota(limits.MAX_CALLS, limits.CALLS_PER_CALLER)
         self._rates = limits.Rates(limits.CALLS_PER_S, limits.CALL_BURST)
         self._server: grpc.aio.Server | None = None
+        self.only_here = ""
+        """Why nobody else can reach it, if so (`why_only_here`)."""
 
     async def listen(self, address: str) -> int:
         """Serve at "host:port"; returns the port. Raises OSError."""
         host, port = split_endpoint(address)
         target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:  # gRPC would not tell why it cannot
-            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-            socket.create_server((host, port), family=family).close()
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            socket.create_server((host, port), family=found[0][0]).close()
         except UnicodeError as error:  # a name that cannot be one
             raise OSError(str(error)) from None
         server = grpc.aio.server(handlers=(self,), options=OPTIONS)
@@ -147,6 +150,7 @@ class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
             port = server.add_secure_port(target, self._credentials(self._tls))
         await server.start()
         self._server = server
+        self.only_here = why_only_here(address, [str(one[4][0]) for one in found])
         return int(port)
 
     async def stop(self, grace_s: float) -> None:

@@ -5,7 +5,7 @@ import difflib
 import json
 import tomllib
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, TypeVar
 
@@ -20,11 +20,27 @@ M = TypeVar("M", bound=BaseModel)
 _TOO_DEEP = "arrays or tables are nested too deeply"
 _SHOWN = 80
 """So many characters of a wrong value are repeated in the error."""
+_LISTED = 8
 
 
 def shortened(text: str) -> str:
     """As much of a text as an error repeats."""
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def one_of(name: str, names: Iterable[str]) -> str:
+    """What would be right where `name` is none of `names`: the one that was probably meant (another
+    case; a host's name with its domain, or without), or some of them."""
+    known = list(names)
+    alike = [one for one in known if _label(one) == _label(name)]
+    for meant in alike if len(alike) == 1 else difflib.get_close_matches(name, alike or known, n=1):
+        return f'did you mean "{meant}"?'
+    listed = ", ".join(known[:_LISTED]) + (", ..." if len(known) > _LISTED else "")
+    return f"must be one of: {listed or '(none)'}"
+
+
+def _label(name: str) -> str:
+    return name.casefold().partition(".")[0]
 
 
 def printable(text: str) -> str:

@@ -130,10 +130,17 @@ class Config:
         return list(dict.fromkeys(switch for switch in held if switch))
 
     @property
+    def listens(self) -> list[str]:
+        """Where this daemon hears other daemons: one endpoint, or none."""
+        host = self.topology.hosts[self.settings.host]
+        feedback = registry.get(self.settings.policy).feedback
+        return [host.daemon] if host.daemon and feedback else []
+
+    @property
     def addresses(self) -> set[str]:
         """This host's, as the topology says."""
-        host = self.topology.hosts.get(self.settings.host)
-        return {address for nic in host.nics for address in nic.addresses} if host else set()
+        host = self.topology.hosts[self.settings.host]
+        return {address for nic in host.nics for address in nic.addresses}
 
 
 FIXED = ("instance", "runtime_dir", "slot_ms", "horizon", "pacing")

@@ -137,20 +137,17 @@ class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
     async def listen(self, address: str) -> int:
         """Serve at "host:port"; returns the port. Raises OSError."""
         host, port = split_endpoint(address)
-        target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        try:  # gRPC would not tell why it cannot
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            socket.create_server((host, port), family=found[0][0]).close()
-        except UnicodeError as error:  # a name that cannot be one
-            raise OSError(str(error)) from None
+        found = _addresses(host, port)
+        self.only_here = why_only_here(address, found)
         server = grpc.aio.server(handlers=(self,), options=OPTIONS)
-        if self._tls is None:
-            port = server.add_insecure_port(target)
-        else:
-            port = server.add_secure_port(target, self._credentials(self._tls))
+        for one in found:  # gRPC would ask a DNS server for the name, and wait for a dead one
+            target = f"[{one}]:{port}" if ":" in one else f"{one}:{port}"
+            if self._tls is None:
+                port = server.add_insecure_port(target)
+            else:
+                port = server.add_secure_port(target, self._credentials(self._tls))
         await server.start()
         self._server = server
-        self.only_here = why_only_here(address, [str(one[4][0]) for one in found])
         return int(port)
 
     async def stop(self, grace_s: float) -> None:
@@ -208,6 +205,24 @@ class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
             return None if used is before else _certificates(used)
 
         return grpc.dynamic_ssl_server_credentials(_certificates(used), fetch, True)
+
+
+def _addresses(host: str, port: int) -> list[str]:
+    """Where to listen. Raises OSError where nothing can: gRPC would not tell why."""
+    try:
+        known = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError as error:  # a name that cannot be one
+        raise OSError(str(error)) from None
+    found, errors = dict[str, None](), list[OSError]()
+    for family, _, _, _, address in known:
+        try:
+            socket.create_server(address[:2], family=family).close()
+            found[str(address[0])] = None
+        except OSError as error:
+            errors.append(error)
+    if not found:
+        raise errors[0]
+    return list(found)
 
 
 def _certificates(files: Material) -> grpc.ServerCertificateConfiguration:

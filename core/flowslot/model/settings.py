@@ -30,13 +30,20 @@ def shortened(text: str) -> str:
 
 def one_of(name: str, names: Iterable[str]) -> str:
     """What would be right where `name` is none of `names`: the one that was probably meant (another
-    case; a host's name with its domain, or without), or some of them."""
+    case; a host's name with its domain, or without), or the nearest, or some of them."""
     known = list(names)
     alike = [one for one in known if _label(one) == _label(name)]
-    for meant in alike if len(alike) == 1 else difflib.get_close_matches(name, alike or known, n=1):
-        return f'did you mean "{meant}"?'
-    listed = ", ".join(known[:_LISTED]) + (", ..." if len(known) > _LISTED else "")
+    near = difflib.get_close_matches(name, alike or known, n=_LISTED)
+    best = {_likeness(name, one) for one in near[:2]}
+    if len(alike) == 1 or (near and (len(near) == 1 or len(best) == 2)):
+        return f'did you mean "{(near or alike)[0]}"?'
+    some = [one for one in known if one in near] or alike or known
+    listed = ", ".join(some[:_LISTED]) + (", ..." if len(known) > len(some[:_LISTED]) else "")
     return f"must be one of: {listed or '(none)'}"
+
+
+def _likeness(name: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, other, name).ratio()
 
 
 def _label(name: str) -> str:

@@ -38,8 +38,8 @@ _ENDPOINT = re.compile(r"(?:\[(?P<six>[^\[\]]+)\]|(?P<name>[\w.-]+)):(?P<port>[0
 def _endpoint(text: str) -> str:
     if _is_endpoint(text):
         return text
-    problem = 'must be "host:port" with a port from 1 to 65535, an IPv6 address in brackets, got '
-    raise ValueError(f'{problem}"{shortened(text)}"{_meant(text)}')
+    problem = 'must be "host:port" (an IPv6 address in brackets) with a port from 1 to 65535, got'
+    raise ValueError(f'{problem} "{shortened(text)}"{_meant(text)}')
 
 
 def _is_endpoint(text: str) -> bool:
@@ -65,16 +65,24 @@ def _meant(text: str) -> str:
     """A URL, a path or blanks around an endpoint; an IPv6 address without brackets."""
     bare = re.sub(r"^[a-zA-Z][\w+.-]*:/+", "", text.replace(" ", "")).partition("/")[0]
     host, _, port = bare.replace("[", "").replace("]", "").rpartition(":")
-    for meant in (bare, f"[{host}]:{port}"):
+    for meant in (bare, f"[{host}]:{port}", f"{host}:{port}"):
         if meant != text and _is_endpoint(meant):
             return f'; did you mean "{shortened(meant)}"?'
     address = _is(ipaddress.IPv6Address, f"{host}:{port}")
     return f'; did you mean "[{host}:{port}]:PORT"?' if address else ""
 
 
+def _reachable(endpoint: str) -> str:
+    host, _ = split_endpoint(endpoint)
+    if host in {"0.0.0.0", "::"}:
+        raise ValueError(f"must be where other hosts reach it, which is not {host}")
+    return endpoint
+
+
 Name = Annotated[str, Field(min_length=1, max_length=64), PRINTABLE]
 IpAddress = Annotated[Text, AfterValidator(_ip)]
 Endpoint = Annotated[Text, AfterValidator(_endpoint)]
+Reachable = Annotated[Endpoint, AfterValidator(_reachable)]
 CapacityGbps = Annotated[FiniteFloat, Field(ge=0.001, le=1e6)]
 """1 Mbit/s to 1 Pbit/s: slow links that are emulated, and large ECMP groups."""
 BufferKb = Annotated[FiniteFloat, Field(ge=1, le=1e8)]
@@ -85,7 +93,7 @@ class SwitchSettings(Settings):
     """One `flowslot-switch` process: where it listens."""
 
     name: Name
-    address: Endpoint
+    address: Reachable
 
 
 class NicSettings(Settings):
@@ -102,7 +110,7 @@ class HostSettings(Settings):
     """A host, where its daemon listens (if it has one), and its NICs."""
 
     name: Name
-    daemon: Endpoint | None = None
+    daemon: Reachable | None = None
     nics: tuple[NicSettings, ...] = Field(min_length=1)
 
 

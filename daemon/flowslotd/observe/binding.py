@@ -68,14 +68,15 @@ def describe(slot: np.void, source: Source) -> FlowInfo:
     return info
 
 
-def place(info: FlowInfo, topology: Topology, host: str) -> None:
-    """Find the flow's path; `note` says so when it does not leave from this host."""
+def place(info: FlowInfo, topology: Topology, host: str, nic: str = "") -> None:
+    """Find the flow's path; `note` says so when it does not leave from this host. `nic`: see
+    `Topology.path`."""
     if topology.host_of(info.src) not in (None, host):
         info.note = f"{info.src} is not an address of this host"
     elif topology.host_of(info.dst) == host or ip_address(info.dst).is_loopback:
         info.note = "stays on this host"
     else:
-        info.path = topology.path(info.src, info.dst) or ()
+        info.path = topology.path(info.src, info.dst, nic) or ()
 
 
 def holds_socket(pid: int, fd: int, cookie: int) -> bool | None:

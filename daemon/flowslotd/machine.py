@@ -116,10 +116,6 @@ class Machine:
         found = (self.detour(src, device) for src, device in self.ways())
         return list(dict.fromkeys(one for one in found if one))
 
-    def name(self, device: int) -> str:
-        """Of a device."""
-        return self._outlines[device].names[0]
-
 
 def detours(machine: Machine, flows: Iterable[FlowInfo]) -> dict[int, Detour]:
     """Which of these flows leave by another device than the topology says, by cookie. Asks the

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from flowslot.model.units import wire_bps
@@ -113,6 +114,7 @@ def status(data: Data) -> RenderableType:
         ("errors", _counts(data["errors"])),
         ("feedback", data["feedback"] and _feedback(data["feedback"])),
         ("last error", data["last_error"]),
+        *(("machine", f"[red]{escape(text)}[/red]") for text in data["machine"]),
         ("configuration", config["file"]),
         ("", config["error"] and f"[red]not reloaded: {config['error']}[/red]"),
     ]

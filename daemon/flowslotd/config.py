@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, FiniteFloat
 
 from flowslot.model.errors import ConfigError, FlowslotError, why_unreadable
-from flowslot.model.settings import PathText, Settings, parse_toml
+from flowslot.model.settings import PathText, Settings, one_of, parse_toml
 from flowslot.model.slot import SlotGrid
 from flowslot.model.topology import Topology, parse_topology
 from flowslot.model.topology_file import Name
@@ -21,7 +21,8 @@ from flowslot_proto.files import read_text
 from flowslot_proto.tls import TlsFiles, TlsSettings, open_files
 
 _log = logging.getLogger(__name__)
-DeviceName = Annotated[str, Field(pattern=r"^[^/\s:]{1,15}$")]
+DeviceName = Annotated[str, Field(pattern=r"^[^/\s:]{1,127}$")]
+"""Alternative names are longer than names."""
 
 
 class PacingSettings(Settings):
@@ -133,10 +134,17 @@ class Config:
         return list(dict.fromkeys(switch for switch in held if switch))
 
     @property
+    def listens(self) -> list[str]:
+        """Where this daemon hears other daemons: one endpoint, or none."""
+        host = self.topology.hosts[self.settings.host]
+        feedback = registry.get(self.settings.policy).feedback
+        return [host.daemon] if host.daemon and feedback else []
+
+    @property
     def addresses(self) -> set[str]:
         """This host's, as the topology says."""
-        host = self.topology.hosts.get(self.settings.host)
-        return {address for nic in host.nics for address in nic.addresses} if host else set()
+        host = self.topology.hosts[self.settings.host]
+        return {address for nic in host.nics for address in nic.addresses}
 
     def remark(self) -> None:
         """Log what the topology says, and perhaps does not mean."""
@@ -153,7 +161,7 @@ def load(file: Path) -> Config:
     settings = parse_toml(read_text(file), str(file), DaemonSettings)
     topology_file = file.parent / settings.topology
     try:
-        text = topology_file.read_text(encoding="utf-8")
+        text = topology_file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         problem = f"cannot read {topology_file}: {why_unreadable(error)}"
         raise ConfigError(str(file), "topology", problem) from None
@@ -190,14 +198,13 @@ def changed(old: Config, new: Config) -> list[str]:
 def _check(settings: DaemonSettings, topology: Topology, file: Path) -> PolicySpec:
     source = str(file)
     if settings.host not in topology.hosts:
-        known = ", ".join(list(topology.hosts)[:8])
-        problem = (
-            f'no host is called "{settings.host}" in {settings.topology}; must be one of: {known}'
-        )
+        hint = one_of(settings.host, topology.hosts)
+        problem = f'no host is called "{settings.host}" in {settings.topology}; {hint}'
         raise ConfigError(source, "host", problem)
     for link in settings.static.flows_on_link:
         if link not in topology.link_index:
-            problem = f'no link is called "{link}" in {settings.topology}'
+            hint = one_of(link, topology.link_index)
+            problem = f'no link is called "{link}" in {settings.topology}; {hint}'
             raise ConfigError(source, f"static.flows_on_link.{link}", problem)
     try:
         return registry.get(settings.policy)

@@ -34,6 +34,7 @@ from flowslotd.observe.passive.service import PassiveSources
 from flowslotd.observe.registration import Record, RegistrationServer
 from flowslotd.passes import Passes
 from flowslotd.unix_socket import claim
+from flowslotd.uplinks import Uplinks
 
 _log = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -63,6 +64,7 @@ class Daemon:
         )
         records = self.registration.records
         self.passive = PassiveSources(self._joined, self._rang, self._left, records, self.bug)
+        self.uplinks = Uplinks(config.file, self.observer, self._moved, self.bug)
         self.engine: Engine
         self._clock = SlotClock(config.grid)
         self._notifier = Notifier()
@@ -114,6 +116,8 @@ class Daemon:
             self._notifier.ready(self._describe())
             _log.info("ready: %s", self._describe())
             self.config.remark()
+            self.uplinks.start()
+            stack.callback(self.uplinks.stop)
             await self._stop.wait()
             with suppress(TimeoutError):  # a file that cannot be read holds nobody up
                 await asyncio.wait_for(self._reload_lock.acquire(), RELOAD_S)
@@ -294,6 +298,13 @@ class Daemon:
     def _rang(self, record: Source, slot: int, message: Message) -> None:
         # END: the last bytes are in the socket. The phase goes on until they are acknowledged.
         self._passes.rang(monotonic(), record, lazy=message != Message.BEGIN)
+        self._rearm()
+
+    def _moved(self, sources: Collection[int]) -> None:
+        """Flows of theirs leave by other links than thought."""
+        records = self.passive.sources()
+        for source in records.keys() & sources:
+            self._passes.touch(monotonic(), records[source])
         self._rearm()
 
     def _left(self, record: Source) -> None:

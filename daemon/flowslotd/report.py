@@ -75,6 +75,7 @@ def status(daemon: Daemon) -> Json:
         },
         "errors": dict(metrics.errors),
         "last_error": metrics.last_error,
+        "machine": daemon.uplinks.describe(),
         "config": {
             "file": str(daemon.config.file),
             "topology": str(daemon.config.topology_file),
@@ -180,6 +181,8 @@ def _flow(daemon: Daemon, info: FlowInfo, row: Records | None, paced: PaceEntry 
         note = "not paced: " + _why_unpaced(daemon)
     elif paced and (refusal := daemon.engine.pacer.refusal(info.cookie)):
         paced, note = None, f"not paced: {refusal}"
+    if row is not None and (detour := daemon.uplinks.detours.get(info.cookie)):
+        note = "; ".join(filter(None, (note, f"leaves by {detour.device}")))
     return {
         "job": info.job,
         "cookie": info.cookie,

@@ -9,6 +9,7 @@ import ctypes
 import os
 import socket
 import struct
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from errno import EBADF, ENOTSOCK, ESRCH, ESTALE
@@ -25,6 +26,7 @@ SYSCALL = 438
 """pidfd_getfd: the same number on every architecture."""
 TIMESTAMPS = 1
 """Of `Info.options`."""
+_SO_NETNS_COOKIE = 71
 # Of struct tcp_info: state, options, snd_mss, unacked (segments), bytes_acked, notsent_bytes,
 # bytes_sent, bytes_retrans.
 _INFO = struct.Struct("=B4xB10xI4xI92xQ16xI52xQQ")
@@ -87,6 +89,15 @@ def _socket(copy: int, family: int = -1, kind: int = -1, protocol: int = -1) -> 
     except OSError:  # the number is something else's by now
         os.close(copy)
         raise
+
+
+def namespace(sock: socket.socket) -> int:
+    """Tells a socket's network namespace. 0 where the kernel does not say (before Linux 5.14)."""
+    try:
+        cookie = sock.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8)
+    except OSError:
+        return 0
+    return int.from_bytes(cookie, sys.byteorder)
 
 
 def is_tcp(sock: socket.socket) -> bool:

@@ -7,8 +7,8 @@ from flowslot.model.errors import ConfigError, why_unreadable
 
 
 def read_text(file: Path) -> str:
-    """The text of a file. Raises ConfigError."""
+    """The text of a file, without a byte order mark. Raises ConfigError."""
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(str(file), "", f"cannot be read: {why_unreadable(error)}") from None

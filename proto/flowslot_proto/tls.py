@@ -6,7 +6,6 @@ A certificate is for one host or one switch process: its DNS name (SAN) is the n
 Nothing here imports gRPC, and `cryptography` only where there are files.
 """
 
-import ipaddress
 import logging
 import os
 import threading
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from flowslot.model.errors import ConfigError, why_unreadable
 from flowslot.model.settings import PathText, Settings
-from flowslot.model.topology_file import split_endpoint
+from flowslot_proto.endpoints import is_loopback
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
@@ -67,15 +66,6 @@ class TlsSettings(Settings):
     def mode(self) -> str:
         """ "mutual", "insecure" or "loopback"."""
         return "mutual" if self.ca else "insecure" if self.insecure else "loopback"
-
-
-def is_loopback(address: str) -> bool:
-    """Whether "host:port" is surely on this machine. Names other than localhost may be anywhere."""
-    host, _ = split_endpoint(address)
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 @dataclass(frozen=True, slots=True)

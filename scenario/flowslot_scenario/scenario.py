@@ -35,7 +35,15 @@ from typing import Annotated, NoReturn
 from pydantic import Field, FiniteFloat
 
 from flowslot.model.errors import ConfigError, why_unreadable
-from flowslot.model.settings import PRINTABLE, Settings, Text, read_toml, shortened, validate
+from flowslot.model.settings import (
+    PRINTABLE,
+    Settings,
+    Text,
+    one_of,
+    read_toml,
+    shortened,
+    validate,
+)
 from flowslot.model.units import goodput
 from flowslot_scenario import variants
 from flowslot_scenario.fields import NAME, BufferKb, HostName, Iterations, RackName, RateMbps
@@ -267,7 +275,7 @@ def load(path: Path, changes: Iterable[str] = ()) -> Scenario:
     Raises ConfigError (also when the file cannot be read).
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(str(path), "", f"cannot be read: {why_unreadable(error)}") from None
     return parse(text, str(path), changes)
@@ -379,8 +387,7 @@ class _Checker:
 
     def _known(self, host: str, hosts: list[str], field: str) -> None:
         if host not in hosts:
-            listed = ", ".join(hosts[:8]) + (", ..." if len(hosts) > 8 else "")
-            self._fail(field, f'no host is called "{shortened(host)}"; must be one of: {listed}')
+            self._fail(field, f'no host is called "{shortened(host)}"; {one_of(host, hosts)}')
 
     def _fail(self, field: str, problem: str) -> NoReturn:
         raise ConfigError(self._source, field, problem)

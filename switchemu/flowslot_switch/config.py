@@ -9,7 +9,7 @@ from pydantic import Field, FiniteFloat
 
 from flowslot.arbiter import COALESCE_NS, LEASE_SLOTS, ArbiterConfig
 from flowslot.model.errors import ConfigError
-from flowslot.model.settings import PathText, Settings, parse_toml, validate
+from flowslot.model.settings import PathText, Settings, one_of, parse_toml, validate
 from flowslot.model.topology import Link, Topology, parse_topology
 from flowslot.model.topology_file import Endpoint, Name
 from flowslot.model.units import MILLISECOND, Nanos
@@ -102,8 +102,8 @@ def load(
     path = topology_file or Path(source).parent / settings.topology
     topology = parse_topology(read_text(path), str(path))
     if settings.name not in topology.switches:
-        known = ", ".join(topology.switches) or "(none)"
-        problem = f'no switch is called "{settings.name}" in {path}; must be one of: {known}'
+        hint = one_of(settings.name, topology.switches)
+        problem = f'no switch is called "{settings.name}" in {path}; {hint}'
         raise ConfigError(source, "name", problem)
     links = tuple(topology.links[i] for i in topology.switch_links(settings.name))
     if not links:

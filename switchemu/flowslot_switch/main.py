@@ -58,6 +58,8 @@ class SwitchProcess:
         sys.setswitchinterval(SWITCH_S)
         gc.freeze()
         self._ready()
+        if server.only_here:
+            log.warning("no daemon of another host will come: %s", server.only_here)
         status = await self._stop
         self._notifier.stopping()
         watchdog.cancel()

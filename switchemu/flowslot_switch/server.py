@@ -13,6 +13,7 @@ from typing import Any
 
 from flowslot.model.errors import LimitExceeded, ProtocolError, SessionEnded
 from flowslot.model.topology_file import split_endpoint
+from flowslot_proto.endpoints import why_only_here
 from flowslot_proto.grpcio import grpc
 from flowslot_proto.tls import Material, TlsFiles
 from flowslot_switch import limits
@@ -130,21 +131,21 @@ class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._calls = limits.Quota(limits.MAX_CALLS, limits.CALLS_PER_CALLER)
         self._rates = limits.Rates(limits.CALLS_PER_S, limits.CALL_BURST)
         self._server: grpc.aio.Server | None = None
+        self.only_here = ""
+        """Why nobody else can reach it, if so (`why_only_here`)."""
 
     async def listen(self, address: str) -> int:
         """Serve at "host:port"; returns the port. Raises OSError."""
         host, port = split_endpoint(address)
-        target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        try:  # gRPC would not tell why it cannot
-            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-            socket.create_server((host, port), family=family).close()
-        except UnicodeError as error:  # a name that cannot be one
-            raise OSError(str(error)) from None
+        found = _addresses(host, port)
+        self.only_here = why_only_here(address, found)
         server = grpc.aio.server(handlers=(self,), options=OPTIONS)
-        if self._tls is None:
-            port = server.add_insecure_port(target)
-        else:
-            port = server.add_secure_port(target, self._credentials(self._tls))
+        for one in found:  # gRPC would ask a DNS server for the name, and wait for a dead one
+            target = f"[{one}]:{port}" if ":" in one else f"{one}:{port}"
+            if self._tls is None:
+                port = server.add_insecure_port(target)
+            else:
+                port = server.add_secure_port(target, self._credentials(self._tls))
         await server.start()
         self._server = server
         return int(port)
@@ -204,6 +205,24 @@ class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
             return None if used is before else _certificates(used)
 
         return grpc.dynamic_ssl_server_credentials(_certificates(used), fetch, True)
+
+
+def _addresses(host: str, port: int) -> list[str]:
+    """Where to listen. Raises OSError where nothing can: gRPC would not tell why."""
+    try:
+        known = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError as error:  # a name that cannot be one
+        raise OSError(str(error)) from None
+    found, errors = dict[str, None](), list[OSError]()
+    for family, _, _, _, address in known:
+        try:
+            socket.create_server(address[:2], family=family).close()
+            found[str(address[0])] = None
+        except OSError as error:
+            errors.append(error)
+    if not found:
+        raise errors[0]
+    return list(found)
 
 
 def _certificates(files: Material) -> grpc.ServerCertificateConfiguration:

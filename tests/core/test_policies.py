@@ -247,7 +247,7 @@ def test_registry() -> None:
     fair = registry.get("fair")
     assert fair.host_policy is None and not fair.needs_arbiter
     with pytest.raises(
-        FlowslotError, match=r'no policy is called "staggr"; did you mean `stagger`'
+        FlowslotError, match=r'no policy is called "staggr"; did you mean "stagger"'
     ):
         registry.get("staggr")
     with pytest.raises(ValueError, match="floor_share"):

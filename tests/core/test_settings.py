@@ -3,7 +3,7 @@ import pytest
 from pydantic import Field
 
 from flowslot.model.errors import ConfigError, why_unreadable
-from flowslot.model.settings import PathText, Settings, parse_toml
+from flowslot.model.settings import PathText, Settings, one_of, parse_toml
 
 
 class Inner(Settings):
@@ -88,6 +88,28 @@ def test_what_the_parsers_cannot_take_is_a_syntax_error(value: str, says: str) -
     assert error.problem.startswith("not valid TOML: ")
     assert says in error.problem
     assert len(str(error)) < 100
+
+
+@pytest.mark.parametrize(
+    ("name", "names", "right"),
+    [
+        ("Node7", ["node6", "node7", "node8"], 'did you mean "node7"?'),
+        ("node7.pod.example.net", ["node6", "node7"], 'did you mean "node7"?'),
+        ("node7", ["node6.pod.example.net", "node7.pod.example.net"],
+         'did you mean "node7.pod.example.net"?'),
+        ("node7", ["node7.a.net", "node8.a.net", "node7.b.net"],
+         "must be one of: node7.a.net, node7.b.net, ..."),
+        ("node9->leaf2", [f"node{i}->leaf1" for i in range(40)], 'did you mean "node9->leaf1"?'),
+        ("node9", ["node1", "node2", "store"], "must be one of: node1, node2, ..."),
+        ("x", [f"node{i}" for i in range(9)],
+         "must be one of: node0, node1, node2, node3, node4, node5, node6, node7, ..."),
+        ("x", [], "must be one of: (none)"),
+    ],
+)  # fmt: skip
+def test_for_a_wrong_name_the_one_is_offered_that_was_meant(
+    name: str, names: list[str], right: str
+) -> None:
+    assert one_of(name, names) == right
 
 
 def test_why_a_file_cannot_be_read_is_said_in_words() -> None:

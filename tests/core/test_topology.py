@@ -7,6 +7,7 @@ import pytest
 from flowslot.arbiter import Arbiter, ArbiterConfig
 from flowslot.model.errors import ConfigError
 from flowslot.model.topology import Topology, parse_topology
+from flowslot.model.topology_file import split_endpoint
 from flowslot.model.units import Nanos, goodput, wire_bps
 from flowslot.policy.stagger import StaggerAllocator
 
@@ -232,6 +233,78 @@ def test_checks_take_the_time_of_the_file_not_of_its_square() -> None:
         assert Topology(settings, "topology.toml").remarks == []
         counts.append(Compared.count / size)
     assert 0 < counts[1] < 1.5 * counts[0]
+
+@pytest.mark.parametrize(
+    ("endpoint", "meant"),
+    [
+        ("fd00:7::5", "[fd00:7::5]:PORT"),
+        ("fd00:7::5:7401", "[fd00:7::5]:7401"),
+        ("[fd00:7::5:7401", "[fd00:7::5]:7401"),
+        ("fd00:7::5]:7401", "[fd00:7::5]:7401"),
+        ("[fd00:7::5]", "[fd00:7::5]:PORT"),
+        ("[leaf]:7401", "leaf:7401"),
+        ("https://leaf:7401/", "leaf:7401"),
+        ("ipv4:///10.0.0.5:7401", "10.0.0.5:7401"),
+        ("leaf: 7401", "leaf:7401"),
+        ("leaf:7401/daemon", "leaf:7401"),
+        ("leaf", ""),
+        ("leaf:", ""),
+        (":7401", ""),
+        ("leaf:74o1", ""),
+        ("10.0.0.256:7401", ""),
+        ("10.0.5:7401", ""),
+        ("[::g]:7401", ""),
+        ("me@leaf:7401", ""),
+    ],
+)
+def test_what_is_no_endpoint_is_refused_and_the_one_that_was_meant_offered(
+    endpoint: str, meant: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_topology(GOOD.replace("10.77.0.1:7401", endpoint), "topology.toml")
+    assert caught.value.field == "hosts[0].daemon"
+    offered = f'; did you mean "{meant}"?' if meant else ""
+    assert caught.value.problem.startswith('must be "host:port" (an IPv6 address in brackets) with')
+    assert caught.value.problem.endswith(f', got "{endpoint}"{offered}')
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "parts"),
+    [
+        ("[fd00:7::5]:7401", ("fd00:7::5", 7401)),
+        ("[fe80::5%eth0]:7401", ("fe80::5%eth0", 7401)),
+        ("10.0.0.5:65535", ("10.0.0.5", 65535)),
+        ("leaf_a-2.pod.example.net.:1", ("leaf_a-2.pod.example.net.", 1)),
+        ("störfrei.example.net:1", ("störfrei.example.net", 1)),
+    ],
+)
+def test_endpoints_that_are_right(endpoint: str, parts: tuple[str, int]) -> None:
+    made = parse_topology(GOOD.replace("10.77.0.1:7401", endpoint), "topology.toml")
+    assert made.hosts["h1"].daemon == endpoint
+    assert split_endpoint(endpoint) == parts
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]"])
+def test_every_address_is_no_address_that_others_reach(host: str) -> None:
+    text = GOOD.replace("10.77.0.250:7400", f"{host}:7400")
+    with pytest.raises(ConfigError, match="must be where other hosts reach it") as caught:
+        parse_topology(text, "topology.toml")
+    assert caught.value.field == "switches[0].address"
+
+
+def test_a_flow_that_leaves_by_another_nic_has_another_path(topology: Topology) -> None:
+    moved = topology.path("10.78.0.3", "10.78.0.2", "eth1")
+    assert topology.path("10.78.0.3", "10.78.0.2") is None, "no route from this NIC's rack"
+    assert moved is not None
+    assert [topology.links[i].name for i in moved] == ["h3->s3", "s1->h2"]
+    assert topology.path("10.79.0.3", "10.78.0.2", "eth0") is None
+    assert moved == topology.path("10.79.0.3", "10.78.0.2")
+    listed = GOOD.replace("paths = [", 'paths = [{src = "10.79.0.3", dst = "10.78.0.2", '
+                          'links = ["h3->s3", "core->r2", "s1->h2"]}, ')  # fmt: skip
+    whole = parse_topology(listed, "topology.toml").path("10.78.0.3", "10.78.0.2", "eth1")
+    assert whole is not None and len(whole) == 3
+    nic = topology.nic_of("10.79.0.3")
+    assert nic is not None and nic.name == "eth1"
 
 
 @pytest.mark.parametrize("gbps", [0.001, 1e6])

@@ -37,7 +37,7 @@ STATUS = {
     "records": {"registered": 1, "refused": 0, "faulty_slots": 0, "torn_slots": 0},
     "tls": {"mode": "loopback"},
     "unpatched": {"watching": True, "processes": 1, "connections": 4},
-    "errors": {}, "last_error": "",
+    "errors": {}, "last_error": "", "machine": ['field `host`: [x] is "h1", but none of its'],
     "config": {"file": "/etc/flowslot/flowslotd.toml", "error": "mode: x"},
 }  # fmt: skip
 STATUS_TEXT = """\
@@ -58,6 +58,7 @@ unpatched      processes 1  connections 4
 rate writes    12
 errors         -
 feedback       rounds 9  late 1  livelocks 0  starvations 2, without s2
+machine        field `host`: [x] is "h1", but none of its
 configuration  /etc/flowslot/flowslotd.toml
                not reloaded: mode: x
 """

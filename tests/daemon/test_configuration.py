@@ -22,8 +22,10 @@ def test_defaults_observe_and_change_nothing(write):
     ("text", "field", "problem"),
     [
         ('host = "h9"', "host", 'no host is called "h9" in topology.toml; must be one of: h1, h2'),
+        ('host = "H2"', "host", 'no host is called "H2" in topology.toml; did you mean "h2"?'),
+        ('host = "h2.rack3.example.net"', "host", 'did you mean "h2"?'),
         ('host = "h1"\nmod = "x"', "mod", "unknown key; did you mean `mode`?"),
-        ('host = "h1"\npolicy = "stager"', "policy", "did you mean `stagger`?"),
+        ('host = "h1"\npolicy = "stager"', "policy", "did you mean \"stagger\"?"),
         ('host = "h1"\nslot_ms = -1', "slot_ms", "must be greater than or equal to 5, got -1"),
         ('host = "h1"\n[pacing]\nhrd = true', "pacing.hrd", "did you mean `hard`?"),
         ('host = "h1"\n[static]\nflows_on_link = {"h1->s9" = 4}',
@@ -76,6 +78,16 @@ def test_a_file_that_is_no_text_is_said_to_be_none(write):
         config.load(file)
     file.write_bytes(b"\xaf")
     with pytest.raises(ConfigError, match=r"toml: cannot be read: not UTF-8 text$"):
+        config.load(file)
+
+
+def test_a_byte_order_mark_before_the_first_line_is_passed_over(write):
+    file = write('host = "h2"')
+    for path in (file, file.parent / "topology.toml"):
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert config.load(file).settings.host == "h2"
+    file.write_text('host = "h2"', encoding="utf-16")
+    with pytest.raises(ConfigError, match="cannot be read: UTF-16 text; save it as UTF-8"):
         config.load(file)
 
 

@@ -11,6 +11,7 @@ import pytest
 import uvloop
 from waiting import until
 
+from flowslot.model.topology_file import split_endpoint
 from flowslot.policy.mlcc.peers import Group, LocalFlow
 from flowslot_proto.peers import write_peer
 from flowslotd.clock import monotonic
@@ -55,7 +56,7 @@ class Host(Opened):
 
     @property
     def address(self) -> tuple[str, int]:
-        return self.endpoint._endpoints[self.name]
+        return split_endpoint(self.endpoint._endpoints[self.name])
 
     def _count(self) -> None:
         self.news += 1

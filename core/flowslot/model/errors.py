@@ -23,7 +23,8 @@ class ConfigError(FlowslotError):
 def why_unreadable(error: OSError | UnicodeDecodeError) -> str:
     """Why a text file could not be read, in words."""
     if isinstance(error, UnicodeDecodeError):
-        return "not UTF-8 text"
+        utf16 = error.object.startswith((b"\xff\xfe", b"\xfe\xff"))
+        return "UTF-16 text; save it as UTF-8" if utf16 else "not UTF-8 text"
     return error.strerror or str(error)
 
 

@@ -64,13 +64,18 @@ class Topology:
         self._routes = {(r.from_rack, r.to_rack): self._indices(r.links) for r in settings.routes}
         self._paths = {(p.src, p.dst): self._indices(p.links) for p in settings.paths}
 
-    def path(self, src_ip: str, dst_ip: str) -> tuple[int, ...] | None:
-        """Indices of the links from one address to another, in order.
+    def path(self, src_ip: str, dst_ip: str, nic: str = "") -> tuple[int, ...] | None:
+        """Indices of the links from one address to another, in order. `nic`: the one of the same
+        host that it leaves by, where that is not the one with the first address.
 
         None: not mapped (unknown address, no route between the racks, same host); such a flow is
         observed but never paced. Raises ValueError when an argument is not an IP address.
         """
         src, dst = normal_ip(src_ip), normal_ip(dst_ip)
+        if nic and src in self._nics:
+            host, _ = self._nics[src]
+            (mine,) = (one.addresses for one in self.hosts[host].nics if one.name == nic)
+            src = next((one for one in mine if (one, dst) in self._paths), mine[0])
         if (src, dst) in self._paths:
             return self._paths[src, dst]
         if src not in self._nics or dst not in self._nics:
@@ -89,6 +94,11 @@ class Topology:
         if src != dst and src and dst:
             return self._routes.get((src, dst))
         return ()
+
+    def nic_of(self, ip: str) -> NicSettings | None:
+        """The NIC that has this address."""
+        found = self._nics.get(normal_ip(ip))
+        return found[1] if found else None
 
     def host_of(self, ip: str) -> str | None:
         """Name of the host that has this address."""

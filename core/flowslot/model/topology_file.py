@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, FiniteFloat
 
 from flowslot.model.errors import ConfigError
-from flowslot.model.settings import PRINTABLE, Settings, Text, shortened
+from flowslot.model.settings import PRINTABLE, Settings, Text, one_of, shortened
 
 
 def normal_ip(address: str) -> str:
@@ -29,24 +29,62 @@ def _ip(text: str) -> str:
 
 
 def split_endpoint(text: str) -> tuple[str, int]:
-    """ "host:port" as (host, port); an IPv6 address may stand in brackets."""
+    """ "host:port" as (host, port); an IPv6 address stands in brackets."""
     host, _, port = text.rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    return host, int(port)
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+_ENDPOINT = re.compile(r"(?:\[(?P<six>[^\[\]]+)\]|(?P<name>[\w.-]+)):(?P<port>[0-9]{1,5})")
 
 
 def _endpoint(text: str) -> str:
-    host, _, port = text.rpartition(":")
-    if not (host and re.fullmatch("[0-9]{1,5}", port) and 0 < int(port) < 65536):
-        problem = f'must be "host:port" with a port from 1 to 65535, got "{shortened(text)}"'
-        raise ValueError(problem)
-    return text
+    if _is_endpoint(text):
+        return text
+    problem = 'must be "host:port" (an IPv6 address in brackets) with a port from 1 to 65535, got'
+    raise ValueError(f'{problem} "{shortened(text)}"{_meant(text)}')
+
+
+def _is_endpoint(text: str) -> bool:
+    found = _ENDPOINT.fullmatch(text)
+    if not found or not 0 < int(found["port"]) < 65536:
+        return False
+    if found["six"]:
+        return _is(ipaddress.IPv6Address, found["six"])
+    # What ends in a number is an address: a name cannot.
+    last = found["name"].rpartition(".")[2]
+    return not last.isdecimal() or _is(ipaddress.IPv4Address, found["name"])
+
+
+def _is(kind: type[ipaddress.IPv4Address | ipaddress.IPv6Address], text: str) -> bool:
+    try:
+        kind(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _meant(text: str) -> str:
+    """A URL, a path or blanks around an endpoint; an IPv6 address without brackets."""
+    bare = re.sub(r"^[a-zA-Z][\w+.-]*:/+", "", text.replace(" ", "")).partition("/")[0]
+    host, _, port = bare.replace("[", "").replace("]", "").rpartition(":")
+    for meant in (bare, f"[{host}]:{port}", f"{host}:{port}"):
+        if meant != text and _is_endpoint(meant):
+            return f'; did you mean "{shortened(meant)}"?'
+    address = _is(ipaddress.IPv6Address, f"{host}:{port}")
+    return f'; did you mean "[{host}:{port}]:PORT"?' if address else ""
+
+
+def _reachable(endpoint: str) -> str:
+    host, _ = split_endpoint(endpoint)
+    if host in {"0.0.0.0", "::"}:
+        raise ValueError(f"must be where other hosts reach it, which is not {host}")
+    return endpoint
 
 
 Name = Annotated[str, Field(min_length=1, max_length=64), PRINTABLE]
 IpAddress = Annotated[Text, AfterValidator(_ip)]
 Endpoint = Annotated[Text, AfterValidator(_endpoint)]
+Reachable = Annotated[Endpoint, AfterValidator(_reachable)]
 CapacityGbps = Annotated[FiniteFloat, Field(ge=0.001, le=1e6)]
 """1 Mbit/s to 1 Pbit/s: slow links that are emulated, and large ECMP groups."""
 BufferKb = Annotated[FiniteFloat, Field(ge=1, le=1e8)]
@@ -57,7 +95,7 @@ class SwitchSettings(Settings):
     """One `flowslot-switch` process: where it listens."""
 
     name: Name
-    address: Endpoint
+    address: Reachable
 
 
 class NicSettings(Settings):
@@ -74,7 +112,7 @@ class HostSettings(Settings):
     """A host, where its daemon listens (if it has one), and its NICs."""
 
     name: Name
-    daemon: Endpoint | None = None
+    daemon: Reachable | None = None
     nics: tuple[NicSettings, ...] = Field(min_length=1)
 
 
@@ -170,7 +208,7 @@ class Checker:
     def _known(self, kind: str, name: str, names: Collection[str], field: str) -> None:
         if name in names:
             return
-        problem = f'no {kind} is called "{name}"; must be one of: {_some(names) or "(none)"}'
+        problem = f'no {kind} is called "{name}"; {one_of(name, names)}'
         raise ConfigError(self._source, field, problem)
 
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Policies by name."""
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from flowslot.model.errors import FlowslotError
+from flowslot.model.settings import one_of
 from flowslot.model.slot import DEFAULT_SLOT
 from flowslot.model.units import Nanos
 from flowslot.policy.base import Allocator, HostPolicy
@@ -93,6 +93,4 @@ def get(name: str) -> PolicySpec:
     try:
         return _POLICIES[name]
     except KeyError:
-        close = difflib.get_close_matches(name, _POLICIES, n=1)
-        hint = f"did you mean `{close[0]}`?" if close else f"must be one of: {', '.join(_POLICIES)}"
-        raise FlowslotError(f'no policy is called "{name}"; {hint}') from None
+        raise FlowslotError(f'no policy is called "{name}"; {one_of(name, _POLICIES)}') from None

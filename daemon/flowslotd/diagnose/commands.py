@@ -66,11 +66,14 @@ def doctor(
 ) -> None:
     """What this kernel supports, what to do about what it lacks, and which back end is chosen."""
     from flowslotd.diagnose import diagnosis  # noqa: PLC0415  (loads the back ends)
+    from flowslotd.diagnose.preflight import doubts  # noqa: PLC0415
+    from flowslotd.diagnose.probe import Finding  # noqa: PLC0415
 
     loaded = load(config) if config is not None else None
     found = diagnosis.diagnose(loaded.settings.pacing.backend if loaded else "auto")
     if loaded:
         found.findings.append(diagnosis.tls(loaded.settings.tls, loaded.tls))
+        found.findings.extend(Finding("machine", "warn", text) for text in doubts(loaded))
     _print(output, diagnosis.table(found), diagnosis.as_data(found))
     if found.backend == "none":
         raise typer.Exit(FAILURE)
@@ -90,11 +93,12 @@ def preflight(
     found = diagnosis.diagnose(loaded.settings.pacing.backend)
     try:
         changes = flight.changes(loaded, found.backend)
+        wrong = flight.doubts(loaded)
     except (PacingError, OSError) as error:
         raise FlowslotError(f"{config}: section [pacing]: {error}") from None
     rows = [dataclasses.asdict(change) for change in changes]
-    data = {"backend": found.backend, "why": found.why, "changes": rows}
-    _print(output, flight.table(loaded, found, changes), data)
+    data = {"backend": found.backend, "why": found.why, "doubts": wrong, "changes": rows}
+    _print(output, flight.table(loaded, found, changes, wrong), data)
     if found.backend == "none" != found.wanted:
         raise typer.Exit(FAILURE)
 

@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """What enforcement would change on this host: `flowslot preflight`."""
 
-from collections.abc import Iterator
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from flowslot.model.topology_file import split_endpoint
 from flowslot.policy import registry
+from flowslot_proto.endpoints import why_only_here
 from flowslotd.config import Config
 from flowslotd.diagnose.diagnosis import Diagnosis, verdict
 from flowslotd.diagnose.probe import kernel
+from flowslotd.machine import Machine
 from flowslotd.pace import devices, edt, guardian, htb
 from flowslotd.pace.attached import GUARDED
 from flowslotd.pace.pacer import PacingError
@@ -64,22 +69,26 @@ def _files_and_network(config: Config) -> Iterator[Change]:
             yield Change(
                 "network", f"a connection to {switch.name}, {switch.address}", "at its start"
             )
-    host = topology.hosts.get(settings.host)
-    if host is not None and host.daemon and registry.get(settings.policy).feedback:
-        yield Change("network", f"UDP port {host.daemon} for other daemons", "at its start")
+    for endpoint in config.listens:
+        yield Change("network", f"UDP port {endpoint} for other daemons", "at its start")
 
 
 def _devices(config: Config, backend: str) -> Iterator[Change]:
     named = config.settings.pacing.devices
-    found = [devices.named(name) for name in named]
+    found = list({one.index: one for one in map(devices.named, named)}.values())
+    strange = set[int]()
     if not named:
         likely = devices.indices(config.addresses)
-        found = [device for device in devices.every() if device.index in likely]
+        ways = {device for _, device in Machine(config.topology, config.settings.host).ways()}
+        strange = ways - likely
+        found = [device for device in devices.every() if device.index in likely | strange]
     changes_to = edt.changes_to if backend == "edt" else htb.changes_to
     when = "at its start" if named else "when a flow leaves by it"
     refused = "the daemon would not start" if named else "nothing, and flows there are not paced"
     for device in found:
         try:
+            if device.index in strange:
+                raise devices.unaddressed(device.name)
             changes = changes_to(device, number=0)
         except PacingError as error:
             yield Change(device.name, f"{refused}: {error}", "never")
@@ -103,10 +112,25 @@ def _sysctls(allowed: bool) -> Iterator[Change]:
         yield Change("sysctl", f"{name}: {value} becomes 0", "at its start")
 
 
-def table(config: Config, found: Diagnosis, changes: list[Change]) -> str:
-    """For people."""
+def doubts(config: Config) -> list[str]:
+    """What on this machine is not as the configuration says. Raises OSError."""
+    machine = Machine(config.topology, config.settings.host)
+    names = list[str]()
+    for endpoint in config.listens:
+        host, port = split_endpoint(endpoint)
+        with suppress(OSError, UnicodeError):
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+            names.append(why_only_here(endpoint, [str(one[4][0]) for one in found]))
+    known = [*machine.doubts(str(config.file)), *filter(None, names)]
+    return known + list(map(str, machine.strays()))
+
+
+def table(
+    config: Config, found: Diagnosis, changes: list[Change], wrong: Sequence[str] = ()
+) -> str:
+    """For people. `wrong`: see `doubts`."""
     mode = config.settings.mode
-    lines = [verdict(found)]
+    lines = [verdict(found), *(f"Beware: {text}" for text in wrong)]
     if mode == "observe":
         lines.append(
             f"{config.file} says mode = observe: none of this is done before it is enforce."

@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from flowslot.model.topology_file import SwitchSettings, split_endpoint
+from flowslot_proto.endpoints import why_only_here
 from flowslot_proto.grpcio import grpc
 from flowslot_proto.tls import Material, TlsFiles, utc_now
 
@@ -68,6 +69,7 @@ class Channel:
         self._used: Material | None = None
         self._streaming = False
         self._worked = ""  # of its addresses, the one that did last
+        self._only_here = ""
         self._channel: grpc.aio.Channel | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
@@ -160,7 +162,8 @@ class Channel:
                 self._worked, self._channel = target, channel
                 return
             await channel.close()
-        raise _unavailable(f"cannot be reached: {self._explain(problem)}")
+        doubt = f" ({self._only_here})" if self._only_here else ""
+        raise _unavailable(f"cannot be reached: {self._explain(problem)}{doubt}")
 
     def _explain(self, details: str) -> str:
         """What matters of gRPC's account of a connection that failed."""
@@ -193,6 +196,7 @@ class Channel:
         except (OSError, UnicodeError) as error:  # a name that cannot be one is a UnicodeError
             problem = getattr(error, "strerror", None) or error
             raise _unavailable(f"cannot be reached: {problem}") from None
+        self._only_here = why_only_here(self._address, [str(one[4][0]) for one in found])
         targets = []
         for family, _, _, _, address in found:
             ip = str(address[0])

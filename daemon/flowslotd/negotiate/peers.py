@@ -17,6 +17,7 @@ from flowslot.model.errors import ProtocolError
 from flowslot.model.topology_file import split_endpoint
 from flowslot.model.units import SECOND
 from flowslot.policy.mlcc.peers import LocalFlow, Peers, letters
+from flowslot_proto.endpoints import why_only_here
 from flowslot_proto.peers import read_peer, write_peer
 from flowslotd.clock import monotonic
 from flowslotd.config import Config
@@ -41,9 +42,7 @@ class PeerEndpoint(asyncio.DatagramProtocol):
         self.last_error = ""
         self._host = config.settings.host
         self._endpoints = {
-            host.name: split_endpoint(host.daemon)
-            for host in config.topology.hosts.values()
-            if host.daemon
+            host.name: host.daemon for host in config.topology.hosts.values() if host.daemon
         }
         self._peers = peers
         self._on_news = on_news
@@ -128,17 +127,20 @@ class PeerEndpoint(asyncio.DatagramProtocol):
 
     # --- addresses
 
-    async def _run(self, own: Address) -> None:
-        loop = asyncio.get_running_loop()
+    async def _run(self, own: str) -> None:
+        loop, at = asyncio.get_running_loop(), split_endpoint(own)
         while True:
             try:
-                made = await loop.create_datagram_endpoint(lambda: self, local_addr=own)
+                made = await loop.create_datagram_endpoint(lambda: self, local_addr=at)
                 break
             except (OSError, ValueError) as error:  # a name that cannot be one is a ValueError
-                self._failed(f"cannot listen at {own[0]}:{own[1]}: {error}")
+                self._failed(f"cannot listen at {own}: {error}")
                 await asyncio.sleep(RETRY_S)
         self._transport, self.last_error = made[0], ""
-        family = made[0].get_extra_info("socket").family
+        here = made[0].get_extra_info("socket")
+        family = here.family
+        if problem := why_only_here(own, [str(here.getsockname()[0])]):
+            self._failed(f"no other daemon will be heard: {problem}")
         while True:
             found = {
                 host: address
@@ -150,15 +152,19 @@ class PeerEndpoint(asyncio.DatagramProtocol):
             self._host_at = {address: host for host, address in found.items()}
             await asyncio.sleep(RESOLVE_S)
 
-    async def _look_up(self, endpoint: Address, family: int) -> Address | None:
+    async def _look_up(self, endpoint: str, family: int) -> Address | None:
         """Of the socket's own family: it can send to no other."""
-        loop, (name, port) = asyncio.get_running_loop(), endpoint
+        loop, (name, port) = asyncio.get_running_loop(), split_endpoint(endpoint)
         try:
             found = await loop.getaddrinfo(name, port, family=family, type=socket.SOCK_DGRAM)
         except (OSError, ValueError) as error:
             self._failed(f"no address for {name}: {error}")
             return None
-        return str(found[0][4][0]), port
+        address = str(found[0][4][0])
+        if problem := why_only_here(endpoint, [address]):
+            self._failed(problem)
+            return None
+        return address, port
 
     def _failed(self, error: str) -> None:
         """Anybody can provoke these, each time in other words."""

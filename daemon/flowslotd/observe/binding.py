@@ -69,16 +69,16 @@ def describe(slot: np.void, source: Source) -> FlowInfo:
     return info
 
 
-def place(info: FlowInfo, topology: Topology, host: str) -> None:
+def place(info: FlowInfo, topology: Topology, host: str, nic: str = "") -> None:
     """Find the flow's path, and its job's one name; `note` says so when it does not leave from this
-    host."""
+    host. `nic`: see `Topology.path`."""
     info.job = at_home(info.job, topology, host)
     if topology.host_of(info.src) not in (None, host):
         info.note = f"{info.src} is not an address of this host"
     elif topology.host_of(info.dst) == host or ip_address(info.dst).is_loopback:
         info.note = "stays on this host"
     else:
-        info.path = topology.path(info.src, info.dst) or ()
+        info.path = topology.path(info.src, info.dst, nic) or ()
 
 
 def holds_socket(pid: int, fd: int, cookie: int) -> bool | None:

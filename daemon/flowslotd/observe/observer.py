@@ -5,7 +5,7 @@ A record is joined with the counters by socket cookie. Nothing in a record is tr
 is not ours, or that another process holds, gets no row and a note.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import IntEnum
 
 import numpy as np
@@ -48,6 +48,7 @@ class Observer:
         self._view = Typed(learning.typed)
         self._bindings: dict[int, Binding] = {}
         self._closed: set[int] = set()
+        self._uplinks: dict[int, str] = {}
         self.negotiated = True
         """Somebody wants to know what flows do."""
         self.protocols: tuple[str, ...] = tuple(PROTOCOLS.values())
@@ -156,6 +157,18 @@ class Observer:
         """A new topology: look at every flow again."""
         self.table.remap(topology, host)
         self._bindings.clear()
+        self._uplinks.clear()
+
+    def reroute(self, uplinks: Mapping[int, str]) -> set[int]:
+        """From now on, these flows leave by these NICs, and all others by those of their addresses.
+        Returns the sources to look at: their flows that have moved are found again there."""
+        before, self._uplinks = self._uplinks, dict(uplinks)
+        at_either = before.keys() | uplinks.keys()
+        moved = {one for one in at_either if before.get(one) != uplinks.get(one)}
+        gone = self._remove(moved)
+        for source in gone:
+            self._bindings[source].opened = -1
+        return gone
 
     def take_watches(self) -> list[tuple[int, int]]:
         """(cookie, counter) for flows whose end of phase the kernel should report, if new."""
@@ -208,7 +221,8 @@ class Observer:
             info.note = f"{info.protocol.upper()}, which this back end does not pace"
         if info.note:
             return
-        place(info, self.table.topology, self.table.host)
+        uplink = self._uplinks.get(info.cookie, "")
+        place(info, self.table.topology, self.table.host, uplink)
         held = self.table.find(info.cookie)
         info.owned = self._owns(info.pid, info.fd, info.cookie)
         if info.cookie in self._closed:
@@ -222,11 +236,14 @@ class Observer:
         elif len(self.table) >= MAX_FLOWS:
             info.note = f"this host has more than {MAX_FLOWS} flows"
 
-    def _remove(self, cookies: set[int]) -> None:
-        """Flows have gone: their slots, in whatever record, are no rows any more."""
+    def _remove(self, cookies: set[int]) -> set[int]:
+        """Flows have gone: their slots, in whatever record, are no rows any more. Returns whose
+        they were."""
         gone = self.table.remove(cookies)
         at = [info.row for info in gone]
-        for source in {info.source for info in gone} & self._bindings.keys():
+        sources = {info.source for info in gone} & self._bindings.keys()
+        for source in sources:
             binding = self._bindings[source]
             stays = ~np.isin(binding.rows, at)
             binding.slots, binding.rows = binding.slots[stays], binding.rows[stays]
+        return sources

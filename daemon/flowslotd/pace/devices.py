@@ -9,21 +9,27 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from errno import ENODEV, ENOENT
+from ipaddress import ip_address
 from pathlib import Path
+from typing import NamedTuple
 
+from flowslot.model.settings import one_of
+from flowslot.model.topology_file import normal_ip
 from flowslotd.pace import guardian
 from flowslotd.pace.pacer import PacingError
-from flowslotd.pace.rtnetlink import Rtnetlink, attributes, packed, qdisc
+from flowslotd.pace.rtnetlink import Rtnetlink, attributes, each, qdisc
 
 DEFAULT_QDISC = Path("/proc/sys/net/core/default_qdisc")
 QUEUE_LENGTH = "txqueuelen: 0 becomes 1000"
 """The kernel makes this change where a root qdisc is added."""
 _CLONE_NEWNET = 0x40000000
-_UP, _UP_LOOPBACK = 1, 1 | 8
+_UP, _LOOPBACK_FLAG = 1, 8
+_UP_LOOPBACK = _UP | _LOOPBACK_FLAG
 """Flags of a device: IFF_UP, IFF_LOOPBACK."""
 _GETLINK, _GETADDR, _GETQDISC = 18, 22, 38
 _LINK = struct.Struct("=BxHiII")  # struct ifinfomsg
 _NAME, _MTU, _TXQLEN, _LINKINFO, _INFO_KIND = 3, 4, 13, 18, 1
+_PROPERTIES, _ALTNAME = 52, 53
 _ADDR = struct.Struct("=BBBBi")  # struct ifaddrmsg
 _ADDRESS, _LOCAL = 1, 2
 _KIND = 1
@@ -51,6 +57,14 @@ class Device:
     """`clsact`, `ingress` or nothing."""
 
 
+class Outline(NamedTuple):
+    """Of a device: its name, then its alternative names; and whether anything leaves by it (not by
+    `lo` or a dummy, which only hold addresses)."""
+
+    names: tuple[str, ...]
+    wired: bool
+
+
 def every(index: int = 0) -> list[Device]:
     """All devices, or the one with this index. Raises OSError."""
     qdiscs = guardian.found(_GETQDISC)
@@ -70,22 +84,61 @@ def device(index: int) -> Device:
 
 
 def named(name: str) -> Device:
-    """The device of this name. Raises PacingError where there is none, and OSError."""
-    found = [device for device in every() if device.name == name]
-    if not found:
-        raise PacingError(f"there is no network device {name}")
-    return found[0]
+    """The device of this name, or of this alternative name. Raises PacingError where there is none,
+    and OSError."""
+    known = outlines()
+    for index, its in known.items():
+        if name in its.names:
+            return device(index)
+    hint = one_of(name, (one for its in known.values() for one in its.names))
+    raise PacingError(f"there is no network device {name}; {hint}")
+
+
+def outlines() -> dict[int, Outline]:
+    """All devices, by their indices. Raises OSError."""
+    return {
+        index: Outline(
+            (
+                _text(fields[_NAME]),
+                *(
+                    _text(one)
+                    for kind, one in each(fields.get(_PROPERTIES, b""))
+                    if kind == _ALTNAME
+                ),
+            ),
+            not (flags & _LOOPBACK_FLAG or _kind(fields) == "dummy"),
+        )
+        for index, flags, fields in _links()
+    }
+
+
+def holders() -> dict[str, set[int]]:
+    """All addresses of this machine, and the indices of the devices that have them. Raises
+    OSError."""
+    found: dict[str, set[int]] = {}
+    for one in guardian.dump(_GETADDR, _ADDR.pack(0, 0, 0, 0, 0)):
+        fields = attributes(one[_ADDR.size :])
+        # On a point-to-point device, the other attribute is the peer's.
+        address = ip_address(fields.get(_LOCAL) or fields[_ADDRESS])
+        found.setdefault(normal_ip(str(address)), set()).add(int(_ADDR.unpack_from(one)[-1]))
+    return found
+
+
+def unaddressed(name: str) -> PacingError:
+    """Why a device is left alone that flows leave by, though none of `indices`."""
+    return PacingError(
+        f"{name} has none of this host's addresses: if flows are to be paced there, name it in "
+        "pacing.devices"
+    )
 
 
 def indices(addresses: Collection[str]) -> set[int]:
     """The indices of the devices that a host's flows leave by: those with one of these addresses.
-    Where there are none, all that are up, but for `lo`. Raises OSError."""
-    wanted, have = set(map(packed, addresses)), set()
-    for one in guardian.dump(_GETADDR, _ADDR.pack(0, 0, 0, 0, 0)) if wanted else ():
-        fields = attributes(one[_ADDR.size :])
-        if {fields.get(_LOCAL), fields.get(_ADDRESS)} & wanted:
-            have.add(int(_ADDR.unpack_from(one)[-1]))
-    return have or {index for index, flags, _ in _links() if flags & _UP_LOOPBACK == _UP}
+    No addresses: all that are up. Nothing leaves by `lo`. Raises OSError."""
+    if not addresses:
+        return {index for index, flags, _ in _links() if flags & _UP_LOOPBACK == _UP}
+    have, none = holders(), set[int]()
+    return none.union(*(have.get(address, none) for address in addresses)) - {_LOOPBACK}
 
 
 def _links() -> list[tuple[int, int, dict[int, bytes]]]:
@@ -99,6 +152,10 @@ def _links() -> list[tuple[int, int, dict[int, bytes]]]:
 
 def _text(value: bytes) -> str:
     return value.rstrip(b"\0").decode(errors="replace")
+
+
+def _kind(fields: dict[int, bytes]) -> str:
+    return _text(attributes(fields.get(_LINKINFO, b"")).get(_INFO_KIND, b""))
 
 
 def _device(index: int, fields: dict[int, bytes], qdiscs: list[guardian.Found]) -> Device:
@@ -115,7 +172,7 @@ def _device(index: int, fields: dict[int, bytes], qdiscs: list[guardian.Found]) 
     return Device(
         index=index,
         name=_text(fields[_NAME]),
-        kind=_text(attributes(fields.get(_LINKINFO, b"")).get(_INFO_KIND, b"")),
+        kind=_kind(fields),
         mtu=mtu,
         queue_length=queue_length,
         root=root,

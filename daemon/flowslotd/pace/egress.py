@@ -7,7 +7,6 @@ only what bears it.
 
 import logging
 import socket
-import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 from errno import EPERM
@@ -20,12 +19,12 @@ from flowslotd.pace.instance_lock import InstanceLock
 from flowslotd.pace.pacer import PacingError
 from flowslotd.pace.rtnetlink import Rtnetlink, device_of
 from flowslotd.pace.undo import UndoTable
+from flowslotd.sockets import namespace
 
 log = logging.getLogger(__name__)
 
 AGAIN_S = 5.0
 """After this time a device that was refused is tried again: its owner may have cleared it."""
-_SO_NETNS_COOKIE = 71
 _FAMILIES = socket.AF_INET, socket.AF_INET6
 _PROTOCOLS = socket.IPPROTO_TCP, socket.IPPROTO_UDP
 _NO_DEVICE = 2**31 - 1
@@ -49,7 +48,7 @@ class Egress:
     def __init__(self, names: Sequence[str], undo: UndoTable, change: Change) -> None:
         """`names`: the devices that all flows leave by. Without any, each flow leaves by the device
         of its route, which is set up only if it has one of this host's addresses (`leave_by`).
-        Without any of these either, all devices may be set up.
+        Without `leave_by`, all devices may be set up.
 
         Raises PacingError when no device can be set up here.
         """
@@ -64,12 +63,12 @@ class Egress:
         self._unrouted = False  # a flow had no route
         self._tried = time.monotonic()
         with socket.socket() as own:
-            self._namespace = _namespace(own)
+            self._namespace = namespace(own)
         self.instance = InstanceLock()
         self.rtnetlink = Rtnetlink()
 
     def leave_by(self, addresses: Collection[str]) -> None:
-        """The host's addresses from now on."""
+        """The host's addresses from now on, as topologies spell them."""
         self._addresses = tuple(addresses)
         self._refused.clear()
 
@@ -91,7 +90,7 @@ class Egress:
         )
         if domain not in _FAMILIES or protocol not in _PROTOCOLS:
             raise PacingError("its socket is neither TCP nor UDP over IP")
-        if _namespace(sock) != self._namespace:
+        if namespace(sock) != self._namespace:
             raise PacingError("it is in another network namespace: run a daemon there")
         indices = self._resolved()
         if not indices:
@@ -116,7 +115,8 @@ class Egress:
     def _resolved(self) -> tuple[int, ...]:
         """Indices of the named devices. Raises PacingError."""
         if self._names and not self._named:
-            self._named = tuple(devices.named(name).index for name in self._names)
+            named = (devices.named(name).index for name in self._names)
+            self._named = tuple(dict.fromkeys(named))  # one may be named in two ways
         return self._named
 
     def forget(self, indices: Collection[int]) -> None:
@@ -144,10 +144,7 @@ class Egress:
     def _set_up(self, index: int) -> Device:
         try:
             if not self._names and index not in devices.indices(self._addresses):
-                raise PacingError(
-                    f"{socket.if_indextoname(index)} has none of this host's addresses: if flows "
-                    "are to be paced there, name it in pacing.devices"
-                )
+                raise devices.unaddressed(socket.if_indextoname(index))
             with self.instance.abandoned() as numbers:
                 for number in numbers:
                     guardian.undo(Row(self._change.kind, index, number))
@@ -162,12 +159,3 @@ class Egress:
         self._ready[index] = device
         self._refused.pop(index, None)
         return device
-
-
-def _namespace(sock: socket.socket) -> int:
-    """Of the network. 0 where the kernel does not say (before Linux 5.14)."""
-    try:
-        cookie = sock.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8)
-    except OSError:
-        return 0
-    return int.from_bytes(cookie, sys.byteorder)

@@ -5,7 +5,8 @@ import ipaddress
 import os
 import socket
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from errno import ENETUNREACH
 
 from flowslot.model.topology_file import normal_ip
 from flowslotd.pace import guardian
@@ -14,12 +15,15 @@ from flowslotd.pace.pacer import PacingError
 _NEWROUTE, _GETROUTE, _NEWQDISC, _NEWTCLASS, _NEWTFILTER = 24, 26, 36, 40, 44
 _REPLACE, _CREATE = 0x100, 0x400
 _RTMSG = struct.Struct("=BBBBBBBBI")
+_NEXTHOP = struct.Struct("=H2xi")  # struct rtnexthop
+_FIB_MATCH = 0x2000
+"""RTM_F_FIB_MATCH: the route itself, not what became of a lookup."""
 _RATE = struct.Struct("=BBHhHI")  # struct tc_ratespec
 _HTB_OPT = struct.Struct("=12s12sIIIII")  # struct tc_htb_opt
 _TBF_OPT = struct.Struct("=12s12sIII")  # struct tc_tbf_qopt
 _STATS = struct.Struct("=QI16xI")  # of struct tc_stats: bytes, packets, qlen
 _KIND, _OPTIONS, _TCA_STATS = 1, 2, 3
-_RTA_DST, _RTA_SRC, _RTA_OIF, _RTA_MARK = 1, 2, 4, 16
+_RTA_DST, _RTA_SRC, _RTA_OIF, _RTA_MULTIPATH, _RTA_MARK = 1, 2, 4, 9, 16
 _RTA_IP_PROTO, _RTA_SPORT, _RTA_DPORT = 27, 28, 29
 _SO_BINDTOIFINDEX = 62
 _FQ_LIMIT, _FQ_FLOW_LIMIT, _FQ_RATE_ENABLE = 1, 2, 5
@@ -88,26 +92,61 @@ def device_of(sock: socket.socket) -> int:
     """Index of the device that a connected TCP or UDP socket's packets leave by. Raises OSError."""
     (here, sport, *_), (there, dport, *scope) = sock.getsockname(), sock.getpeername()
     local, peer = packed(here), packed(there)
-    family = socket.AF_INET if len(peer) == 4 else socket.AF_INET6
-    bound = sock.getsockopt(socket.SOL_SOCKET, _SO_BINDTOIFINDEX)
+    mark, bound = choices(sock)
     device = bound or (scope[1] if scope else 0)  # of a link-local address
+    protocol = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PROTOCOL)
+    return device_between(local, peer, (protocol, sport, dport), mark, device)
+
+
+def choices(sock: socket.socket) -> tuple[int, int]:
+    """What an application has chosen that decides on its route: mark, and device it is bound to (0:
+    none). Raises OSError."""
+    mark = sock.getsockopt(socket.SOL_SOCKET, socket.SO_MARK)
+    return mark, sock.getsockopt(socket.SOL_SOCKET, _SO_BINDTOIFINDEX)
+
+
+def device_between(
+    local: bytes, peer: bytes, ports: tuple[int, int, int], mark: int = 0, device: int = 0
+) -> int:
+    """Index of the device that packets from one address to another (as `packed`) leave by.
+    `ports`: protocol, source and destination. `device`: the one it is bound to. Raises OSError."""
+    protocol, sport, dport = ports
     fields = {
-        _RTA_DST: peer,
-        _RTA_SRC: local,
-        _RTA_IP_PROTO: bytes([sock.getsockopt(socket.SOL_SOCKET, socket.SO_PROTOCOL)]),
+        _RTA_IP_PROTO: bytes([protocol]),
         _RTA_SPORT: struct.pack("!H", sport),
         _RTA_DPORT: struct.pack("!H", dport),
     }
-    chosen = {_RTA_OIF: device, _RTA_MARK: sock.getsockopt(socket.SOL_SOCKET, socket.SO_MARK)}
+    chosen = {_RTA_OIF: device, _RTA_MARK: mark}
     fields |= {field: struct.pack("=i", value) for field, value in chosen.items() if value}
-    body = _RTMSG.pack(family, 8 * len(peer), 8 * len(peer), 0, 0, 0, 0, 0, 0) + _pack(fields)
+    found = _route(local, peer, fields, 0).get(_RTA_OIF)
+    if found is None:
+        raise OSError(ENETUNREACH, "the route has no device")
+    return int(struct.unpack("=i", found)[0])
+
+
+def devices_between(local: bytes, peer: bytes) -> set[int]:
+    """Indices of all devices that flows from one address to another may leave by, those of an ECMP
+    route among them. Raises OSError."""
+    route = _route(local, peer, {}, _FIB_MATCH)
+    hops, found = route.get(_RTA_MULTIPATH, b""), set()
+    while len(hops) >= _NEXTHOP.size:
+        size, index = _NEXTHOP.unpack_from(hops)
+        found.add(index)
+        hops = hops[(max(size, _NEXTHOP.size) + 3) & ~3 :]
+    if _RTA_OIF in route:
+        found.add(struct.unpack("=i", route[_RTA_OIF])[0])
+    return found or {device_between(local, peer, (socket.IPPROTO_TCP, 0, 0))}
+
+
+def _route(local: bytes, peer: bytes, fields: Mapping[int, bytes], flags: int) -> dict[int, bytes]:
+    """The attributes of a route. Raises OSError."""
+    family = socket.AF_INET if len(peer) == 4 else socket.AF_INET6
+    body = _RTMSG.pack(family, 8 * len(peer), 8 * len(peer), 0, 0, 0, 0, 0, flags)
+    body += _pack({_RTA_DST: peer, _RTA_SRC: local, **fields})
     kind, answer = next(guardian.answers(_GETROUTE, 0, body))
     if kind != _NEWROUTE:
         raise OSError(-struct.unpack_from("=i", answer)[0], "no route")
-    oif = attributes(answer[_RTMSG.size :]).get(_RTA_OIF)
-    if oif is None:
-        raise OSError(101, "the route has no device")  # ENETUNREACH
-    return int(struct.unpack("=i", oif)[0])
+    return attributes(answer[_RTMSG.size :])
 
 
 def qdisc(
@@ -211,11 +250,15 @@ def _new(what: int, kind: str, *where: int, options: bytes) -> Request:
 
 def attributes(data: bytes) -> dict[int, bytes]:
     """The values of attributes by their kinds."""
-    found, at = {}, 0
+    return dict(each(data))
+
+
+def each(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Kind and value of each attribute, of which several may be of one kind."""
+    at = 0
     while at + 4 <= len(data):
         size, kind = struct.unpack_from("=HH", data, at)
         if size < 4:
             break
-        found[kind & 0x3FFF] = data[at + 4 : at + size]
+        yield kind & 0x3FFF, data[at + 4 : at + size]
         at += (size + 3) & ~3
-    return found

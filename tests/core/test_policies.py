@@ -90,14 +90,14 @@ def test_a_gang_ends_together_and_other_links_are_topped_up() -> None:
 
 def test_a_stalled_flow_neither_holds_up_its_gang_nor_starves_others() -> None:
     rates = stagger(
-        {"job": "a", "left": 10, "stalled": 1, "links": (0,), "goal": 100.0},
+        {"job": "a", "left": 10, "cap": 0, "links": (0,), "goal": 100.0},
         {"job": "a", "left": 50, "links": (1,)},
         {"job": "b", "left": 900, "links": (0,)},
         capacity=(100.0, 100.0),
     )
     assert rates == [0.0, 100.0, 100.0]
     # No other job is there: the link stays ready for it.
-    assert stagger({"job": "a", "stalled": 1}) == [100.0]
+    assert stagger({"job": "a", "cap": 0}) == [100.0]
 
 
 def test_standing_grants_go_to_the_job_that_is_due_first() -> None:
@@ -174,7 +174,8 @@ FLOW = st.fixed_dictionaries(
         "job": st.sampled_from("abcd"),
         "links": st.sets(st.integers(0, 3), min_size=1, max_size=3).map(sorted),
         "left": st.one_of(st.just(0), st.floats(1e-3, 1e9)),
-        "stalled": st.sampled_from([0, 0, 1]),
+        "cap": st.sampled_from([0.0, 1e3, 1e7, math.inf, math.inf, math.inf]),
+        "sockets": st.sampled_from([1, 1, 4, 64]),
         "wait": st.floats(0, 1e4),
         "period": st.sampled_from([0.0, 10.0, 1e4]),
         "due": st.floats(-1e3, 1e3),
@@ -206,7 +207,7 @@ def test_any_state(name: str, flows: list[dict[str, Any]], capacity: list[float]
     room[:-1] -= used
     for f in range(len(flows)):
         path = s.paths[f]
-        if s.remaining[f] > 0 and not s.stalled[f] and s.capacity[path].min() > 0:
+        if s.remaining[f] > 0 and s.cap[f] == math.inf and s.capacity[path].min() > 0:
             assert rates[f] > 0
             links = path[path < 4]
             spare = (room[links] - 0.0011 * s.capacity[links]).min()

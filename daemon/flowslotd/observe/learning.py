@@ -9,6 +9,7 @@ this file is not compiled.
 `rows` is what `as_structs` makes of ROW[F]. Times are ns.
 """
 
+import math
 from typing import Any
 
 import numpy as np
@@ -24,14 +25,22 @@ MOST_STEPS, MOST_STEPS_RARELY = 8, 1000
 """Iterations from one look to the next; more say nothing about the period."""
 SHORTEST = MILLISECOND
 """No period is shorter."""
+WINDOW_NS = 60_000_000
+"""How long what a flow uses of its rate is measured at least."""
+WASTED, USED, WASTES = 0.7, 0.9, 2
+"""A flow that has bytes to send and uses less than this part of its rate, in so many windows, can
+use no more, until it uses more than that part."""
+ROOM = 1.25
+"""So many times what it used it can use: else it could not show that it can use more again."""
 SUPPRESSED, IDLE, SEEN = 1, 2, 4
 """What `signs` tells."""
 
 # C variables: learning.pxd declares them, and those above that only this file reads.
-_unreported, _active = UNREPORTED, State.ACTIVE.value
+_unreported, _active, _window = UNREPORTED, State.ACTIVE.value, WINDOW_NS
 _iteration, _ready, _posted = offset("iteration") // 8, offset("ready") // 8, offset("posted") // 8
 _done, _total = offset("done") // 8, offset("iteration_total") // 8
 _start = offset("t_iteration_start_ns") // 8
+_inf, _second = math.inf, 1e9
 
 
 def typed(rows: Any) -> Any:
@@ -112,8 +121,8 @@ def advance(  # noqa: PLR0917
         if not working and ready == 0 and total > 0:
             rows[r].expected = total
 
-        still = not began and ready == rows[r].ready and remaining == rows[r].remaining
-        supply(now, rows, r, still, kernel and posted > sent, 0 < ready <= sent)
+        supply(now, rows, r, ready, sent, remaining, began)
+        measure(now, rows, r, counter, max(ready, posted) - sent, not began and kernel and not joined)
         same = rows[r].kernel == kernel and rows[r].active == (remaining > 0)
         if began or not same or rows[r].origin + rows[r].target != base + target:
             moved += 1
@@ -153,15 +162,48 @@ def reported(rows: Any, r: int, sent: int, target: int) -> int:
 
 
 def supply(  # noqa: PLR0917
-    now: int, rows: Any, r: int, still: bool, waits: bool, dry: bool
+    now: int, rows: Any, r: int, ready: int, sent: int, remaining: int, began: bool
 ) -> None:
-    """Unless row `r` is dry or hangs: `still` it has got nothing and sent nothing since the last
-    look. It hangs if bytes of it wait in the kernel although it has a rate, or had one until it
-    hung: its peer has stopped to read, or is not there any more. A job that does not say what is
-    ready is never taken to be dry."""
-    rows[r].hung = still and waits and (rows[r].rate > 0 or rows[r].hung)
-    if not (rows[r].hung or (still and dry)):
+    """Unless row `r` is dry: it has nothing to send, has got nothing, and has sent nothing since
+    the last look. A job that does not say what is ready is never taken to have nothing."""
+    still = ready == rows[r].ready and remaining == rows[r].remaining
+    if began or not (still and 0 < ready <= sent):
         rows[r].supplied = now
+
+
+def measure(  # noqa: PLR0917
+    now: int, rows: Any, r: int, counter: int, backlog: int, goes_on: bool
+) -> None:
+    """What can row `r` use of its rate? Its peer may read slowly, or not at all any more.
+
+    Measured by what the kernel saw acknowledged, window by window. One in which all bytes have gone
+    that were there at its beginning says nothing: more may not have been ready. Nor does one before
+    the first rate. Who hung and moves can use all. `backlog`: bytes that could be sent and are not
+    acknowledged; `goes_on`: the same iteration, by the same counter.
+    """
+    moved, elapsed = counter - rows[r].window_from, now - rows[r].window_at
+    rate = rows[r].rate if rows[r].rate > 0 else 0.0
+    if not goes_on or (moved > 0 and rows[r].usable <= 0):
+        rows[r].usable, rows[r].wastes = _inf, 0
+    elif elapsed < _window:
+        rows[r].window_rate = min(rows[r].window_rate, rate)
+        return
+    else:
+        judge(rows, r, moved, moved * _second / elapsed, min(rows[r].window_rate, rate))
+    rows[r].window_at, rows[r].window_from = now, counter
+    rows[r].window_left, rows[r].window_rate = backlog, rate
+
+
+def judge(rows: Any, r: int, moved: int, used: float, rate: float) -> None:
+    """A window of row `r` is over, in which it has `used` so much of this rate, bytes/s."""
+    if moved >= rows[r].window_left or used > USED * rate > 0:
+        rows[r].usable, rows[r].wastes = _inf, 0
+    elif rate <= 0 or (used >= WASTED * rate and rows[r].usable == _inf):
+        rows[r].wastes = 0
+    else:
+        rows[r].wastes = min(rows[r].wastes + 1, WASTES)
+        if moved == 0 or rows[r].wastes == WASTES:
+            rows[r].usable = ROOM * used
 
 
 def begin(now: int, rows: Any, r: int, rarely: bool, said: int) -> None:

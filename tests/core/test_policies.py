@@ -27,6 +27,12 @@ def stagger(*flows: dict[str, Any], capacity: tuple[float, ...] = (100.0,)) -> l
     return [round(rate, 6) for rate in rates.tolist()]
 
 
+def fair(*flows: dict[str, Any]) -> list[float]:
+    allocator = registry.get("fair").allocator
+    assert allocator is not None
+    return [round(r, 6) for r in allocator(registry.PolicyOptions()).allocate(state(*flows), NOW)]
+
+
 def test_shorter_job_first_and_a_floor_for_the_other() -> None:
     # Fair rates are 50 each, floors an eighth of that.
     assert stagger({"job": "a", "left": 300}, {"job": "b", "left": 100}) == [6.25, 93.75]
@@ -98,6 +104,26 @@ def test_a_stalled_flow_neither_holds_up_its_gang_nor_starves_others() -> None:
     assert rates == [0.0, 100.0, 100.0]
     # No other job is there: the link stays ready for it.
     assert stagger({"job": "a", "cap": 0}) == [100.0]
+
+
+def test_what_a_flow_cannot_use_is_for_others() -> None:
+    slow, other = {"job": "a", "left": 100, "cap": 20}, {"job": "b", "left": 900}
+    assert stagger(slow, other) == [20.0, 80.0]
+    assert stagger({**slow, "goal": 60}, other) == [20.0, 80.0]
+    assert fair(slow, other) == [20.0, 80.0]
+    # Its gang need not be faster; no other job is there: the link stays ready for it.
+    gang = stagger(slow, {"job": "a", "left": 200, "links": (1,)}, {**other, "links": (1,)},
+                   other, capacity=(100.0, 100.0))  # fmt: skip
+    assert gang[:2] == [20.0, 40.0]
+    assert stagger(slow) == [100.0]
+
+
+def test_shares_are_counted_by_sockets() -> None:
+    """A part of them is a flow's own, while another job is served."""
+    short, long = {"job": "a", "left": 10}, {"job": "b", "left": 900, "sockets": 4}
+    assert fair(short, long) == [20.0, 80.0]
+    assert stagger(short, long) == [90.0, 10.0]
+    assert stagger({**short, "left": 900}, {**long, "left": 10}) == [2.5, 97.5]
 
 
 def test_standing_grants_go_to_the_job_that_is_due_first() -> None:

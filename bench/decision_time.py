@@ -158,7 +158,11 @@ def look(sends: Sends, rounds: int = 100) -> dict[str, float]:
     job = np.sort(rng.integers(0, sends.jobs, sends.flows)).astype(np.int64)
     following = rng.uniform(*sends.size, sends.flows)
     phase = rng.uniform(0, sends.period_ms, sends.jobs)
-    unbounded, ones, none = np.full(sends.flows, np.inf), np.ones(sends.flows), np.zeros(sends.flows)
+    unbounded, ones, none = (
+        np.full(sends.flows, np.inf),
+        np.ones(sends.flows),
+        np.zeros(sends.flows),
+    )
     reference = FairReference()
     samples: list[int] = []
     for k in range(rounds):

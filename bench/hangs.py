@@ -172,9 +172,10 @@ def measure(state: RunState, backend: str, way: str, moment: str) -> Found:
         file.write_text(SCENARIO)
         scenario = load(file)
     stacked = backend in ("edt", "htb")
-    with awake(), LiveRun(
-        scenario, state, f"stagger@{backend}", 100_000, True, stacked=stacked
-    ) as live:
+    with (
+        awake(),
+        LiveRun(scenario, state, f"stagger@{backend}", 100_000, True, stacked=stacked) as live,
+    ):
         return Hanging(live, way, moment).run()
 
 

@@ -62,6 +62,7 @@ def some_rows(rng: RNG, n: int) -> np.ndarray:
     rows["onset"] = (NOW - rng.integers(1, 10**9, n)) * rng.integers(0, 2, n)
     rows["looked"] = NOW - rng.integers(0, 10**8, n)
     rows["supplied"] = rows["looked"] - rng.integers(0, 2, n) * rng.integers(0, 10**8, n)
+    rows["moved"] = rows["looked"] - rng.integers(0, 2, n) * rng.integers(0, 2 * 10**9, n)
     rows["period"] = rng.integers(0, 10**9, n) * rng.integers(0, 2, n)
     rows["rate"] = np.where(rng.integers(0, 4, n) > 0, rng.uniform(0, 1e8, n), np.nan)
     rows["ceiling"] = rows["share"] = rows["rate"]

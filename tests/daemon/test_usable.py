@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is granted is verified by use: a flow whose bytes do not leave, or leave slowly, asks for what
-it can use."""
+"""What is granted is verified by use: a flow whose bytes do not leave, or leave slowly, asks for
+what it can use."""
 
 import math
 from typing import Any
@@ -10,21 +10,20 @@ from slots import start
 from test_aggregates import MB, Desk
 
 from flowslot.protocol.grants import Granted
-from flowslotd.observe.learning import ROOM
 
 RATE = 10e6
+ROOM = 1.25
 
 
 class Sending:
-    """Flow 7, and more, of 100 MB each, which together are granted 10 MB/s; looked at once a slot.
-    """
+    """Flow 7, and more, of 100 MB each, which are granted 10 MB/s; looked at once a slot."""
 
     def __init__(self, topology: Any, job: Any, flows: int = 1) -> None:
         self.desk, self.job, self.ms = Desk(topology), job, 0
         self.acked = dict.fromkeys((f"c{7 + i}" for i in range(flows)), 0)
         for i in range(flows):
             start(job.flow(i, cookie=7 + i), total=100 * MB)
-        self.caps = self.look()
+        self.look()
         self.grant(RATE)
 
     def look(self, **sent: int) -> list[float]:
@@ -33,10 +32,14 @@ class Sending:
             self.acked[name] += more
         self.desk.seen.look(self.ms, self.job, **self.acked)
         self.desk.aggregates.follow(self.ms, self.desk.table.take_new(), [])
-        self.caps = [demand.cap for demand in self.desk.report(self.ms)]
+        self.said = self.desk.report(self.ms)
         self.desk.give(self.ms)
         self.ms += 60
-        return self.caps
+        return [demand.cap for demand in self.said]
+
+    def report_after_look(self, **sent: int) -> list[Any]:
+        self.look(**sent)
+        return self.said
 
     def grant(self, rate: float) -> None:
         self.desk.give(self.ms, Granted(7, rate, 20e6))
@@ -69,6 +72,33 @@ def test_a_flow_without_a_rate_waits_and_does_not_hang(sending: Sending) -> None
         assert sending.look() == []
 
 
+@pytest.mark.parametrize("why", ["it hangs", "nothing has come"])
+def test_who_does_not_move_for_a_second_takes_no_part_until_it_does(
+    topology: Any, job: Any, why: str
+) -> None:
+    sending = Sending(topology, job, flows=0)
+    flow = job.flow(0, cookie=7)
+    flow.begin(1, 100 * MB)
+    flow.ready(MB)
+    sending.desk.tops_up = False
+    sending.acked = {"c7": 0}
+    sending.look()
+    sending.grant(RATE)
+    if why == "nothing has come":
+        sending.look(c7=MB)
+    for _ in range(16):
+        assert all(demand.remaining for demand in sending.report_after_look())
+    for _ in range(2):
+        said = sending.report_after_look()
+        if said:
+            break
+    assert [(demand.remaining, demand.next_bytes) for demand in said] == [(0, 0)]
+    assert sending.desk.host.gave_back == [7]
+    flow.ready(MB)
+    (demand,) = sending.report_after_look(c7=1000)
+    assert demand.remaining > 90 * MB and demand.next_bytes == 100 * MB
+
+
 def test_a_new_iteration_hangs_by_itself_only(sending: Sending) -> None:
     sending.look()
     assert sending.look() == [0.0]
@@ -84,7 +114,6 @@ def test_who_reads_slowly_is_left_what_is_used(sending: Sending) -> None:
     sending.grant(0.3 * RATE * ROOM)
     for _ in range(5):
         assert sending.look(c7=used) == []
-    sending.look(c7=round(ROOM * used))
     assert sending.look(c7=round(ROOM * used)) == [math.inf], "it uses all that it has"
 
 

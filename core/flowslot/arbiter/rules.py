@@ -53,10 +53,11 @@ def table(rows: Any) -> Any:
 def report(  # noqa: PLR0917
     now: int, rows: Any, at: Rows, said: Ints, bounds: Floats, phases: Ints
 ) -> None:
-    """Take over what was said of the flows `rows[at]`: `said`, int64[D, 6]; `bounds`, float64[D, 2].
+    """Take over what was said of the flows `rows[at]`: `said`, int64[D, 6]; `bounds`,
+    float64[D, 2]: `cap` and `sockets` of Demand.
 
     Columns of `said`: incarnation, bytes remaining, ns since it became ready, period, ns until it
-    is due, bytes of the next iteration; of `bounds`: `cap` and `sockets` of Demand. `phases`, int64[J, 2]: when the present phase of each job
+    is due, bytes of the next iteration. `phases`, int64[J, 2]: when the present phase of each job
     began, and when that one did in which the first of its flows took part before.
     """
     for k in range(len(at)):

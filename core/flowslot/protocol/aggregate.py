@@ -72,9 +72,9 @@ class Aggregate:
     sockets: int = 1
     """How many of them take part in its iterations."""
     cap: float = math.inf
-    """Most it can use, bytes/s, by what it does; inf: as much as it gets. 0: what it has yet to send
-    has to come from another host first (MLCC, section III: followers give way), or none of it moves.
-    What is granted beyond that would be reserved for nothing."""
+    """Most it can use, bytes/s, by what it does; inf: as much as it gets. 0: what it has yet to
+    send has to come from another host first (MLCC, section III: followers give way), or none of it
+    moves. What is granted beyond that would be reserved for nothing."""
 
     def demand(self, now: Nanos) -> Demand:
         """The aggregate's state as an arbiter wants it; it counts as reported."""

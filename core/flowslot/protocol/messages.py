@@ -52,8 +52,8 @@ class Demand:
     `period_ns`: iteration time of its job, 0 = unknown. `next_in_ns`: when it is expected to
     become ready again, once it is idle. `next_bytes`: its bytes per iteration, as far as known;
     0 = unknown, no standing grant. `gave_back`: the daemon has stopped using grant number so-and-so
-    of this flow by itself, and heard of no later one; 0 = no grant was given back. `sockets`: of how
-    many it consists; what is shared as TCP would share it counts these.
+    of this flow by itself, and heard of no later one; 0 = no grant was given back. `sockets`: of
+    how many it consists; what is shared as TCP would share it counts these.
     """
 
     flow: int

@@ -29,6 +29,7 @@ cdef packed struct Row:
     int64_t window_left
     double window_rate
     uint8_t wastes
+    int64_t moved
     int64_t expected
     int64_t onset
     int64_t onset_inc

@@ -45,6 +45,7 @@ ROW = np.dtype(
         ("window_left", "i8"),  # bytes that were ready, or in the kernel, then,
         ("window_rate", "f8"),  # the least rate since then,
         ("wastes", "u1"),  # and the windows before, one after the other, with rate to spare
+        ("moved", "i8"),  # when it last sent or got anything
         ("expected", "i8"),  # bytes of an iteration, learnt; 0 unknown
         ("onset", "i8"),  # when the communication phase began (monotonic), 0 never
         ("onset_inc", "i8"),

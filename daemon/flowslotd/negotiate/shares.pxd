@@ -6,7 +6,7 @@ from libc.stdint cimport int64_t, uint8_t
 from flowslotd.flows.rows cimport Row, whole
 
 cdef double _keep_ratio, _keep_slack, _full
-cdef int64_t _kept_before, _kept_after, _never, _second, _stalled
+cdef int64_t _kept_before, _kept_after, _never, _second, _stalled, _left
 
 cpdef typed(Row[::1] rows)
 cdef double size_of(Row[::1] rows, Py_ssize_t i)

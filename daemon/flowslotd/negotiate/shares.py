@@ -22,12 +22,16 @@ KEEP_SLACK_S = 0.004
 STALLED_NS = 60_000_000
 """A flow that had nothing to send for so long, and got nothing, is given no rate until it has
 something: a slot of usual length, or from one look to the next where slots are longer."""
+LEFT_NS = 1_000_000_000
+"""A flow that sends and gets nothing for so long takes no part until it moves: nobody keeps room
+for it, and others need not give any back at each of their phases."""
 NEVER = 2**62
 
 # The same as C variables: shares.pxd declares them.
 _kept_before, _kept_after = KEPT_BEFORE_NS, KEPT_AFTER_NS
 _keep_ratio, _keep_slack = KEEP_RATIO, KEEP_SLACK_S
 _never, _second, _full, _stalled = NEVER, 1_000_000_000, 1 + 1e-9, STALLED_NS
+_left = LEFT_NS
 
 
 def typed(rows: Any) -> Any:
@@ -66,7 +70,8 @@ def add_up(
     is due again, the longest period; how many flows have any bytes in an iteration.
     `sizes`, float64[B, 4]: bytes remaining, of this iteration, and expected of each iteration; with
     headers, because links and rates carry these too; and what the active ones can use, bytes/s. One
-    that has had nothing to send for STALLED_NS can use nothing, if `tops_up`.
+    that has had nothing to send for STALLED_NS can use nothing, if `tops_up`. One that has not
+    moved for LEFT_NS is left out.
     """
     for b in range(len(times)):
         times[b, 0], times[b, 1], times[b, 2], times[b, 3] = 0, _never, _never, 0
@@ -75,6 +80,8 @@ def add_up(
     for i in range(len(rows)):
         b = rows[i].aggregate
         onset, period = rows[i].onset, rows[i].period
+        if rows[i].active and rows[i].looked - rows[i].moved >= _left:
+            continue
         if rows[i].active:
             times[b, 0] = 1
             if not tops_up or rows[i].looked - rows[i].supplied < _stalled:

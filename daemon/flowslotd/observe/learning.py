@@ -121,8 +121,10 @@ def advance(  # noqa: PLR0917
         if not working and ready == 0 and total > 0:
             rows[r].expected = total
 
-        supply(now, rows, r, ready, sent, remaining, began)
-        measure(now, rows, r, counter, max(ready, posted) - sent, not began and kernel and not joined)
+        still = not began and ready == rows[r].ready and remaining == rows[r].remaining
+        supply(now, rows, r, still, 0 < ready <= sent)
+        goes_on = not began and kernel and not joined
+        measure(now, rows, r, counter, max(ready, posted) - sent, goes_on)
         same = rows[r].kernel == kernel and rows[r].active == (remaining > 0)
         if began or not same or rows[r].origin + rows[r].target != base + target:
             moved += 1
@@ -161,13 +163,13 @@ def reported(rows: Any, r: int, sent: int, target: int) -> int:
     return target if sent >= size else int(sent * (target / size))
 
 
-def supply(  # noqa: PLR0917
-    now: int, rows: Any, r: int, ready: int, sent: int, remaining: int, began: bool
-) -> None:
-    """Unless row `r` is dry: it has nothing to send, has got nothing, and has sent nothing since
-    the last look. A job that does not say what is ready is never taken to have nothing."""
-    still = ready == rows[r].ready and remaining == rows[r].remaining
-    if began or not (still and 0 < ready <= sent):
+def supply(now: int, rows: Any, r: int, still: bool, dry: bool) -> None:
+    """Row `r` moves, unless it is `still`: it has got nothing and sent nothing since the last look.
+    It is supplied, unless it is dry besides: it has nothing to send. A job that does not say what
+    is ready is never taken to be dry."""
+    if not still:
+        rows[r].moved = now
+    if not (still and dry):
         rows[r].supplied = now
 
 

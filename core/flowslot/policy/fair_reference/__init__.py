@@ -52,7 +52,8 @@ class FairReference:
         new_jobs = _renamed(self._jobs, state.job_names)
         new = _renamed(self._aggregates, state.aggregates) | (np.bincount(of, minlength=n) == 0)
         runs = self._between_jobs, self._between_sockets
-        for run, weight in zip(runs, (volume / np.where(most > 0, most, 1.0), sockets), strict=True):
+        weights = volume / np.where(most > 0, most, 1.0), sockets
+        for run, weight in zip(runs, weights, strict=True):
             run.follow(new_jobs, new)
             run.advance(now, job, paths, state.goodput, volume, weight)
             run.see(now, need, state.job, state.remaining, state.wait_ns, state.idle_ns)

@@ -3,10 +3,10 @@
 
 Per allocation, in this order:
 1. Floors: a part of each active flow's max-min fair rate, by sockets as under TCP, is always its
-   own. A job that lags behind the fair reference (see ../fair_reference) has its whole fair share as its floor.
+   own. A job that lags behind the fair reference (see ../fair_reference) has its whole share.
 2. Gangs, job by job in order of `G / (1 + 4 wait / period)`. G is the time that the job's
    bottleneck needs for what is left. All flows of a gang end at the same time.
-3. Top-up: what is left goes to active flows, max-min.
+3. Top-up: what is left goes to active flows, in the same way.
 4. Standing grants: what is still unused goes to flows that are computing now. They can start at
    full rate without a negotiation.
 

@@ -332,8 +332,8 @@ class Sharing:
     # --- what each flow gets
 
     def lay_floors(self, parts: Floats) -> None:
-        """Set a part of all active flows' fair rates, by sockets, aside: `sums`, as `hold`. `parts`,
-        float64[J]: which, by job."""
+        """Set a part of all active flows' fair rates aside: `sums`, as `hold`. `parts`, float64[J]:
+        which, by job."""
         for i in range(len(self.flows)):
             self.most[i] = self.flows[i].cap if self.flows[i].role == _active else 0.0
         weighted(self.paths, self.left, self.most, self.sockets, self.rates)

@@ -17,13 +17,14 @@ cdef int64_t reported(const Row[::1] rows, Py_ssize_t r, int64_t sent, int64_t t
 cdef void supply(int64_t now, Row[::1] rows, Py_ssize_t r, bint still, bint dry)
 @cython.locals(elapsed=int64_t, rate=double)
 cdef void measure(
-    int64_t now, Row[::1] rows, Py_ssize_t r, int64_t counter, int64_t backlog, bint goes_on,
+    int64_t now, Row[::1] rows, Py_ssize_t r, int64_t counter, int64_t backlog, bint began,
+    bint counted,
 )
 cdef void judge(Row[::1] rows, Py_ssize_t r, int64_t moved, double used, double rate)
 cdef Py_ssize_t find(const uint64_t[::1] cookies, uint64_t cookie)
 @cython.locals(
     working=bint, kernel=bint, began=bint, joined=bint, over=bint, same=bint, rarely=bint, still=bint,
-    goes_on=bint, base=int64_t,
+    counted=bint, base=int64_t,
 )
 cpdef Py_ssize_t advance(
     int64_t now, Row[::1] rows, const Py_ssize_t[::1] at, const int64_t[:, ::1] words,

@@ -28,10 +28,10 @@ SHORTEST = MILLISECOND
 WINDOW_NS = 60_000_000
 """How long what a flow uses of its rate is measured at least."""
 WASTED, USED, WASTES = 0.7, 0.9, 2
-"""A flow that has bytes to send and uses less than this part of its rate, in so many windows, can
-use no more, until it uses more than that part."""
+"""A flow that has bytes to send and uses less than the first part of its rate, in so many windows,
+can use no more than it used, and some room; until it uses more than the second part of that."""
 ROOM = 1.25
-"""So many times what it used it can use: else it could not show that it can use more again."""
+"""So many times what it used: else it could not show that it can use more again."""
 SUPPRESSED, IDLE, SEEN = 1, 2, 4
 """What `signs` tells."""
 
@@ -123,8 +123,8 @@ def advance(  # noqa: PLR0917
 
         still = not began and ready == rows[r].ready and remaining == rows[r].remaining
         supply(now, rows, r, still, 0 < ready <= sent)
-        goes_on = not began and kernel and not joined
-        measure(now, rows, r, counter, max(ready, posted) - sent, goes_on)
+        counted, backlog = kernel and not joined, max(ready, posted) - sent
+        measure(now, rows, r, counter, backlog, began, counted)
         same = rows[r].kernel == kernel and rows[r].active == (remaining > 0)
         if began or not same or rows[r].origin + rows[r].target != base + target:
             moved += 1
@@ -174,19 +174,20 @@ def supply(now: int, rows: Any, r: int, still: bool, dry: bool) -> None:
 
 
 def measure(  # noqa: PLR0917
-    now: int, rows: Any, r: int, counter: int, backlog: int, goes_on: bool
+    now: int, rows: Any, r: int, counter: int, backlog: int, began: bool, counted: bool
 ) -> None:
     """What can row `r` use of its rate? Its peer may read slowly, or not at all any more.
 
-    Measured by what the kernel saw acknowledged, window by window. One in which all bytes have gone
-    that were there at its beginning says nothing: more may not have been ready. Nor does one before
-    the first rate. Who hung and moves can use all. `backlog`: bytes that could be sent and are not
-    acknowledged; `goes_on`: the same iteration, by the same counter.
+    Measured by what the kernel saw acknowledged, window by window. Who hung and moves, or begins an
+    iteration, can use all. `backlog`: bytes that could be sent and are not acknowledged;
+    `counted`: the kernel counts, and did so at the last look.
     """
     moved, elapsed = counter - rows[r].window_from, now - rows[r].window_at
     rate = rows[r].rate if rows[r].rate > 0 else 0.0
-    if not goes_on or (moved > 0 and rows[r].usable <= 0):
+    if not counted or (rows[r].usable <= 0 and (began or moved > 0)):
         rows[r].usable, rows[r].wastes = _inf, 0
+    elif began:
+        rows[r].wastes = 0
     elif elapsed < _window:
         rows[r].window_rate = min(rows[r].window_rate, rate)
         return
@@ -197,10 +198,14 @@ def measure(  # noqa: PLR0917
 
 
 def judge(rows: Any, r: int, moved: int, used: float, rate: float) -> None:
-    """A window of row `r` is over, in which it has `used` so much of this rate, bytes/s."""
-    if moved >= rows[r].window_left or used > USED * rate > 0:
+    """A window of row `r` is over, in which it has `used` so much of this rate, bytes/s.
+
+    If all bytes have gone that were there at its beginning, that is not little: more may not have
+    been ready. Nor is anything where there was no rate.
+    """
+    if used > USED * rows[r].usable:
         rows[r].usable, rows[r].wastes = _inf, 0
-    elif rate <= 0 or (used >= WASTED * rate and rows[r].usable == _inf):
+    elif moved >= rows[r].window_left or used >= WASTED * rate:
         rows[r].wastes = 0
     else:
         rows[r].wastes = min(rows[r].wastes + 1, WASTES)

@@ -38,7 +38,7 @@ class FairReference:
         of, n = state.aggregate, len(state.aggregates)
         volume = np.where(state.next_bytes > 0, state.next_bytes, state.remaining)
         volume = np.where(state.paths[:, 0] < len(state.goodput) - 1, volume, 0.0)
-        sockets: Floats = np.bincount(of, np.where(volume > 0, state.sockets, 0.0), n)
+        sockets: Floats = np.bincount(of, np.where(volume > 0, state.sockets, 0.0), n).astype(float)
         volume = np.bincount(of, volume, n).astype(np.float64)
         member = np.zeros(n, np.intp)
         member[of] = np.arange(len(of))

@@ -158,7 +158,11 @@ def look(sends: Sends, rounds: int = 100) -> dict[str, float]:
     job = np.sort(rng.integers(0, sends.jobs, sends.flows)).astype(np.int64)
     following = rng.uniform(*sends.size, sends.flows)
     phase = rng.uniform(0, sends.period_ms, sends.jobs)
-    never, none = np.zeros(sends.flows, np.bool_), np.zeros(sends.flows)
+    unbounded, ones, none = (
+        np.full(sends.flows, np.inf),
+        np.ones(sends.flows),
+        np.zeros(sends.flows),
+    )
     reference = FairReference()
     samples: list[int] = []
     for k in range(rounds):
@@ -174,7 +178,8 @@ def look(sends: Sends, rounds: int = 100) -> dict[str, float]:
             aggregate=np.arange(sends.flows),
             aggregates=list(range(sends.flows)),
             remaining=np.where(on, following, 0.0),
-            stalled=never,
+            cap=unbounded,
+            sockets=ones,
             wait_ns=np.where(on, 1e6, 0.0),
             period_ns=none,
             due_ns=none,

@@ -189,7 +189,7 @@ void BPF_PROG(fs_release, struct sock *sk)
 	if (!slot || !st)
 		return;
 	st->cookie = 0;
-	if (f->cookie)
+	if (f->cookie && sk->__sk_common.skc_state == TCP_CLOSE) /* else it selected another */
 		tell(sk, f, FS_CLOSED);
 	f->slot = 0;
 	bpf_map_push_elem(&fs_free, &slot, 0);

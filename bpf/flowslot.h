@@ -18,7 +18,7 @@ enum fs_mode {
 
 enum fs_kind {
 	FS_NEW = 1,     /* a socket selected this congestion control */
-	FS_CLOSED = 2,  /* it closed, or selected another */
+	FS_CLOSED = 2,  /* it closed; not: it selected another */
 	FS_DRAINED = 3, /* its acknowledged bytes reached drain_at */
 };
 

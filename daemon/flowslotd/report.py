@@ -58,7 +58,7 @@ def status(daemon: Daemon) -> Json:
         "flows": {
             "total": len(table),
             "active": int(table.rows["active"].sum()),
-            "paced": len(engine.enforcer.paced()),
+            "paced": len(_paced(daemon)),
             "unmapped": int((table.rows["path"][table.used()] == 0).sum()),
             "refused": len(daemon.observer.refused()),
         },
@@ -87,7 +87,7 @@ def status(daemon: Daemon) -> Json:
 def jobs(daemon: Daemon) -> Json:
     """Jobs with flows that start at this host."""
     table = daemon.table
-    paced, said = daemon.engine.enforcer.paced(), _said(daemon)
+    paced, said = _paced(daemon), _said(daemon)
     listed = []
     for number, name in enumerate(table.jobs):
         at = np.flatnonzero(table.rows["job"] == number)
@@ -108,6 +108,12 @@ def jobs(daemon: Daemon) -> Json:
             }
         )
     return {"jobs": listed}
+
+
+def _paced(daemon: Daemon) -> dict[int, PaceEntry]:
+    """What is in force, by socket cookie: not what the back end could not put into force."""
+    pacer, held = daemon.engine.pacer, daemon.engine.enforcer.paced()
+    return {cookie: entry for cookie, entry in held.items() if not pacer.refusal(cookie)}
 
 
 def _said(daemon: Daemon) -> dict[tuple[int, int], Records]:
@@ -218,11 +224,11 @@ def _why_unpaced(daemon: Daemon) -> str:
 
 def schedule(daemon: Daemon) -> Json:
     """The rate of each paced flow in the next slots, as last decided."""
-    table, listed = daemon.table, []
+    table, paced, listed = daemon.table, _paced(daemon), []
     slots = range(daemon.slot, daemon.slot + daemon.config.grid.horizon)
     for cookie, rates in daemon.engine.enforcer.plan(slots).items():
         row = table.find(cookie)
-        if row is not None:
+        if row is not None and cookie in paced:
             listed.append({"job": table.infos[row].job, "cookie": cookie, "rates": rates})
     return {"slot": daemon.slot, **_grid(daemon), "flows": listed}
 

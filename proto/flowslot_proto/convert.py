@@ -111,6 +111,7 @@ def _write_demands(demands: Sequence[Demand], index: Mapping[int, int]) -> pb.De
         next_in_ns=[d.next_in_ns for d in demands],
         next_bytes=[d.next_bytes for d in demands],
         gave_back=[d.gave_back for d in demands],
+        sockets=[d.sockets for d in demands],
     )
 
 
@@ -196,8 +197,9 @@ def read_arbiter(message: pb.ArbiterMessage) -> FromArbiter:
 
 
 def _read_demands(batch: pb.DemandBatch, links: Sequence[int]) -> list[Demand]:
-    # Daemons that give nothing back leave the column out.
+    # Daemons that give nothing back, and older ones, leave columns out.
     gave_back = batch.gave_back or [0] * len(batch.flow)
+    sockets = batch.sockets or [1] * len(batch.flow)
     same_length(
         "demands",
         flow=batch.flow,
@@ -211,6 +213,7 @@ def _read_demands(batch: pb.DemandBatch, links: Sequence[int]) -> list[Demand]:
         next_in_ns=batch.next_in_ns,
         next_bytes=batch.next_bytes,
         gave_back=gave_back,
+        sockets=sockets,
     )
     jobs = [check_name(f"demands.jobs[{i}]", job) for i, job in enumerate(batch.jobs)]
     paths = _read_paths(batch, links)
@@ -232,6 +235,7 @@ def _read_demands(batch: pb.DemandBatch, links: Sequence[int]) -> list[Demand]:
             batch.next_in_ns,
             batch.next_bytes,
             check_counts("demands.gave_back", gave_back),
+            sockets,
         )
     )
 

@@ -138,7 +138,7 @@ class HeldBatch(_message.Message):
     def __init__(self, flow: _Optional[_Iterable[int]] = ..., inc: _Optional[_Iterable[int]] = ..., rate: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class DemandBatch(_message.Message):
-    __slots__ = ("jobs", "path_hops", "path_links", "flow", "inc", "job", "path", "remaining", "cap", "wait_ns", "period_ns", "next_in_ns", "next_bytes", "gave_back")
+    __slots__ = ("jobs", "path_hops", "path_links", "flow", "inc", "job", "path", "remaining", "cap", "wait_ns", "period_ns", "next_in_ns", "next_bytes", "gave_back", "sockets")
     JOBS_FIELD_NUMBER: _ClassVar[int]
     PATH_HOPS_FIELD_NUMBER: _ClassVar[int]
     PATH_LINKS_FIELD_NUMBER: _ClassVar[int]
@@ -153,6 +153,7 @@ class DemandBatch(_message.Message):
     NEXT_IN_NS_FIELD_NUMBER: _ClassVar[int]
     NEXT_BYTES_FIELD_NUMBER: _ClassVar[int]
     GAVE_BACK_FIELD_NUMBER: _ClassVar[int]
+    SOCKETS_FIELD_NUMBER: _ClassVar[int]
     jobs: _containers.RepeatedScalarFieldContainer[str]
     path_hops: _containers.RepeatedScalarFieldContainer[int]
     path_links: _containers.RepeatedScalarFieldContainer[int]
@@ -167,7 +168,8 @@ class DemandBatch(_message.Message):
     next_in_ns: _containers.RepeatedScalarFieldContainer[int]
     next_bytes: _containers.RepeatedScalarFieldContainer[int]
     gave_back: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, jobs: _Optional[_Iterable[str]] = ..., path_hops: _Optional[_Iterable[int]] = ..., path_links: _Optional[_Iterable[int]] = ..., flow: _Optional[_Iterable[int]] = ..., inc: _Optional[_Iterable[int]] = ..., job: _Optional[_Iterable[int]] = ..., path: _Optional[_Iterable[int]] = ..., remaining: _Optional[_Iterable[int]] = ..., cap: _Optional[_Iterable[float]] = ..., wait_ns: _Optional[_Iterable[int]] = ..., period_ns: _Optional[_Iterable[int]] = ..., next_in_ns: _Optional[_Iterable[int]] = ..., next_bytes: _Optional[_Iterable[int]] = ..., gave_back: _Optional[_Iterable[int]] = ...) -> None: ...
+    sockets: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, jobs: _Optional[_Iterable[str]] = ..., path_hops: _Optional[_Iterable[int]] = ..., path_links: _Optional[_Iterable[int]] = ..., flow: _Optional[_Iterable[int]] = ..., inc: _Optional[_Iterable[int]] = ..., job: _Optional[_Iterable[int]] = ..., path: _Optional[_Iterable[int]] = ..., remaining: _Optional[_Iterable[int]] = ..., cap: _Optional[_Iterable[float]] = ..., wait_ns: _Optional[_Iterable[int]] = ..., period_ns: _Optional[_Iterable[int]] = ..., next_in_ns: _Optional[_Iterable[int]] = ..., next_bytes: _Optional[_Iterable[int]] = ..., gave_back: _Optional[_Iterable[int]] = ..., sockets: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DoneBatch(_message.Message):
     __slots__ = ("flow", "inc")

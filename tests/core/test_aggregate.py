@@ -62,16 +62,16 @@ def test_what_is_reported_of_a_phase_and_of_the_time_between() -> None:
 def test_who_has_nothing_to_send_asks_for_nothing_until_it_has() -> None:
     aggregate = active()
     assert aggregate.demand(at(0)).cap == math.inf
-    aggregate.stalled = True
+    aggregate.cap = 0.0
     assert not aggregate.has_news(at(60), small=False), "the arbiter can do without for a while"
     assert aggregate.has_news(at(60), small=True)
     said = aggregate.demand(at(60))
     assert (said.cap, said.remaining, said.inc) == (0.0, 10 * MB, 5), "the phase goes on"
     assert not aggregate.has_news(at(60), small=True)
-    aggregate.stalled = False
+    aggregate.cap = math.inf
     assert aggregate.has_news(at(61), small=False), "this cannot wait"
     assert aggregate.demand(at(61)).cap == math.inf
-    aggregate.stalled = aggregate.standing = True
+    aggregate.cap, aggregate.standing = 0.0, True
     assert not aggregate.has_news(at(62), small=True) and aggregate.demand(at(62)).cap == math.inf
 
 

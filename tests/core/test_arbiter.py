@@ -10,6 +10,7 @@ from arbiters import LEASE, Bench, Wanted, at
 
 from flowslot.arbiter import Arbiter, ArbiterConfig
 from flowslot.arbiter.config import ACK_LEASES
+from flowslot.arbiter.validate import MAX_SOCKETS
 from flowslot.model.errors import ProtocolError, ScheduleRefused, SessionEnded
 from flowslot.protocol.messages import Demand, Held, Hello
 
@@ -335,7 +336,8 @@ def test_numbers_out_of_range_are_clamped() -> None:
     b = Bench()
     wild: dict[str, Any] = {"remaining": 2**80, "cap": -math.inf, "wait_ns": -5, "period_ns": 2**80}
     assert b.demand(7, **wild, next_in_ns=-(2**90), next_bytes=-1) == []
-    assert b.demand(8, flow=2**64 - 1, remaining=-3) == []
+    assert b.demand(8, flow=2**64 - 1, remaining=-3, sockets=10**6) == []
+    assert b.arbiter._flows.rows["sockets"].tolist() == [1, MAX_SOCKETS]
     b.want.rates[2**64 - 1] = 5.0
     assert b.step(f7=50.0).keys() == {(1, 7), (1, 2**64 - 1)}
 

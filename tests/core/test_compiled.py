@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The compiled loops do what their source says: both are run on the same random data."""
 
+import math
 import random
 from typing import Any
 
@@ -60,7 +61,8 @@ def some_state(rng: random.Random) -> AllocationState:
                 "job": rng.choice("abc"),
                 "links": rng.sample(range(n_links), rng.randint(1, min(3, n_links))),
                 "left": rng.choice([1, 1e6, 1e7]) if active else 0.0,
-                "stalled": rng.random() < 0.2,
+                "cap": rng.choice([0.0, 1e6, math.inf, math.inf, math.inf]),
+                "sockets": rng.choice([1, 1, 4, 16]),
                 "wait": rng.choice([0, 10, 100]) if active else 0.0,
                 "period": rng.choice([0, 100, 300]),
                 "due": rng.choice([-300, -20, 0, 5, 10, 100]),

@@ -135,6 +135,14 @@ def test_flows_whose_path_is_not_known_do_not_count() -> None:
     assert run.at(5000, "a") == [False], "the reference stands still"
 
 
+def test_sockets_have_equal_rights_in_one_of_the_runs() -> None:
+    """a has three of four: 100 MB in 133 ms, and time passes slower there."""
+    for sockets, early in ((1, False), (3, True)):
+        run = Run({"job": "a", "sockets": sockets}, "b").learn()
+        run.at(200 + 133 * SLACK - 2, "a", "b")
+        assert run.at(200 + 134 * SLACK + 2, "a", "b") == [early, False]
+
+
 def test_where_all_lag_they_begin_anew() -> None:
     run = Run("a", "b").learn()
     assert run.at(650, "a", "b") == [True, True]  # in the reference: ended at 400, again at 700

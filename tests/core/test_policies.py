@@ -27,6 +27,12 @@ def stagger(*flows: dict[str, Any], capacity: tuple[float, ...] = (100.0,)) -> l
     return [round(rate, 6) for rate in rates.tolist()]
 
 
+def fair(*flows: dict[str, Any]) -> list[float]:
+    allocator = registry.get("fair").allocator
+    assert allocator is not None
+    return [round(r, 6) for r in allocator(registry.PolicyOptions()).allocate(state(*flows), NOW)]
+
+
 def test_shorter_job_first_and_a_floor_for_the_other() -> None:
     # Fair rates are 50 each, floors an eighth of that.
     assert stagger({"job": "a", "left": 300}, {"job": "b", "left": 100}) == [6.25, 93.75]
@@ -90,14 +96,34 @@ def test_a_gang_ends_together_and_other_links_are_topped_up() -> None:
 
 def test_a_stalled_flow_neither_holds_up_its_gang_nor_starves_others() -> None:
     rates = stagger(
-        {"job": "a", "left": 10, "stalled": 1, "links": (0,), "goal": 100.0},
+        {"job": "a", "left": 10, "cap": 0, "links": (0,), "goal": 100.0},
         {"job": "a", "left": 50, "links": (1,)},
         {"job": "b", "left": 900, "links": (0,)},
         capacity=(100.0, 100.0),
     )
     assert rates == [0.0, 100.0, 100.0]
     # No other job is there: the link stays ready for it.
-    assert stagger({"job": "a", "stalled": 1}) == [100.0]
+    assert stagger({"job": "a", "cap": 0}) == [100.0]
+
+
+def test_what_a_flow_cannot_use_is_for_others() -> None:
+    slow, other = {"job": "a", "left": 100, "cap": 20}, {"job": "b", "left": 900}
+    assert stagger(slow, other) == [20.0, 80.0]
+    assert stagger({**slow, "goal": 60}, other) == [20.0, 80.0]
+    assert fair(slow, other) == [20.0, 80.0]
+    # Its gang need not be faster; no other job is there: the link stays ready for it.
+    gang = stagger(slow, {"job": "a", "left": 200, "links": (1,)}, {**other, "links": (1,)},
+                   other, capacity=(100.0, 100.0))  # fmt: skip
+    assert gang[:2] == [20.0, 40.0]
+    assert stagger(slow) == [100.0]
+
+
+def test_shares_are_counted_by_sockets() -> None:
+    """A part of them is a flow's own, while another job is served."""
+    short, long = {"job": "a", "left": 10}, {"job": "b", "left": 900, "sockets": 4}
+    assert fair(short, long) == [20.0, 80.0]
+    assert stagger(short, long) == [90.0, 10.0]
+    assert stagger({**short, "left": 900}, {**long, "left": 10}) == [2.5, 97.5]
 
 
 def test_standing_grants_go_to_the_job_that_is_due_first() -> None:
@@ -174,7 +200,8 @@ FLOW = st.fixed_dictionaries(
         "job": st.sampled_from("abcd"),
         "links": st.sets(st.integers(0, 3), min_size=1, max_size=3).map(sorted),
         "left": st.one_of(st.just(0), st.floats(1e-3, 1e9)),
-        "stalled": st.sampled_from([0, 0, 1]),
+        "cap": st.sampled_from([0.0, 1e3, 1e7, math.inf, math.inf, math.inf]),
+        "sockets": st.sampled_from([1, 1, 4, 64]),
         "wait": st.floats(0, 1e4),
         "period": st.sampled_from([0.0, 10.0, 1e4]),
         "due": st.floats(-1e3, 1e3),
@@ -206,7 +233,7 @@ def test_any_state(name: str, flows: list[dict[str, Any]], capacity: list[float]
     room[:-1] -= used
     for f in range(len(flows)):
         path = s.paths[f]
-        if s.remaining[f] > 0 and not s.stalled[f] and s.capacity[path].min() > 0:
+        if s.remaining[f] > 0 and s.cap[f] == math.inf and s.capacity[path].min() > 0:
             assert rates[f] > 0
             links = path[path < 4]
             spare = (room[links] - 0.0011 * s.capacity[links]).min()

@@ -330,5 +330,6 @@ def test_only_who_is_dry_gives_way(desk, job, why):
             flow.done(1000)
         desk.see(ms, job)
         assert all(
-            b.reported is None or not b.reported.stalled for b in desk.aggregates._by_id.values()
+            b.reported is None or b.reported.cap == math.inf
+            for b in desk.aggregates._by_id.values()
         )

@@ -63,9 +63,16 @@ def some_rows(rng: RNG, n: int) -> np.ndarray:
     rows["onset"] = (NOW - rng.integers(1, 10**9, n)) * rng.integers(0, 2, n)
     rows["looked"] = NOW - rng.integers(0, 10**8, n)
     rows["supplied"] = rows["looked"] - rng.integers(0, 2, n) * rng.integers(0, 10**8, n)
+    rows["moved"] = rows["looked"] - rng.integers(0, 2, n) * rng.integers(0, 2 * 10**9, n)
     rows["period"] = rng.integers(0, 10**9, n) * rng.integers(0, 2, n)
     rows["rate"] = np.where(rng.integers(0, 4, n) > 0, rng.uniform(0, 1e8, n), np.nan)
     rows["ceiling"] = rows["share"] = rows["rate"]
+    rows["usable"] = rng.choice([0.0, 1e6, np.inf], n)
+    rows["window_at"] = rows["looked"] - rng.integers(0, 10**8, n)
+    rows["window_from"] = np.maximum(rows["counter"] - rng.integers(0, 100_000, n), 0)
+    rows["window_left"] = rng.integers(0, 200_000, n)
+    rows["window_rate"] = rng.uniform(0, 2e6, n) * rng.integers(0, 2, n)
+    rows["wastes"] = rng.integers(0, 3, n)
     return rows
 
 
@@ -179,9 +186,9 @@ def test_aggregates_are_shared_out_in_the_same_way(seed: int) -> None:
     for loops, structs in both(shares):
         mine = rows.copy()
         table = structs(mine)
-        times, sizes = np.zeros((b + 1, 6), np.int64), np.zeros((b + 1, 3))
+        times, sizes = np.zeros((b + 1, 5), np.int64), np.zeros((b + 1, 4))
         changed, at_work = np.zeros(n, np.uint8), times[:, 0].astype(np.uint8)
-        loops.add_up(NOW, table, times, sizes)
+        loops.add_up(NOW, table, seed % 2 == 0, times, sizes)
         loops.share_out(NOW, table, rate, at_work, changed)
         results.append((times, sizes, changed, mine["rate"]))
     check_same(*results)

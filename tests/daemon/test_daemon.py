@@ -220,6 +220,29 @@ def test_observing_leaves_sockets_alone_and_a_reload_switches_to_enforcing_and_b
     settle(lambda: daemon.ask("flows")["flows"] == [])
 
 
+def test_only_what_the_congestion_control_has_met_is_shown_as_paced(hosts, tmp_path):
+    daemon = Daemon(hosts, tmp_path, mode="enforce", policy="static").start()
+    training = Job(hosts, daemon.runtime_dir)
+    training.until(training.is_paced)
+    training.until(lambda: daemon.ask("status")["flows"]["paced"] == FLOWS)
+    training.do("use reno")  # registered, opted out
+    name = daemon.ask("status")["congestion_control"]
+
+    def others() -> list[dict]:
+        return [flow for flow in daemon.ask("flows")["flows"] if flow["mode"] == "open"]
+
+    (other,) = training.until(others)
+    assert (other["rate"], other["note"]) == (None, f"not paced: its socket does not use {name}")
+    assert daemon.ask("status")["flows"]["paced"] == FLOWS - 1
+    (job,) = daemon.ask("jobs")["jobs"]
+    assert [flow["rate"] is None for flow in job["progress"]].count(True) == 1
+    assert job["rate"] == pytest.approx((FLOWS - 1) * SHARE, rel=0.01)
+    assert other["cookie"] not in {f["cookie"] for f in daemon.ask("schedule")["flows"]}
+    training.do(f"use {name}")
+    training.until(lambda: not others())
+    training.until(training.is_paced)
+
+
 def test_a_bad_reload_keeps_the_last_good_configuration(hosts, tmp_path):
     daemon = Daemon(hosts, tmp_path, mode="enforce", policy="static").start()
     training = Job(hosts, daemon.runtime_dir)

@@ -16,6 +16,7 @@ it):
     open N            opens so many more sockets, which are not connected
     fork              has a child with the same sockets, which lives as long as it does
     register SOCKET   reports itself to a daemon from now on
+    use NAME          has its last connection use another congestion control
 """
 
 import fcntl
@@ -93,6 +94,8 @@ def do(what: str, argument: str, socks: list[socket.socket], kept: list[object])
             sock.close()
     elif what == "linger":
         leave(socks)
+    elif what == "use":
+        socks[-1].setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, argument.encode())
     elif what == "open":
         kept.append([socket.socket() for _ in range(int(argument))])
     elif what == "fork":

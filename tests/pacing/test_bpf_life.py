@@ -33,7 +33,7 @@ def test_leaving_restores_the_socket_and_another_daemon_can_have_it(
     try:
         flow.enlist(pacer.congestion_control)
         flow.enlist(other.congestion_control)  # as a job does when it has a new daemon
-        assert [event.kind for event in pacer.events()][-1] == "closed"
+        assert "closed" not in [event.kind for event in pacer.events()], "the socket lives on"
         assert set_rate(pacer, {flow: MB}) == 0
         assert set_rate(other, {flow: 3 * MB}) == 1
         assert flow.comes_to(3 * MB)

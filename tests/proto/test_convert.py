@@ -49,6 +49,7 @@ DEMANDS = st.builds(
     next_in_ns=st.integers(-(2**62), 2**62),
     next_bytes=COUNTS,
     gave_back=COUNTS,
+    sockets=st.integers(0, 2**32 - 1),
 )
 GRANTS = st.builds(
     Grant,
@@ -119,6 +120,15 @@ def test_links_that_the_stream_does_not_know_are_left_out_of_paths() -> None:
     demand = Demand(1, 1, "j", (3, 5, 4), 10)
     message = convert.write_daemon(FromDaemon(1, demands=[demand]), {3: 0, 4: 1})
     assert convert.read_daemon(message, (3, 4)).demands[0].links == (3, 4)
+
+
+def test_a_demand_that_does_not_say_of_how_many_sockets_is_of_one() -> None:
+    message = convert.write_daemon(FromDaemon(1, demands=[Demand(1, 1, "j", (0,), 10)]), {0: 0})
+    message.demands.ClearField("sockets")
+    assert convert.read_daemon(message, (0,)).demands[0].sockets == 1
+    message.demands.sockets.extend([4, 4])
+    with pytest.raises(ProtocolError, match="demands"):
+        convert.read_daemon(message, (0,))
 
 
 @given(st.binary(max_size=200))

@@ -26,7 +26,8 @@ ROW = np.dtype(  # times are absolute, ns; rules.pxd has the same columns in the
         ("tightest", np.float64),  # least goodput on the path; inf: the path is not known
         ("remaining", np.float64),
         ("least", np.float64),  # `remaining` is not estimated to be less
-        ("stalled", np.bool_),  # it cannot send now
+        ("cap", np.float64),  # most it can use, see Demand
+        ("sockets", np.float64),
         ("ready_at", np.int64),
         ("period_ns", np.int64),
         ("due_at", np.int64),
@@ -52,7 +53,8 @@ _EXACT = 1 + 1e-9
 """Sums of rates have rounding errors."""
 _EMPTY = np.zeros((), ROW)
 _EMPTY["session"], _EMPTY["group"], _EMPTY["idle_since"] = FREE, -1, NEVER
-_EMPTY["tightest"] = np.inf
+_EMPTY["tightest"] = _EMPTY["cap"] = np.inf
+_EMPTY["sockets"] = 1.0
 
 
 class Ledger:
@@ -222,8 +224,8 @@ class Ledger:
             (d.inc, d.remaining, d.wait_ns, d.period_ns, d.next_in_ns, d.next_bytes)
             for d in demands
         ]
-        at, stalled = np.array(slots, np.intp), np.array([d.cap <= 0 for d in demands])
-        rules.report(now, self.table, at, np.array(said, np.int64), stalled, self._phases)
+        at, bounds = np.array(slots, np.intp), np.array([(d.cap, d.sockets) for d in demands])
+        rules.report(now, self.table, at, np.array(said, np.int64), bounds, self._phases)
 
     def state(self, now: Nanos, capacity: Floats) -> AllocationState:
         """What an allocator sees. Copies where it could be modified.
@@ -244,7 +246,8 @@ class Ledger:
             aggregate=rows["aggregate"],
             aggregates=self.aggregates.names,
             remaining=seen[0],
-            stalled=rows["stalled"],
+            cap=rows["cap"],
+            sockets=rows["sockets"].copy(),
             wait_ns=seen[1],
             period_ns=seen[2],
             due_ns=seen[3],

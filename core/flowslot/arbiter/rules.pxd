@@ -17,7 +17,8 @@ cdef packed struct Row:
     double tightest
     double remaining
     double least
-    uint8_t stalled
+    double cap
+    double sockets
     int64_t ready_at
     int64_t period_ns
     int64_t due_at
@@ -49,7 +50,7 @@ cpdef table(rows)
 @cython.locals(size=double)
 cpdef void report(
     int64_t now, Row[::1] rows, chosen_t at, const int64_t[:, ::1] said,
-    const uint8_t[::1] stalled, int64_t[:, ::1] phases,
+    const double[:, ::1] bounds, int64_t[:, ::1] phases,
 )
 cpdef void progress(Row[::1] rows, double seconds)
 @cython.locals(seq=int64_t, rate=double)

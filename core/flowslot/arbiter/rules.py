@@ -51,9 +51,10 @@ def table(rows: Any) -> Any:
 
 
 def report(  # noqa: PLR0917
-    now: int, rows: Any, at: Rows, said: Ints, stalled: Bools, phases: Ints
+    now: int, rows: Any, at: Rows, said: Ints, bounds: Floats, phases: Ints
 ) -> None:
-    """Take over what was said of the flows `rows[at]`: `said`, int64[D, 6]; `stalled`, bool[D].
+    """Take over what was said of the flows `rows[at]`: `said`, int64[D, 6]; `bounds`,
+    float64[D, 2]: `cap` and `sockets` of Demand.
 
     Columns of `said`: incarnation, bytes remaining, ns since it became ready, period, ns until it
     is due, bytes of the next iteration. `phases`, int64[J, 2]: when the present phase of each job
@@ -71,7 +72,8 @@ def report(  # noqa: PLR0917
             rows[i].began_at, rows[i].whole = phases[job, 0] if joins else begun, size
         elif now <= rows[i].began_at + _together:  # more of its sockets have begun
             rows[i].whole = max(rows[i].whole, size)
-        rows[i].inc, rows[i].remaining, rows[i].stalled = said[k, 0], size, stalled[k]
+        rows[i].inc, rows[i].remaining = said[k, 0], size
+        rows[i].cap, rows[i].sockets = bounds[k, 0], bounds[k, 1]
         rows[i].least = max(size * _least_left, 1.0) if size > 0 else 0.0
         rows[i].ready_at, rows[i].due_at = now - said[k, 2], now + said[k, 4]
         rows[i].period_ns, rows[i].next_bytes = said[k, 3], float(said[k, 5])

@@ -16,6 +16,8 @@ MAX_BYTES = 2**50
 MAX_TIME_NS = 3600 * SECOND
 MAX_NAME = 64
 MAX_HOPS = 16
+MAX_SOCKETS = 64
+"""That many count, of a job's sockets from one host on one path: as many as NCCL opens at most."""
 _RANGES = (
     ("remaining", 0, MAX_BYTES),
     ("wait_ns", 0, MAX_TIME_NS),
@@ -23,6 +25,7 @@ _RANGES = (
     ("next_in_ns", -MAX_TIME_NS, MAX_TIME_NS),
     ("next_bytes", 0, MAX_BYTES),
     ("gave_back", 0, MAX_COUNT),
+    ("sockets", 1, MAX_SOCKETS),
 )
 
 

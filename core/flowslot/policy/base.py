@@ -43,7 +43,8 @@ class AllocationState:
     aggregate: Ints  # [F]: index into aggregates
     aggregates: Sequence[Hashable]  # their names
     remaining: Floats  # [F] bytes, estimated for now
-    stalled: Bools  # [F] it cannot send now (its data depends on what has not come)
+    cap: Floats  # [F] most it can use; 0: it cannot send now, and is stalled; inf: no bound
+    sockets: Floats  # [F] at least 1: so many flows it is, to what is shared as TCP would
     wait_ns: Floats  # [F] since it became ready (0 when idle)
     period_ns: Floats  # [F] iteration time of its job, 0 = unknown
     due_ns: Floats  # [F]

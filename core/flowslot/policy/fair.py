@@ -5,16 +5,16 @@ import numpy as np
 
 from flowslot.model.units import Nanos
 from flowslot.policy.base import AllocationState, Allocator, Floats
-from flowslot.policy.fill import max_min
+from flowslot.policy.fill import weighted
 
 
 class FairAllocator(Allocator):
-    """Max-min fair rates of the active flows; idle and stalled flows get nothing. Only reports
-    change them, and none stands: they depend on which flows are active."""
+    """Max-min fair rates of the active flows' sockets, as far as they can use them; idle flows get
+    nothing. Only reports change them, and none stands: they depend on which flows are active."""
 
     def allocate(self, state: AllocationState, now: Nanos) -> Floats:
         """See Allocator."""
-        most = np.where((state.remaining > 0) & ~state.stalled, np.inf, 0.0)
+        most = np.where(state.remaining > 0, state.cap, 0.0)
         rates = np.zeros(len(most))
-        max_min(state.paths, state.capacity, most, rates)
+        weighted(state.paths, state.capacity, most, state.sockets, rates)
         return rates

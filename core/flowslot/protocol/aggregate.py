@@ -23,6 +23,8 @@ what the arbiter can work out itself (what was sent, minus rate x time); by the 
 message is sent anyway."""
 RELEARN_SHARE = 0.10
 """The same for the period and bytes that were announced for an idle aggregate."""
+CAP_SHARE = 0.2
+"""The same for what it can use, of the larger value."""
 SAME_PHASE_NS = 10 * MILLISECOND
 """A phase that began later than the one that was reported by more than this is another one."""
 
@@ -37,7 +39,8 @@ class Reported:
     remaining: float
     period: int
     expected: float
-    stalled: bool
+    cap: float
+    sockets: int
 
 
 @dataclass(slots=True, eq=False)
@@ -66,18 +69,28 @@ class Aggregate:
     granted: bool = False
     """Since it was last shared out; who does that sets it back."""
     flows: int = 0
-    stalled: bool = False
-    """Active, but what it has yet to send has to come from another host first, and nothing has for
-    a while: a rate would be reserved for nothing (MLCC, section III: followers give way)."""
+    sockets: int = 1
+    """How many of them take part in its iterations."""
+    cap: float = math.inf
+    """Most it can use, bytes/s, by what it does; inf: as much as it gets. 0: what it has yet to
+    send has to come from another host first (MLCC, section III: followers give way), or none of it
+    moves. What is granted beyond that would be reserved for nothing."""
 
     def demand(self, now: Nanos) -> Demand:
         """The aggregate's state as an arbiter wants it; it counts as reported."""
         active, reported = self.active, self.reported
         if reported is not None and active and self._is_another_phase(reported):
             self.inc += 1
-        stalled = self.stalled and not self.standing
+        cap = math.inf if self.standing else self.cap
         self.reported = Reported(
-            now, active, self.onset, self.remaining, self.period, self.expected, stalled
+            now,
+            active,
+            self.onset,
+            self.remaining,
+            self.period,
+            self.expected,
+            cap,
+            self.sockets,
         )
         return Demand(
             flow=self.id,
@@ -85,11 +98,12 @@ class Aggregate:
             job=self.job,
             links=self.links,
             remaining=max(int(self.remaining), 1) if active else 0,
-            cap=0.0 if stalled else math.inf,
+            cap=cap,
             wait_ns=max(now - self.onset, 0) if active else 0,
             period_ns=self.period,
             next_in_ns=0 if active or self.due == NEVER else max(self.due - now, 0),
             next_bytes=int(self.expected),
+            sockets=self.sockets,
         )
 
     def has_news(self, now: Nanos, small: bool) -> bool:
@@ -99,12 +113,13 @@ class Aggregate:
         if reported is None:
             return True
         resized = abs(self.expected - reported.expected) > RELEARN_SHARE * self.expected
+        resized = resized or self.sockets != reported.sockets
         if self.standing:
             return resized
         if self.active != reported.active:
             return True
-        if self.stalled != reported.stalled:
-            return small or reported.stalled  # who can go on does not wait to say so
+        if self.active and self._uses_less_or_more(reported.cap):
+            return small or self.cap > reported.cap  # who can go on does not wait to say so
         if not self.active:
             return resized or abs(self.period - reported.period) > RELEARN_SHARE * self.period
         rate = self.rate if self.rate > 0 else 0.0
@@ -124,6 +139,11 @@ class Aggregate:
 
     def _is_another_phase(self, reported: Reported) -> bool:
         return not reported.active or self.onset > reported.onset + SAME_PHASE_NS
+
+    def _uses_less_or_more(self, reported: float) -> bool:
+        """What it can use is not what the arbiter thinks."""
+        low, high = sorted((self.cap, reported))
+        return high - low > CAP_SHARE * high if high < math.inf else low < math.inf
 
     def _error(self, now: Nanos, reported: Reported, rate: float) -> float:
         """By how much an arbiter is wrong about what remains, which has granted `rate`."""

@@ -47,11 +47,13 @@ class Demand:
 
     `remaining` > 0: it has bytes to send; 0: it is idle but registered.
 
-    `cap`: most it can use (dependencies); inf = no bound. `wait_ns`: time since it became ready.
+    `cap`: most it can use (what comes from other hosts, what its peer takes); inf = no bound.
+    `wait_ns`: time since it became ready.
     `period_ns`: iteration time of its job, 0 = unknown. `next_in_ns`: when it is expected to
     become ready again, once it is idle. `next_bytes`: its bytes per iteration, as far as known;
     0 = unknown, no standing grant. `gave_back`: the daemon has stopped using grant number so-and-so
-    of this flow by itself, and heard of no later one; 0 = no grant was given back.
+    of this flow by itself, and heard of no later one; 0 = no grant was given back. `sockets`: of
+    how many it consists; what is shared as TCP would share it counts these.
     """
 
     flow: int
@@ -65,6 +67,7 @@ class Demand:
     next_in_ns: int = 0
     next_bytes: int = 0
     gave_back: int = 0
+    sockets: int = 1
 
 
 @dataclass(frozen=True, slots=True)

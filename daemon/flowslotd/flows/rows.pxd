@@ -12,7 +12,6 @@ cdef packed struct Row:
     int64_t looked
     uint8_t active
     uint8_t drained
-    uint8_t hung
     uint8_t kernel
     int64_t iteration
     int64_t phases
@@ -25,6 +24,13 @@ cdef packed struct Row:
     int64_t unreported_last
     int64_t ready
     int64_t supplied
+    double usable
+    int64_t window_at
+    int64_t window_from
+    int64_t window_left
+    double window_rate
+    uint8_t wastes
+    int64_t moved
     int64_t expected
     int64_t onset
     int64_t onset_inc

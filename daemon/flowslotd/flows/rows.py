@@ -28,7 +28,6 @@ ROW = np.dtype(
         ("looked", "i8"),  # when (monotonic)
         ("active", "?"),
         ("drained", "?"),  # the kernel said so since the last look
-        ("hung", "?"),  # it has a rate, and bytes in the kernel, of which none moves
         ("kernel", "?"),  # the kernel's counter is available
         ("iteration", "i8"),
         ("phases", "i8"),  # iterations with bytes, as the record counts them; 0: it does not
@@ -40,7 +39,14 @@ ROW = np.dtype(
         ("unreported", "i8"),  # headers and the like, which the kernel sends besides the target:
         ("unreported_last", "i8"),  # the least, and the last, of the last two iterations
         ("ready", "i8"),  # bytes of this iteration that may be sent by now, as the record says
-        ("supplied", "i8"),  # when it last had something to send, or got it, and did not hang
+        ("supplied", "i8"),  # when it last had something to send, or got it (monotonic)
+        ("usable", "f8"),  # most that it can use of a rate, by what it uses; 0: it hangs; inf: all
+        ("window_at", "i8"),  # when a window began in which that is measured (monotonic),
+        ("window_from", "i8"),  # the counter then,
+        ("window_left", "i8"),  # bytes that were ready, or in the kernel, then,
+        ("window_rate", "f8"),  # the least rate since then,
+        ("wastes", "u1"),  # and the windows before, one after the other, with rate to spare
+        ("moved", "i8"),  # when it last sent or got anything
         ("expected", "i8"),  # bytes of an iteration, learnt; 0 unknown
         ("onset", "i8"),  # when the communication phase began (monotonic), 0 never
         ("onset_inc", "i8"),
@@ -60,6 +66,7 @@ ROW = np.dtype(
 FREE = np.zeros(1, ROW)
 """A row that belongs to no flow: idle, on no path, known to nobody."""
 FREE["job"], FREE["rate"], FREE["ceiling"], FREE["lender"] = -1, np.nan, np.nan, -1
+FREE["usable"] = np.inf
 UNREPORTED = 2
 """At most a part of 1 in so many of what is reported; more is not taken for headers."""
 TRAILING = 64

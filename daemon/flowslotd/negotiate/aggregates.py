@@ -6,6 +6,7 @@ grants the aggregate a rate. Which flow sends at which part of that rate changes
 acknowledgement, and only this host needs to know.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, count
 
@@ -66,18 +67,18 @@ class Aggregates:
 
     def _look(self, now: Nanos, tops_up: bool) -> None:
         """Sum up what the table knows of the flows."""
-        times = np.zeros((len(self._members), 6), np.int64)
-        sums = np.zeros((len(self._members), 3))
-        shares.add_up(now, self._view(self._table.rows), times, sums)
-        for aggregate, (active, onset, due, period, stalled, hung), sizes in zip(
+        times = np.zeros((len(self._members), 5), np.int64)
+        sums = np.zeros((len(self._members), 4))
+        shares.add_up(now, self._view(self._table.rows), tops_up, times, sums)
+        for aggregate, (active, onset, due, period, sockets), (*sizes, usable) in zip(
             self._members, times.tolist(), sums.tolist(), strict=True
         ):
             if aggregate is NOBODY:
                 continue
             aggregate.active, aggregate.due, aggregate.period = bool(active), due, period
             aggregate.remaining, aggregate.target, aggregate.expected = sizes
-            # What moves again is seen at once: the slowest rate lets it.
-            aggregate.stalled = bool(active and stalled and (tops_up or hung))
+            aggregate.sockets = max(sockets, 1)
+            aggregate.cap = usable if active else math.inf
             if active:
                 aggregate.onset = onset
 
@@ -88,7 +89,7 @@ class Aggregates:
 
         `lent` is called when it matters: the aggregates of these flows are not free yet. `tops_up`:
         a flow may send, if there is room, although it is granted nothing. Only then may one that
-        has nothing to send ask for nothing: its next bytes can leave, and so are seen.
+        has nothing to send ask for nothing: its next bytes leave at once.
         """
         self._look(now, tops_up)
         gone, self._gone = self._gone, []

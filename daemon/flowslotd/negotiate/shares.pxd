@@ -6,13 +6,16 @@ from libc.stdint cimport int64_t, uint8_t
 from flowslotd.flows.rows cimport Row, whole
 
 cdef double _keep_ratio, _keep_slack, _full
-cdef int64_t _kept_before, _kept_after, _never, _second, _stalled
+cdef int64_t _kept_before, _kept_after, _never, _second, _stalled, _left
 
 cpdef typed(Row[::1] rows)
 cdef double size_of(Row[::1] rows, Py_ssize_t i)
 @cython.locals(more=double, sent=double)
 cdef double left(int64_t now, Row[::1] rows, Py_ssize_t i)
-cpdef void add_up(int64_t now, Row[::1] rows, int64_t[:, ::1] times, double[:, ::1] sizes)
+@cython.locals(size=double)
+cpdef void add_up(
+    int64_t now, Row[::1] rows, bint tops_up, int64_t[:, ::1] times, double[:, ::1] sizes,
+)
 @cython.locals(keep=cython.bint, weight=double[::1], sums=double[:, ::1])
 cpdef void share_out(
     int64_t now, Row[::1] rows, const double[::1] rate, const uint8_t[::1] at_work,

@@ -20,14 +20,18 @@ KEEP_RATIO = 1.1
 KEEP_SLACK_S = 0.004
 """Flows keep their rates while the last one ends at most 10 % + 4 ms later than it could."""
 STALLED_NS = 60_000_000
-"""A flow that hangs for so long, or had nothing to send and got nothing, is given no rate until it
-moves: a slot of usual length, or from one look to the next where slots are longer."""
+"""A flow that had nothing to send for so long, and got nothing, is given no rate until it has
+something: a slot of usual length, or from one look to the next where slots are longer."""
+LEFT_NS = 1_000_000_000
+"""A flow that sends and gets nothing for so long takes no part until it moves: nobody keeps room
+for it, and others need not give any back at each of their phases."""
 NEVER = 2**62
 
 # The same as C variables: shares.pxd declares them.
 _kept_before, _kept_after = KEPT_BEFORE_NS, KEPT_AFTER_NS
 _keep_ratio, _keep_slack = KEEP_RATIO, KEEP_SLACK_S
 _never, _second, _full, _stalled = NEVER, 1_000_000_000, 1 + 1e-9, STALLED_NS
+_left = LEFT_NS
 
 
 def typed(rows: Any) -> Any:
@@ -56,30 +60,32 @@ def left(now: int, rows: Any, i: int) -> float:
 def add_up(
     now: int,
     rows: Any,
+    tops_up: bool,
     times: NDArray[np.int64],
     sizes: NDArray[np.float64],
 ) -> None:
     """Sum up flows by aggregate; 0 is none, and its sums mean nothing.
 
-    `times`, int64[B, 6]: 1 if any is active, when the first active one began, when the first one
-    is due again, the longest period; 1 if no active one has had anything to send for STALLED_NS, or
-    hangs; 1 if all of them hang.
-    `sizes`, float64[B, 3]: bytes remaining, of this iteration, and expected of each iteration; with
-    headers, because links and rates carry these too.
+    `times`, int64[B, 5]: 1 if any is active, when the first active one began, when the first one
+    is due again, the longest period; how many flows have any bytes in an iteration.
+    `sizes`, float64[B, 4]: bytes remaining, of this iteration, and expected of each iteration; with
+    headers, because links and rates carry these too; and what the active ones can use, bytes/s. One
+    that has had nothing to send for STALLED_NS can use nothing, if `tops_up`. One that has not
+    moved for LEFT_NS is left out.
     """
     for b in range(len(times)):
         times[b, 0], times[b, 1], times[b, 2], times[b, 3] = 0, _never, _never, 0
-        times[b, 4] = times[b, 5] = 1
-        sizes[b, 0], sizes[b, 1], sizes[b, 2] = 0.0, 0.0, 0.0
+        times[b, 4] = 0
+        sizes[b, 0], sizes[b, 1], sizes[b, 2], sizes[b, 3] = 0.0, 0.0, 0.0, 0.0
     for i in range(len(rows)):
         b = rows[i].aggregate
         onset, period = rows[i].onset, rows[i].period
+        if rows[i].active and rows[i].looked - rows[i].moved >= _left:
+            continue
         if rows[i].active:
             times[b, 0] = 1
-            if rows[i].looked - rows[i].supplied < _stalled:
-                times[b, 4] = 0
-            if not rows[i].hung:
-                times[b, 5] = 0
+            if not tops_up or rows[i].looked - rows[i].supplied < _stalled:
+                sizes[b, 3] += rows[i].usable
             times[b, 1] = min(times[b, 1], onset)
             sizes[b, 0] += left(now, rows, i)
         if onset > 0:
@@ -87,7 +93,9 @@ def add_up(
             times[b, 2] = min(times[b, 2], onset + (period if period > 0 else 2 * (now - onset)))
         times[b, 3] = max(times[b, 3], period)
         sizes[b, 1] += whole(rows[i].unreported, rows[i].target)
-        sizes[b, 2] += size_of(rows, i)
+        size = size_of(rows, i)
+        times[b, 4] += size > 0
+        sizes[b, 2] += size
 
 
 def share_out(
@@ -131,7 +139,7 @@ def weigh(now: int, rows: Any, i: int, at_work: bool) -> float:
     if not at_work:
         return size  # for the next phase, or for all of them
     if rows[i].active:
-        return left(now, rows, i)
+        return left(now, rows, i) if rows[i].usable > 0 else 0.0
     due = rows[i].onset + rows[i].period - now
     coming = rows[i].period > 0 and -_kept_after < due < _kept_before
     return size if coming else 0.0

@@ -5,8 +5,9 @@ from libc.stdint cimport int64_t, uint64_t
 
 from flowslotd.flows.rows cimport Row, headers, whole
 
-cdef double SMOOTHING
-cdef int64_t MOST_PHASES, SHORTEST, _unreported, _active
+cdef double SMOOTHING, WASTED, USED, ROOM, _inf, _second
+cdef int WASTES
+cdef int64_t MOST_PHASES, SHORTEST, _unreported, _active, _window
 cdef Py_ssize_t _iteration, _ready, _posted, _done, _total, _start, _phases
 
 cpdef typed(Row[::1] rows)
@@ -15,11 +16,17 @@ cpdef typed(Row[::1] rows)
 cdef bint missed(const Row[::1] rows, Py_ssize_t r, const int64_t[:, ::1] words, Py_ssize_t s)
 cdef void learn_unreported(Row[::1] rows, Py_ssize_t r)
 cdef int64_t reported(const Row[::1] rows, Py_ssize_t r, int64_t sent, int64_t target)
-cdef void supply(int64_t now, Row[::1] rows, Py_ssize_t r, bint still, bint waits, bint dry)
+cdef void supply(int64_t now, Row[::1] rows, Py_ssize_t r, bint still, bint dry)
+@cython.locals(elapsed=int64_t, rate=double)
+cdef void measure(
+    int64_t now, Row[::1] rows, Py_ssize_t r, int64_t counter, int64_t backlog, bint began,
+    bint counted,
+)
+cdef void judge(Row[::1] rows, Py_ssize_t r, int64_t moved, double used, double rate)
 cdef Py_ssize_t find(const uint64_t[::1] cookies, uint64_t cookie)
 @cython.locals(
     working=bint, kernel=bint, began=bint, joined=bint, over=bint, same=bint, rarely=bint, still=bint,
-    base=int64_t,
+    counted=bint, base=int64_t,
 )
 cpdef Py_ssize_t advance(
     int64_t now, Row[::1] rows, const Py_ssize_t[::1] at, const int64_t[:, ::1] words,

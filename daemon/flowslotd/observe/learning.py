@@ -9,6 +9,7 @@ this file is not compiled.
 `rows` is what `as_structs` makes of ROW[F]. Times are ns.
 """
 
+import math
 from typing import Any
 
 import numpy as np
@@ -24,14 +25,22 @@ MOST_PHASES = 1000
 """From one look to the next: a record that says more lies."""
 SHORTEST = MILLISECOND
 """No period is shorter."""
+WINDOW_NS = 60_000_000
+"""How long what a flow uses of its rate is measured at least."""
+WASTED, USED, WASTES = 0.7, 0.9, 2
+"""A flow that has bytes to send and uses less than the first part of its rate, in so many windows,
+can use no more than it used, and some room; until it uses more than the second part of that."""
+ROOM = 1.25
+"""So many times what it used: else it could not show that it can use more again."""
 SUPPRESSED, IDLE, SEEN = 1, 2, 4
 """What `signs` tells."""
 
 # C variables: learning.pxd declares them, and those above that only this file reads.
-_unreported, _active = UNREPORTED, State.ACTIVE.value
+_unreported, _active, _window = UNREPORTED, State.ACTIVE.value, WINDOW_NS
 _iteration, _ready, _posted = offset("iteration") // 8, offset("ready") // 8, offset("posted") // 8
 _done, _total = offset("done") // 8, offset("iteration_total") // 8
 _start, _phases = offset("t_iteration_start_ns") // 8, offset("phases") // 8
+_inf, _second = math.inf, 1e9
 
 
 def typed(rows: Any) -> Any:
@@ -113,7 +122,9 @@ def advance(  # noqa: PLR0917
             rows[r].expected = total
 
         still = not began and ready == rows[r].ready and remaining == rows[r].remaining
-        supply(now, rows, r, still, kernel and posted > sent, 0 < ready <= sent)
+        supply(now, rows, r, still, 0 < ready <= sent)
+        counted, backlog = kernel and not joined, max(ready, posted) - sent
+        measure(now, rows, r, counter, backlog, began, counted)
         same = rows[r].kernel == kernel and rows[r].active == (remaining > 0)
         if began or not same or rows[r].origin + rows[r].target != base + target:
             moved += 1
@@ -162,16 +173,54 @@ def reported(rows: Any, r: int, sent: int, target: int) -> int:
     return target if sent >= size else int(sent * (target / size))
 
 
-def supply(  # noqa: PLR0917
-    now: int, rows: Any, r: int, still: bool, waits: bool, dry: bool
-) -> None:
-    """Unless row `r` is dry or hangs: `still` it has got nothing and sent nothing since the last
-    look. It hangs if bytes of it wait in the kernel although it has a rate, or had one until it
-    hung: its peer has stopped to read, or is not there any more. A job that does not say what is
-    ready is never taken to be dry."""
-    rows[r].hung = still and waits and (rows[r].rate > 0 or rows[r].hung)
-    if not (rows[r].hung or (still and dry)):
+def supply(now: int, rows: Any, r: int, still: bool, dry: bool) -> None:
+    """Row `r` moves, unless it is `still`: it has got nothing and sent nothing since the last look.
+    It is supplied, unless it is dry besides: it has nothing to send. A job that does not say what
+    is ready is never taken to be dry."""
+    if not still:
+        rows[r].moved = now
+    if not (still and dry):
         rows[r].supplied = now
+
+
+def measure(  # noqa: PLR0917
+    now: int, rows: Any, r: int, counter: int, backlog: int, began: bool, counted: bool
+) -> None:
+    """What can row `r` use of its rate? Its peer may read slowly, or not at all any more.
+
+    Measured by what the kernel saw acknowledged, window by window. Who hung and moves, or begins an
+    iteration, can use all. `backlog`: bytes that could be sent and are not acknowledged;
+    `counted`: the kernel counts, and did so at the last look.
+    """
+    moved, elapsed = counter - rows[r].window_from, now - rows[r].window_at
+    rate = rows[r].rate if rows[r].rate > 0 else 0.0
+    if not counted or (rows[r].usable <= 0 and (began or moved > 0)):
+        rows[r].usable, rows[r].wastes = _inf, 0
+    elif began:
+        rows[r].wastes = 0
+    elif elapsed < _window:
+        rows[r].window_rate = min(rows[r].window_rate, rate)
+        return
+    else:
+        judge(rows, r, moved, moved * _second / elapsed, min(rows[r].window_rate, rate))
+    rows[r].window_at, rows[r].window_from = now, counter
+    rows[r].window_left, rows[r].window_rate = backlog, rate
+
+
+def judge(rows: Any, r: int, moved: int, used: float, rate: float) -> None:
+    """A window of row `r` is over, in which it has `used` so much of this rate, bytes/s.
+
+    If all bytes have gone that were there at its beginning, that is not little: more may not have
+    been ready. Nor is anything where there was no rate.
+    """
+    if used > USED * rows[r].usable:
+        rows[r].usable, rows[r].wastes = _inf, 0
+    elif moved >= rows[r].window_left or used >= WASTED * rate:
+        rows[r].wastes = 0
+    else:
+        rows[r].wastes = min(rows[r].wastes + 1, WASTES)
+        if moved == 0 or rows[r].wastes == WASTES:
+            rows[r].usable = ROOM * used
 
 
 def begin(now: int, rows: Any, r: int, rarely: bool, said: int) -> None:

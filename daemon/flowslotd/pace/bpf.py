@@ -170,6 +170,14 @@ class BpfPacer(Pacer):
         self._watched.pop(cookie, None)
         self._disown(cookie)
 
+    def refusal(self, cookie: int) -> str:
+        """See `Pacer`: only what the congestion control has met has an entry that it reads."""
+        slot = self._slot(cookie)
+        if not slot:
+            return f"its socket does not use {self.congestion_control}"
+        met = self._ctl["cookie"][slot] == cookie
+        return "" if met else f"{self.congestion_control} has only just met its socket"
+
     def _slots_of(self, cookies: NDArray[np.uint64]) -> Slots:
         """The flows' slots; 0: it has none."""
         wanted = cookies.tolist()

@@ -45,7 +45,7 @@ class DaemonNode:
         self._frozen_until = Nanos(0)
         bunches = plane.observer.bunches
         self._all = {
-            b + 1: Aggregate(b + 1, bunches[b].job, bunches[b].links, 0, flows=len(bunches[b].rows))
+            b + 1: Aggregate(b + 1, (one := bunches[b]).job, one.links, 0, sockets=len(one.rows))
             for b in mine
         }
         self._seen: dict[int, Aggregate] = {}

@@ -45,6 +45,7 @@ class Exact(Control):
         self._names = [job.name for job in sim.world.jobs]
         self._job = np.array([self._names.index(bunch.job) for bunch in bunches], np.int64)
         self._flow = np.arange(n, dtype=np.uint64)
+        self._sockets = np.array([len(bunch.rows) for bunch in bunches], np.float64)
         self._goal = np.zeros(n)
         self._all = np.arange(len(sim.flows))
         self._unbounded = np.full(len(sim.flows), math.inf)
@@ -97,7 +98,8 @@ class Exact(Control):
             aggregate=np.arange(n),
             aggregates=list(range(n)),
             remaining=seen.remaining(),
-            stalled=np.zeros(n, np.bool_),
+            cap=np.full(n, np.inf),
+            sockets=self._sockets,
             wait_ns=np.where(active, now - seen.onset, 0).astype(np.float64),
             period_ns=seen.period.astype(np.float64),
             due_ns=(seen.due(now) - now).astype(np.float64),

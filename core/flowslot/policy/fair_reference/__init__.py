@@ -8,8 +8,8 @@ GPS; lag is as in EEVDF.) All of it is worked out from what daemons report anywa
 
 Flows share the links max-min in two runs. In the first, the flows of a job share as one: however
 many they are, they have the same rate on its busiest link as any other job has there. In the
-second, each flow has a rate of its own, as under TCP. What a job gains there by opening more flows
-deserves less protection: the second run is SLACK times slower.
+second, each socket has a rate of its own, as under TCP. What a job gains there by opening more
+sockets deserves less protection: the second run is SLACK times slower.
 """
 
 from collections.abc import Hashable, Sequence
@@ -21,14 +21,14 @@ from flowslot.policy.base import AllocationState, Bools, Floats
 from flowslot.policy.fair_reference import fluid
 
 SLACK = 1.06
-"""No job is much slower than so many times what flows of equal rights would make of it."""
+"""No job is much slower than so many times what sockets of equal rights would make of it."""
 
 
 class FairReference:
     """Both runs, see the module. `look` at every allocation."""
 
     def __init__(self) -> None:
-        self._between_jobs, self._between_flows = fluid.Run(1.0), fluid.Run(SLACK)
+        self._between_jobs, self._between_sockets = fluid.Run(1.0), fluid.Run(SLACK)
         self._jobs: list[Hashable] = []
         self._aggregates: list[Hashable] = []
 
@@ -38,7 +38,7 @@ class FairReference:
         of, n = state.aggregate, len(state.aggregates)
         volume = np.where(state.next_bytes > 0, state.next_bytes, state.remaining)
         volume = np.where(state.paths[:, 0] < len(state.goodput) - 1, volume, 0.0)
-        flows: Floats = np.bincount(of, volume > 0, n).astype(np.float64)
+        sockets: Floats = np.bincount(of, np.where(volume > 0, state.sockets, 0.0), n).astype(float)
         volume = np.bincount(of, volume, n).astype(np.float64)
         member = np.zeros(n, np.intp)
         member[of] = np.arange(len(of))
@@ -51,8 +51,9 @@ class FairReference:
         most = need[:, :-1].max(axis=1)[job]
         new_jobs = _renamed(self._jobs, state.job_names)
         new = _renamed(self._aggregates, state.aggregates) | (np.bincount(of, minlength=n) == 0)
-        runs = self._between_jobs, self._between_flows
-        for run, weight in zip(runs, (volume / np.where(most > 0, most, 1.0), flows), strict=True):
+        runs = self._between_jobs, self._between_sockets
+        weights = volume / np.where(most > 0, most, 1.0), sockets
+        for run, weight in zip(runs, weights, strict=True):
             run.follow(new_jobs, new)
             run.advance(now, job, paths, state.goodput, volume, weight)
             run.see(now, need, state.job, state.remaining, state.wait_ns, state.idle_ns)

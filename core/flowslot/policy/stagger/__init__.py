@@ -2,11 +2,11 @@
 """The default policy: jobs take turns on shared links, shortest bottleneck first, with ageing.
 
 Per allocation, in this order:
-1. Floors: a part of each active flow's max-min fair rate is always its own. A job that lags behind
-   the fair reference (see ../fair_reference) has its whole fair share as its floor.
+1. Floors: a part of each active flow's max-min fair rate, by sockets as under TCP, is always its
+   own. A job that lags behind the fair reference (see ../fair_reference) has its whole share.
 2. Gangs, job by job in order of `G / (1 + 4 wait / period)`. G is the time that the job's
    bottleneck needs for what is left. All flows of a gang end at the same time.
-3. Top-up: what is left goes to active flows, max-min.
+3. Top-up: what is left goes to active flows, in the same way.
 4. Standing grants: what is still unused goes to flows that are computing now. They can start at
    full rate without a negotiation.
 
@@ -71,7 +71,7 @@ class StaggerAllocator:
         floors = np.where(self._fair.look(state, now), 1.0, self._floor_share)
         sharing = self._sharing
         _fill_in(sharing.rows, state)
-        sharing.begin(state.paths, state.capacity)
+        sharing.begin(state.paths, state.capacity, state.sockets)
         # No job shares a link: it does not matter which flows are active or due.
         self._settled = sharing.serve_uncontended()
         self._standing = sharing.rows["uncontended"].copy()
@@ -159,8 +159,8 @@ def _by_key(keys: dict[int, Any]) -> Rows:
 
 def _fill_in(rows: NDArray[np.void], state: AllocationState) -> None:
     """What the state says, into FLOW[F]."""
-    rows["job"], rows["goal"], rows["stalled"] = state.job, state.goal, state.stalled
-    rows["remaining"], rows["next"] = state.remaining, state.next_bytes
+    rows["job"], rows["goal"] = state.job, state.goal
+    rows["remaining"], rows["next"], rows["cap"] = state.remaining, state.next_bytes, state.cap
     rows["wait"], rows["period"] = state.wait_ns, state.period_ns
     rows["due"], rows["idle"] = state.due_ns, state.idle_ns
 

@@ -4,13 +4,13 @@
 cimport cython
 from libc.stdint cimport int64_t, uint8_t
 
-from flowslot.policy.fill cimport crosses, floats_t, given_t, link_sum, max_min, paths_t, rows_t, chosen_t
+from flowslot.policy.fill cimport crosses, floats_t, given_t, link_sum, weighted, paths_t, rows_t, chosen_t
 
 # struct Flow from flowslot.policy.stagger.gang_rates:FLOW
 cdef packed struct Flow:
     int64_t job
     double remaining
-    uint8_t stalled
+    double cap
     double wait
     double period
     double due
@@ -58,13 +58,13 @@ cdef class Sharing:
     cdef readonly double[::1] seconds
     cdef rows_t links, meets
     cdef paths_t paths
-    cdef given_t capacity
+    cdef given_t capacity, sockets
 
-    cpdef void begin(self, paths_t paths, given_t capacity)
+    cpdef void begin(self, paths_t paths, given_t capacity, given_t sockets)
     cdef void take_away(self)
     cdef void raise_to_fill(self)
     cdef bint fits(self, Py_ssize_t role, Py_ssize_t job)
-    @cython.locals(keeps=cython.bint)
+    @cython.locals(seconds=double, keeps=cython.bint)
     cdef void take(self, Py_ssize_t role, Py_ssize_t job)
     @cython.locals(found=cython.bint, settled=cython.bint)
     cpdef bint serve_uncontended(self)
@@ -84,4 +84,5 @@ cdef class Sharing:
     cpdef void lay_floors(self, given_t parts)
     cpdef void serve(self, chosen_t order)
     cpdef void stand(self, Py_ssize_t role, chosen_t order)
+    @cython.locals(more=double)
     cpdef void top_up(self)

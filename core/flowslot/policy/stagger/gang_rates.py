@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from flowslot.policy.base import Floats, Paths, Rows
-from flowslot.policy.fill import crosses, link_sum, max_min
+from flowslot.policy.fill import crosses, link_sum, weighted
 
 COMPILED = not __file__.endswith(".py")
 
@@ -43,7 +43,7 @@ FLOW = np.dtype(
     [
         ("job", np.int64),
         ("remaining", np.float64),  # these eight as in AllocationState
-        ("stalled", np.bool_),
+        ("cap", np.float64),
         ("wait", np.float64),
         ("period", np.float64),
         ("due", np.float64),
@@ -138,9 +138,10 @@ class Sharing:
         self.seconds, self.meets = np.zeros(n_jobs), np.zeros(n_jobs, np.intp)
         self.rates, self.most = np.zeros(n_flows), np.zeros(n_flows)
 
-    def begin(self, paths: Paths, capacity: Floats) -> None:
-        """`rows` have been filled in: begin with all of `capacity`, float64[L + 1]."""
-        self.paths, self.capacity = paths, capacity
+    def begin(self, paths: Paths, capacity: Floats, sockets: Floats) -> None:
+        """`rows` have been filled in: begin with all of `capacity`, float64[L + 1]. `sockets`,
+        float64[F]: as so many flows each one counts where shares are equal."""
+        self.paths, self.capacity, self.sockets = paths, capacity, sockets
         for link in range(len(capacity)):
             self.left[link] = max(capacity[link], 0.0)
         for i in range(len(self.flows)):
@@ -156,13 +157,14 @@ class Sharing:
             self.left[link] = max(self.left[link] - self.use[link], 0.0)
 
     def raise_to_fill(self) -> None:
-        """Add what is left on their paths to the flows' rates, max-min, each at most `most`."""
+        """Add what is left on their paths to the flows' rates, max-min by sockets, each at most
+        `most`."""
         for link in range(len(self.left)):
             self.links[link] = self.left[link] < _full * self.capacity[link]
         for i in range(len(self.flows)):
             if crosses(self.paths, i, self.links):
                 self.most[i] = 0.0
-        max_min(self.paths, self.left, self.most, self.rates)
+        weighted(self.paths, self.left, self.most, self.sockets, self.rates)
         for i in range(len(self.flows)):
             self.flows[i].rate += self.rates[i]
         self.take_away()
@@ -176,10 +178,14 @@ class Sharing:
 
     def take(self, role: int, job: int) -> None:
         """Rates of a job's flows with one role, as a gang: all end at the same time, as early as
-        they can; or the present goals, if these fit and are good enough."""
-        seconds = bottleneck(self.need[role], job, self.left, 0.0)
-        enough = _keep_ratio * seconds + _keep_slack
-        keeps = self.jobs[role, job].lasts <= enough and self.fits(role, job)
+        they can; or the present goals, if these fit and are good enough. What active flows cannot
+        use is left to others."""
+        seconds, keeps = bottleneck(self.need[role], job, self.left, 0.0), self.fits(role, job)
+        for i in range(len(self.flows) if role == _active else 0):
+            if self.flows[i].job == job and self.flows[i].role == role:
+                seconds = max(seconds, lasts(self.flows[i].volume, self.flows[i].cap))
+                keeps = keeps and self.flows[i].goal <= self.flows[i].cap * (1 + _rounding)
+        keeps = keeps and self.jobs[role, job].lasts <= _keep_ratio * seconds + _keep_slack
         for i in range(len(self.flows)):
             self.rates[i] = 0.0
             if self.flows[i].job == job and self.flows[i].role == role:
@@ -245,10 +251,10 @@ class Sharing:
             flow = self.flows[i]
             # What a dependency leaves unused matters only where another job could use it.
             flow.alone = not crosses(self.paths, i, self.links)
-            flow.stalled = flow.stalled and not flow.alone
+            flow.cap = _inf if flow.alone else flow.cap
             flow.volume = flow.remaining if flow.remaining > 0 else flow.next
             # A flow that cannot send now is as good as idle: it must not hold up its gang.
-            if flow.remaining > 0 and flow.role != _out and not flow.stalled:
+            if flow.remaining > 0 and flow.role != _out and flow.cap > 0:
                 flow.role = _active
             else:
                 flow.role = _idle if flow.volume > 0 and not flow.uncontended else _out
@@ -273,7 +279,7 @@ class Sharing:
                 job.fresh, job.holds = job.fresh or flow.goal <= 0, job.holds or flow.goal > 0
                 job.wait, job.period = max(job.wait, flow.wait), max(job.period, flow.period)
                 job.due = min(job.due, flow.due)
-                if not flow.stalled:
+                if flow.cap > 0:
                     job.lasts = max(job.lasts, lasts(flow.volume, flow.goal))
                 self.jobs[role, flow.job] = job
 
@@ -326,11 +332,11 @@ class Sharing:
     # --- what each flow gets
 
     def lay_floors(self, parts: Floats) -> None:
-        """Set a part of all active flows' max-min fair rates aside: `sums`, as `hold`. `parts`,
-        float64[J]: which, by job."""
+        """Set a part of all active flows' fair rates aside: `sums`, as `hold`. `parts`, float64[J]:
+        which, by job."""
         for i in range(len(self.flows)):
-            self.most[i] = _inf if self.flows[i].role == _active else 0.0
-        max_min(self.paths, self.left, self.most, self.rates)
+            self.most[i] = self.flows[i].cap if self.flows[i].role == _active else 0.0
+        weighted(self.paths, self.left, self.most, self.sockets, self.rates)
         self.sums[...] = 0.0
         for i in range(len(self.flows)):
             part = parts[self.flows[i].job]
@@ -371,7 +377,8 @@ class Sharing:
                 self.take(role, job)
 
     def top_up(self) -> None:
-        """Max-min over the active flows, of what is left."""
+        """Max-min over the active flows' sockets, of what is left."""
         for i in range(len(self.flows)):
-            self.most[i] = _inf if self.flows[i].role == _active else 0.0
+            more = max(self.flows[i].cap - self.flows[i].rate, 0.0)
+            self.most[i] = more if self.flows[i].role == _active else 0.0
         self.raise_to_fill()

@@ -234,6 +234,7 @@ def test_checks_take_the_time_of_the_file_not_of_its_square() -> None:
         counts.append(Compared.count / size)
     assert 0 < counts[1] < 1.5 * counts[0]
 
+
 @pytest.mark.parametrize(
     ("endpoint", "meant"),
     [

@@ -89,8 +89,9 @@ __u32 BPF_PROG(fs_min_tso_segs, struct sock *sk)
 		f->backlog_ns = 0;
 		f->owed = 0;
 		f->owed_ns = now;
-		if (ctl)
-			credit(f, ctl, ctl->burst * min64(gap, FS_REFILL_NS) / FS_REFILL_NS);
+		if (ctl && f->credit < (__s64)ctl->burst)
+			credit(f, ctl, ((__s64)ctl->burst - f->credit) *
+					       min64(gap, FS_REFILL_NS) / FS_REFILL_NS);
 		f->idle_ns = 0;
 	}
 	steer(sk, f, now);

@@ -8,7 +8,7 @@ rule may send what one NIC's address is on by another NIC.
 
 import os
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from errno import EXDEV
@@ -117,16 +117,22 @@ class Machine:
         return list(dict.fromkeys(one for one in found if one))
 
 
-def detours(machine: Machine, flows: Iterable[FlowInfo]) -> dict[int, Detour]:
+def detours(
+    machine: Machine, flows: Iterable[FlowInfo], before: Mapping[int, Detour]
+) -> dict[int, Detour]:
     """Which of these flows leave by another device than the topology says, by cookie. Asks the
-    kernel for each flow's route. Raises OSError."""
+    kernel for each flow's route; where it does not say, what was found `before` stands. Raises
+    OSError."""
     found = {}
     with socket.socket() as own:
         namespace = sockets.namespace(own)
     for info in flows:
-        with suppress(OSError, ValueError):  # no address, no route, another network namespace
-            if detour := machine.detour(info.src, _device(info, namespace)):
-                found[info.cookie] = detour
+        try:
+            detour = machine.detour(info.src, _device(info, namespace))
+        except (OSError, ValueError):  # no address, no route, another network namespace
+            detour = before.get(info.cookie)
+        if detour:
+            found[info.cookie] = detour
     return found
 
 

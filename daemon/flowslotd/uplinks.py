@@ -75,11 +75,17 @@ class Uplinks:
         table = self._observer.table
         topology, host, file = table.topology, table.host, self._file
         flows = [info for info in table.infos if info.cookie]
+        nics = {nic.name for nic in topology.hosts[host].nics}
+        before = {
+            flow: one
+            for flow, one in self.detours.items()
+            if one.instead is None or one.instead.name in nics
+        }
 
         def look() -> tuple[list[str], dict[int, Detour], float]:
             begun = time.thread_time()
             machine = Machine(topology, host)
-            found = detours(machine, flows)
+            found = detours(machine, flows, before)
             return machine.doubts(file), found, time.thread_time() - begun
 
         doubts, found, took = await asyncio.get_running_loop().run_in_executor(None, look)

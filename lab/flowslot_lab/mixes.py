@@ -54,8 +54,9 @@ class Draw:
         return min((self.of(policy, metric), policy) for policy in BASELINES)
 
     def ratio(self, metric: str) -> float:
-        """Ours to the best TCP's."""
-        return self.of(OURS, metric) / self.best(metric)[0]
+        """Ours to the best TCP's; inf: one of them has none."""
+        best = self.best(metric)[0]
+        return self.of(OURS, metric) / best if best < math.inf else math.inf
 
     @property
     def won(self) -> bool:

@@ -64,6 +64,9 @@ def test_who_has_nothing_to_send_asks_for_nothing_until_it_has() -> None:
     assert aggregate.demand(at(0)).cap == math.inf
     aggregate.cap = 0.0
     assert not aggregate.has_news(at(60), small=False), "the arbiter can do without for a while"
+    aggregate.remaining = 1
+    assert aggregate.has_news(at(60), small=False), "other news are told all the same"
+    aggregate.remaining = 10 * MB
     assert aggregate.has_news(at(60), small=True)
     said = aggregate.demand(at(60))
     assert (said.cap, said.remaining, said.inc) == (0.0, 10 * MB, 5), "the phase goes on"

@@ -2,6 +2,7 @@
 """Random scenarios: what is drawn, what is kept, and who has won."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,11 @@ def test_won_is_neither_mean_nor_worst_job_behind(
     assert as_data([one])["won"] == won and as_data([one])["geometric_mean"] == pytest.approx(
         mean, abs=1e-4
     )
+
+
+def test_without_a_rival_nothing_is_won() -> None:
+    one = Draw(TWO_EQUAL, Results(TWO_EQUAL, [make_run("stagger", 1, [[1.0]])], {}).to_json())
+    assert not one.won and one.ratio("slowdown_mean") == math.inf
 
 
 @pytest.mark.root

@@ -118,8 +118,9 @@ class Aggregate:
             return resized
         if self.active != reported.active:
             return True
-        if self.active and self._uses_less_or_more(reported.cap):
-            return small or self.cap > reported.cap  # who can go on does not wait to say so
+        soon = small or self.cap > reported.cap  # who can go on does not wait to say so
+        if self.active and soon and self._uses_less_or_more(reported.cap):
+            return True
         if not self.active:
             return resized or abs(self.period - reported.period) > RELEARN_SHARE * self.period
         rate = self.rate if self.rate > 0 else 0.0

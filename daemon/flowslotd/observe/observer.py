@@ -157,7 +157,8 @@ class Observer:
         """A new topology: look at every flow again."""
         self.table.remap(topology, host)
         self._bindings.clear()
-        self._uplinks.clear()
+        names = {nic.name for nic in topology.hosts[host].nics}
+        self._uplinks = {flow: nic for flow, nic in self._uplinks.items() if nic in names}
 
     def reroute(self, uplinks: Mapping[int, str]) -> set[int]:
         """From now on, these flows leave by these NICs, and all others by those of their addresses.

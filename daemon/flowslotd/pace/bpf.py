@@ -171,9 +171,12 @@ class BpfPacer(Pacer):
         self._disown(cookie)
 
     def refusal(self, cookie: int) -> str:
-        """See `Pacer`: only what the congestion control has met has an entry that it reads."""
-        slot = self._slot(cookie)
-        if not slot:
+        """See `Pacer`: only what the congestion control has met has an entry that it reads. As of
+        the last scan, which `counters` makes when slots have changed hands."""
+        if int(self._stat["high"][0]) >= len(self._known):
+            self._scan()
+        slot = self._index.get(cookie, 0)
+        if not slot or self._stat["cookie"][slot] != cookie:
             return f"its socket does not use {self.congestion_control}"
         met = self._ctl["cookie"][slot] == cookie
         return "" if met else f"{self.congestion_control} has only just met its socket"

@@ -30,7 +30,7 @@ SLOWEST_PER_MS = 0.001
 BURST_PART, BURST_MS = 0.6, 100.0
 """All bursts of a job together fill at most this part of the smallest buffer, and last for at most
 so long at the bottleneck's rate."""
-MAX_RATE, MAX_SMALL = 2.0**60, 2.0**31
+MAX_RATE, MAX_SMALL = 2.0**60, 2.0**31 - 1
 """The largest numbers that are written: an infinite ceiling is none."""
 
 # The same as C variables: rate_table.pxd declares them.

@@ -72,7 +72,9 @@ def test_won_is_neither_mean_nor_worst_job_behind(
 
 
 def test_without_a_rival_nothing_is_won() -> None:
-    one = Draw(TWO_EQUAL, Results(TWO_EQUAL, [make_run("stagger", 1, [[1.0]])], {}).to_json())
+    one = Draw(
+        TWO_EQUAL, Results(TWO_EQUAL, [make_run("stagger", 1, [[1.0], [1.0]])], {}).to_json()
+    )
     assert not one.won and one.ratio("slowdown_mean") == math.inf
 
 

@@ -119,7 +119,7 @@ class Daemon:
             self.uplinks.start()
             stack.callback(self.uplinks.stop)
             await self._stop.wait()
-            with suppress(TimeoutError):  # a file that cannot be read holds nobody up
+            with suppress(TimeoutError):  # it may read a file that never answers
                 await asyncio.wait_for(self._reload_lock.acquire(), RELOAD_S)
             self._notifier.stopping()
             self._paused = True

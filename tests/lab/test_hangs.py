@@ -10,8 +10,8 @@ from flowslot_lab.tools import LabError
 from .conftest import LEAVES_NOTHING
 
 MOST, SLOTS = 1.25, 4.0
-"""On a busy machine. The bounds are 1.10 and 2 (`python -m bench.hangs`); beside a job that keeps
-what it had, the other one would take 1.4 times as long."""
+"""On a busy machine; `python -m bench.hangs` has the bounds, 1.10 and 2. That the grant was taken
+back does not depend on time."""
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(180), LEAVES_NOTHING]
 

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from errno import EXDEV
 
+from flowslot.model.settings import some
 from flowslot.model.topology import Topology
 from flowslot.model.topology_file import NicSettings
 from flowslotd import sockets
@@ -75,7 +76,7 @@ class Machine:
                 f"{address}, an address of {host} in the topology, is not on this machine"
                 for address in missing
             ]
-        problem = f'is "{host}", but none of its addresses ({_few(mine)}) is on this machine'
+        problem = f'is "{host}", but none of its addresses ({some(mine, 4)}) is on this machine'
         for address in self._holders:
             if other := self._topology.host_of(address):
                 problem += f', which has {address}: did you mean "{other}"?'
@@ -153,7 +154,3 @@ def _device(info: FlowInfo, namespace: int) -> int:
         raise OSError(EXDEV, "it is in another network namespace")
     ports = _PROTOCOLS[info.protocol], info.sport, info.dport
     return device_between(packed(info.src), packed(info.dst), ports, mark, device)
-
-
-def _few(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")

@@ -5,8 +5,9 @@ import difflib
 import json
 import tomllib
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
@@ -20,7 +21,7 @@ M = TypeVar("M", bound=BaseModel)
 _TOO_DEEP = "arrays or tables are nested too deeply"
 _SHOWN = 80
 """So many characters of a wrong value are repeated in the error."""
-_LISTED = 8
+LISTED = 8
 
 
 def shortened(text: str) -> str:
@@ -28,17 +29,23 @@ def shortened(text: str) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
+def some(names: Collection[str], most: int = LISTED) -> str:
+    """The first of them, for a message."""
+    return ", ".join(islice(names, most)) + (", ..." if len(names) > most else "")
+
+
 def one_of(name: str, names: Iterable[str]) -> str:
     """What would be right where `name` is none of `names`: the one that was probably meant (another
     case; a host's name with its domain, or without), or the nearest, or some of them."""
     known = list(names)
     alike = [one for one in known if _label(one) == _label(name)]
-    near = difflib.get_close_matches(name, alike or known, n=_LISTED)
+    near = difflib.get_close_matches(name, alike or known, n=LISTED)
     best = {_likeness(name, one) for one in near[:2]}
     if len(alike) == 1 or (near and (len(near) == 1 or len(best) == 2)):
         return f'did you mean "{(near or alike)[0]}"?'
-    some = [one for one in known if one in near] or alike or known
-    listed = ", ".join(some[:_LISTED]) + (", ..." if len(known) > len(some[:_LISTED]) else "")
+    first = [one for one in known if one in near] or alike or known
+    first = first[:LISTED]
+    listed = ", ".join(first) + (", ..." if len(known) > len(first) else "")
     return f"must be one of: {listed or '(none)'}"
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, FiniteFloat
 
 from flowslot.model.errors import ConfigError
-from flowslot.model.settings import PRINTABLE, Settings, Text, one_of, shortened
+from flowslot.model.settings import LISTED, PRINTABLE, Settings, Text, one_of, shortened, some
 
 
 def normal_ip(address: str) -> str:
@@ -219,22 +219,14 @@ def remarks(settings: TopologySettings) -> list[str]:
     empty = [r for r in dict.fromkeys(chain.from_iterable(routed)) if r not in racks]
     said = []
     if empty:
-        said.append(f"no host is in these racks, so no flow takes their routes: {_some(empty)}")
+        said.append(f"no host is in these racks, so no flow takes their routes: {some(empty)}")
     used = sum(a in racks and b in racks and a != b for a, b in routed)
     without = len(racks) * (len(racks) - 1) - used
     if without:
         pairs = ((a, b) for a in racks for b in racks if a != b and (a, b) not in routed)
-        some = [f"{a} -> {b}" for a, b in islice(pairs, min(without, _LISTED + 1))]
+        shown = [f"{a} -> {b}" for a, b in islice(pairs, LISTED + 1)]
         said.append(
             f"{without} pairs of racks have no route, so flows between them are never paced: "
-            f"{_some(some)}"
+            f"{some(shown)}"
         )
     return said
-
-
-_LISTED = 8
-
-
-def _some(names: Collection[str]) -> str:
-    """The first of them, for a message."""
-    return ", ".join(islice(names, _LISTED)) + (", ..." if len(names) > _LISTED else "")

@@ -107,6 +107,21 @@ def test_top_up_of_a_waiting_flow_fills_what_another_job_leaves(topology, make_j
     assert (entry.growth, entry.burst) == (0.0, 0.0)  # nothing above the ceiling
 
 
+def test_flows_that_take_turns_top_up_to_their_paths_share(topology, make_job):
+    setup, _ = at_work(topology, make_job)
+    setup.grant(Nanos(slot_start(0) + 6 * MILLISECOND), Granted(7, 5e6, 20e6, share=8e6))
+    assert setup.pacer.entries[7].ceiling == 8e6
+    setup.grant(Nanos(slot_start(0) + 7 * MILLISECOND), Granted(7, 9e6, 20e6, share=8e6))
+    assert setup.pacer.entries[7].ceiling == 9e6
+    # One that waits for another job takes what there is.
+    setup.grant(Nanos(slot_start(0) + 8 * MILLISECOND), Granted(7, 1e6, 20e6, share=8e6))
+    assert setup.pacer.entries[7].ceiling == 20e6
+    # Nobody takes turns with a job that has its links for itself: stragglers may use them.
+    alone = Granted(7, 5e6, 20e6, share=8e6, standing=True)
+    setup.grant(Nanos(slot_start(0) + 9 * MILLISECOND), alone)
+    assert setup.pacer.entries[7].ceiling == 20e6
+
+
 def test_nothing_goes_down_when_nothing_changes(topology, make_job):
     setup, job = with_job(topology, make_job)
     flows = [job.flow(i, cookie=10 + i) for i in range(4)]

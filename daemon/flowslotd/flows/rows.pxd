@@ -42,6 +42,7 @@ cdef packed struct Row:
     double rate
     double ceiling
     double share
+    double path_share
     double own_share
     int64_t queue_us
     int64_t lender

@@ -58,6 +58,7 @@ ROW = np.dtype(
         ("rate", "f8"),  # granted; nan: no arbiter has a say
         ("ceiling", "f8"),
         ("share", "f8"),  # of its path, if its job had that for itself; 0: unknown
+        ("path_share", "f8"),  # the same, of all flows of its job on its path together
         ("own_share", "f8"),  # the same, as far as this host's flows tell
         ("queue_us", "i8"),  # how long its path's smallest buffer lasts at its link's rate
         ("lender", "i8"),  # the row of the flow whose rate it may borrow; -1: none

@@ -129,10 +129,11 @@ class Aggregates:
         shares.share_out(now, self._view(rows), rate, at_work, changed.view(np.uint8))
         if self._dirty:
             self._dirty = False
-            terms = [(b.ceiling, b.share / max(b.flows, 1), b.standing, b.granted) for b in members]
+            terms = [(b.ceiling, b.share, max(b.flows, 1), b.standing, b.granted) for b in members]
             of = rows["aggregate"]
-            ceiling, share, standing, granted = (np.array(x)[of] for x in zip(*terms, strict=True))
-            rows["ceiling"], rows["share"], rows["suppressed"] = ceiling, share, standing
+            columns = (np.array(column)[of] for column in zip(*terms, strict=True))
+            rows["ceiling"], rows["path_share"], flows, rows["suppressed"], granted = columns
+            rows["share"] = rows["path_share"] / flows
             changed |= granted
             for aggregate in self._by_id.values():
                 aggregate.granted = False

@@ -70,7 +70,7 @@ cpdef bint are(Row[::1] rows, const Py_ssize_t[::1] at, const uint64_t[::1] flow
 cpdef double growth(double rate, double share, int64_t queue_us)
 @cython.locals(
     rates=double[:], ceilings=double[:], guaranteed=uint8_t[:], n=Py_ssize_t, grows=double,
-    burst=double, same=cython.bint,
+    burst=double, taking_turns=cython.bint, same=cython.bint,
 )
 cpdef Py_ssize_t put(
     Entry[::1] held, Row[::1] rows, const Py_ssize_t[::1] at, tuple columns, bint hard,

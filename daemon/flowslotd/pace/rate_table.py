@@ -24,12 +24,13 @@ WAITING = 0.25
 """That is for flows with less than this part of their share, which wait for another job: they fill
 what it leaves when it ends, before anybody has noticed and negotiated. Others grow by..."""
 SERVED = 1 / 16
-"""... this part of it, and at least by..."""
+"""... this part of it, and where jobs take turns up to what their job's flows on the path have as
+their share together (more only lets one host run ahead of the others); and at least by..."""
 SLOWEST_PER_MS = 0.001
 """... this share of the bottleneck per ms."""
-BURST_PART, BURST_MS = 0.6, 100.0
+BURST_PART, BURST_MS = 0.6, 15.0
 """All bursts of a job together fill at most this part of the smallest buffer, and last for at most
-so long at the bottleneck's rate."""
+so long at the bottleneck's rate: until a grant comes, and not as long as a timeout (20 ms)."""
 MAX_RATE, MAX_SMALL = 2.0**60, 2.0**31 - 1
 """The largest numbers that are written: an infinite ceiling is none."""
 
@@ -102,6 +103,9 @@ def put(  # noqa: PLR0917
             # The arbiter also knows the job's flows on other hosts.
             share = rows[r].share if rows[r].share > 0 else rows[r].own_share
             grows = growth(rate, share, queue_us)
+            taking_turns = rows[r].path_share > 0 and not rows[r].suppressed
+            if taking_turns and rate >= _waiting * share:
+                ceiling = max(min(ceiling, rows[r].path_share), rate)
             burst = share * min(_burst_part * queue_us, _burst_us) / 1e6
         same = held[r].cookie == rows[r].cookie and held[r].reserved == rate
         same = same and held[r].ceiling == ceiling and held[r].growth == grows

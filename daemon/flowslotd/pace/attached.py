@@ -106,7 +106,7 @@ class AttachedPacer(Pacer, ABC):
         rates = np.minimum(entries["reserved"], entries["ceiling"])
         rates = np.maximum(rates, entries["least"])
         wanted = zip(entries["cookie"].tolist(), rates.tolist(), strict=True)
-        known = [(cookie, max(round(rate), 1)) for cookie, rate in wanted if cookie in self._sockets]
+        known = [(name, max(round(rate), 1)) for name, rate in wanted if name in self._sockets]
         try:
             return self._set(known, deadline_ns)
         finally:

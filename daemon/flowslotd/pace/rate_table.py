@@ -32,8 +32,8 @@ BURST_PART, BURST_MS = 0.6, 100.0
 """All bursts of a job together fill at most this part of the smallest buffer, and last for at most
 so long at the bottleneck's rate."""
 HELD_PART = 0.125
-"""A flow is never paced below `LEAST`, or this part of its share where that is less: many held flows
-of a job would fill a link."""
+"""A flow is never paced below `LEAST`, or this part of its share where that is less: many held
+flows of a job would fill a link."""
 MAX_RATE, MAX_SMALL = 2.0**60, 2.0**31 - 1
 """The largest numbers that are written: an infinite ceiling is none."""
 

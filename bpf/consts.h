@@ -15,10 +15,6 @@
 #define FS_MS 1000000ULL
 #define FS_SECOND (1000 * FS_MS)
 
-/* A flow notices a raised rate after one segment at the old one: below this rate (a held flow)
- * that would be more than 6 ms. */
-#define FS_MIN_RATE 256000ULL
-
 /* Window rule: cwnd = 3 + rate * (rtt + max(rtt / 4, 1 ms)) / mss, where rtt is the lowest of the
  * last 2 to 4 ms, and at least 1 ms. With 250 us a hiccup of the host (a millisecond is common)
  * runs a small window dry, and segments leave one by one, at a timer each. With 2 ms an incast has

@@ -36,7 +36,7 @@ struct fs_ctl {
 	__u32 lender; /* slot of a flow of the same path whose rate is used while it is idle; 0: none */
 	__u32 lender_cookie; /* low half of its cookie: its slot may go to another flow */
 	__u32 burst; /* most that is made good at the ceiling of what was not sent while it might */
-	__u32 pad0;
+	__u32 least; /* payload bytes/s: a lower rate becomes this one */
 };
 
 /* What the kernel knows of the flow in this slot. Slot 0 holds `high` and nothing else. */

@@ -122,6 +122,14 @@ def test_flows_that_take_turns_top_up_to_their_paths_share(topology, make_job):
     assert setup.pacer.entries[7].ceiling == 20e6
 
 
+def test_a_held_flow_goes_on_at_256_kb_s_or_an_eighth_of_its_share(topology, make_job):
+    """So that a job of 128 held flows leaves its link to others."""
+    setup = granted(topology, make_job, 0.0)
+    assert setup.pacer.entries[7].least == 256_000
+    setup.grant(Nanos(slot_start(0) + 7 * MILLISECOND), Granted(7, 0.0, 20e6, share=4e5))
+    assert setup.pacer.entries[7].least == 50_000
+
+
 def test_nothing_goes_down_when_nothing_changes(topology, make_job):
     setup, job = with_job(topology, make_job)
     flows = [job.flow(i, cookie=10 + i) for i in range(4)]

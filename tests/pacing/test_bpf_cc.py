@@ -48,6 +48,8 @@ def test_a_rate_of_zero_holds_the_flow_but_not_for_ever(pacer: BpfPacer, enliste
     flow = enlisted()
     set_rate(pacer, {flow: 0})
     assert flow.comes_to(256_000, 0.3)
+    apply(pacer, entry(flow, 0, least=100_000.0))
+    assert flow.comes_to(100_000, 0.3)
     set_rate(pacer, {flow: 10 * MB})
     assert flow.comes_to(10 * MB)
 

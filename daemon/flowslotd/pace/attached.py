@@ -24,8 +24,6 @@ from flowslotd.pace.pacer import Entries, KernelEvent, Pacer, PacingError, Where
 from flowslotd.pace.undo import UndoTable
 from flowslotd.sockets import GONE, is_tcp, look
 
-MIN_RATE = 256_000
-"""Bytes/s, as in bpf/consts.h: a slower flow would notice a raised rate too late."""
 GUARDED: tuple[Where, str] = ("kernel", "a guardian process, which undoes the rest")
 """A change to the host that all of them make."""
 T = TypeVar("T")
@@ -106,12 +104,9 @@ class AttachedPacer(Pacer, ABC):
         """See `Pacer`. All flows have one deadline."""
         self._extend(deadline_ns)
         rates = np.minimum(entries["reserved"], entries["ceiling"])
+        rates = np.maximum(rates, entries["least"])
         wanted = zip(entries["cookie"].tolist(), rates.tolist(), strict=True)
-        known = [
-            (cookie, max(round(rate), MIN_RATE))
-            for cookie, rate in wanted
-            if cookie in self._sockets
-        ]
+        known = [(name, max(round(rate), 1)) for name, rate in wanted if name in self._sockets]
         try:
             return self._set(known, deadline_ns)
         finally:

@@ -35,7 +35,7 @@ CTL = np.dtype(
         ("lender", "u4"),
         ("lender_cookie", "u4"),
         ("burst", "u4"),
-        ("pad0", "u4"),
+        ("least", "u4"),
     ]
 )
 

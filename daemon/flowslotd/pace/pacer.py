@@ -18,6 +18,11 @@ class PacingError(Exception):
     """A back end cannot work on this host; the message says why and what to do."""
 
 
+LEAST = 256_000.0
+"""Bytes/s: a flow notices a raised rate after one segment at the old one. Below this rate (a held
+flow) that would be more than 6 ms."""
+
+
 class PaceEntry(NamedTuple):
     """What one flow shall do. Rates in payload bytes/s."""
 
@@ -33,10 +38,12 @@ class PaceEntry(NamedTuple):
     """How long the smallest buffer of the path lasts at its link's rate."""
     burst: float = 0.0
     """Bytes that may be sent at the ceiling after they were not sent at the reserved rate."""
+    least: float = LEAST
+    """A lower rate becomes this one."""
 
 
 ENTRY = np.dtype(
-    list(zip(PaceEntry._fields, ("u8", "f8", "f8", "?", "f8", "i8", "f8"), strict=True)),
+    list(zip(PaceEntry._fields, ("u8", "f8", "f8", "?", "f8", "i8", "f8", "f8"), strict=True)),
 )
 Entries = NDArray[np.void]
 """ENTRY[N]: the same, packed."""

@@ -20,7 +20,7 @@ cdef packed struct Ctl:
     uint32_t lender
     uint32_t lender_cookie
     uint32_t burst
-    uint32_t pad0
+    uint32_t least
 # end
 
 # struct Stat from flowslotd.pace.layout:STAT
@@ -57,9 +57,10 @@ cdef packed struct Entry:
     double growth
     int64_t queue_us
     double burst
+    double least
 # end
 
-cdef double _slowest, _fastest, _waiting, _served, _max_rate, _max_small, _fits_per_us, _burst_part, _burst_us
+cdef double _slowest, _fastest, _waiting, _served, _max_rate, _max_small, _fits_per_us, _burst_part, _burst_us, _held_part, _least
 
 cpdef typed_rows(Row[::1] rows)
 cpdef typed_entries(Entry[::1] entries)
@@ -70,7 +71,7 @@ cpdef bint are(Row[::1] rows, const Py_ssize_t[::1] at, const uint64_t[::1] flow
 cpdef double growth(double rate, double share, int64_t queue_us)
 @cython.locals(
     rates=double[:], ceilings=double[:], guaranteed=uint8_t[:], n=Py_ssize_t, grows=double,
-    burst=double, taking_turns=cython.bint, same=cython.bint,
+    burst=double, share=double, least=double, taking_turns=cython.bint, same=cython.bint,
 )
 cpdef Py_ssize_t put(
     Entry[::1] held, Row[::1] rows, const Py_ssize_t[::1] at, tuple columns, bint hard,

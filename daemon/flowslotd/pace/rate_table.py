@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flowslotd.flows.rows import Rows
+from flowslotd.pace.pacer import LEAST
 
 FEEDBACK_MS = 4.0
 """Time after which a queue that is too long shows in the RTT. Until then a job's top-up may..."""
@@ -31,6 +32,9 @@ SLOWEST_PER_MS = 0.001
 BURST_PART, BURST_MS = 0.6, 15.0
 """All bursts of a job together fill at most this part of the smallest buffer, and last for at most
 so long at the bottleneck's rate: until a grant comes, and not as long as a timeout (20 ms)."""
+HELD_PART = 0.125
+"""A flow is never paced below `LEAST`, or this part of its share where that is less: many held
+flows of a job would fill a link."""
 MAX_RATE, MAX_SMALL = 2.0**60, 2.0**31 - 1
 """The largest numbers that are written: an infinite ceiling is none."""
 
@@ -38,6 +42,7 @@ MAX_RATE, MAX_SMALL = 2.0**60, 2.0**31 - 1
 _slowest, _fastest, _waiting, _served = SLOWEST_PER_MS, FASTEST_PER_MS, WAITING, SERVED
 _max_rate, _max_small = MAX_RATE, MAX_SMALL
 _burst_part, _burst_us = BURST_PART, 1000.0 * BURST_MS
+_held_part, _least = HELD_PART, LEAST
 # Growing by g per ms, top-up sends g t^2 / 2 too much in t ms: that must fit.
 _fits_per_us = 2.0 * QUEUE_PART / 1000.0 / FEEDBACK_MS**2
 
@@ -98,10 +103,11 @@ def put(  # noqa: PLR0917
         r = at[i]
         rate, ceiling, grows = rates[i], rates[i], 0.0
         queue_us, burst = rows[r].queue_us, 0.0
+        # The arbiter also knows the job's flows on other hosts.
+        share = rows[r].share if rows[r].share > 0 else rows[r].own_share
+        least = min(_least, _held_part * share) if share > 0 else _least
         if not hard and ceilings[i] > rate:
             ceiling = ceilings[i]
-            # The arbiter also knows the job's flows on other hosts.
-            share = rows[r].share if rows[r].share > 0 else rows[r].own_share
             grows = growth(rate, share, queue_us)
             taking_turns = rows[r].path_share > 0 and not rows[r].suppressed
             if taking_turns and rate >= _waiting * share:
@@ -110,11 +116,11 @@ def put(  # noqa: PLR0917
         same = held[r].cookie == rows[r].cookie and held[r].reserved == rate
         same = same and held[r].ceiling == ceiling and held[r].growth == grows
         same = same and held[r].guaranteed == guaranteed[i] and held[r].queue_us == queue_us
-        same = same and held[r].burst == burst
+        same = same and held[r].burst == burst and held[r].least == least
         if not same:
             held[r].cookie, held[r].reserved, held[r].ceiling = rows[r].cookie, rate, ceiling
             held[r].growth, held[r].guaranteed = grows, guaranteed[i]
-            held[r].queue_us, held[r].burst = queue_us, burst
+            held[r].queue_us, held[r].burst, held[r].least = queue_us, burst, least
             changed[n] = r
             n += 1
     return n
@@ -135,15 +141,17 @@ def write(ctl: Any, slots: Rows, entries: Any) -> int:
         grows = within(entries[i].growth, _max_small)
         queue_us = within(entries[i].queue_us, _max_small)
         burst = within(entries[i].burst, _max_small)
+        least = within(entries[i].least, _max_small)
         guaranteed = 1 if entries[i].guaranteed else 0
         same = ctl[s].reserved == reserved and ctl[s].ceiling == ceiling
         same = same and ctl[s].guaranteed == guaranteed
         same = same and ctl[s].growth == grows and ctl[s].queue_us == queue_us
-        same = same and ctl[s].burst == burst
+        same = same and ctl[s].burst == burst and ctl[s].least == least
         if not same or ctl[s].deadline_ns == 0:
             ctl[s].reserved, ctl[s].ceiling = reserved, ceiling
             ctl[s].guaranteed = guaranteed
             ctl[s].growth, ctl[s].queue_us, ctl[s].burst = grows, queue_us, burst
+            ctl[s].least = least
             changed += 1
     return changed
 

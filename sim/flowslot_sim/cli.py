@@ -21,8 +21,8 @@ from flowslot_sim.plane.wire import Delays
 from flowslot_sim.runner import POLICIES, Options, simulate
 
 DELAY_MS, LOOK_MS = 1.5, 2.0
-"""As measured in the lab (`flowslot lab run --budget`, a phase's steps): daemons ask 2 to 3 ms after
-a phase begins, and have the answer 2 to 4 ms later where nobody has to give way."""
+"""As measured in the lab (`flowslot lab run --budget`, a phase's steps): daemons ask 2 to 3 ms
+after a phase begins, and have the answer 2 to 4 ms later where nobody has to give way."""
 
 app = typer.Typer(
     name="sim",

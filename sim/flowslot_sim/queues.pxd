@@ -21,6 +21,7 @@ cdef packed struct Kernel:
     double has
     double sends
     double way
+    double near
     double idle
 # end
 
@@ -35,7 +36,7 @@ cdef packed struct Queue:
 ctypedef Kernel[::1] kernel_t
 ctypedef Queue[::1] line_t
 
-cdef double _inf, _eps, _queue_part, _burst_part, _epoch, _gap, _refill, _ahead, _segment, _least
+cdef double _inf, _eps, _queue_part, _burst_part, _epoch, _gap, _refill, _ahead, _segment, _least, _small
 
 @cython.locals(
     first=chosen_t, preds=chosen_t, may=double, wait=double, n=Py_ssize_t, end=Py_ssize_t,
@@ -58,7 +59,7 @@ cdef void go(
 )
 @cython.locals(most=double, part=double, came=double)
 cdef double ready(rows_t rows, kernel_t kernel, chosen_t first, chosen_t preds, Py_ssize_t i)
-@cython.locals(may=double, credit=double)
+@cython.locals(may=double, credit=double, rate=double, near=double)
 cdef double pace(rows_t rows, kernel_t kernel, Py_ssize_t i, double line, double now, double seconds)
 @cython.locals(gap=double)
 cdef void wake(kernel_t kernel, Py_ssize_t i, double now)

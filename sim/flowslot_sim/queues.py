@@ -4,11 +4,11 @@
 
 Compiled (types: queues.pxd); interpreted, the same. `rows` are fluid.FLOW[F], `kernel` KERNEL[F],
 `live` the flows that are active; paths, links, `first` and `preds` as in fluid.py. `hops`,
-int32[N, 4]: link, flow, the next hop of the flow (-1: none), and whether it is the first, of all hops, by link, and links in
-an order in which bytes cross them. Bytes, payload bytes/s, s.
+int32[N, 4]: link, flow, the flow's next hop (-1: none), and whether this is its first, of all hops;
+by link, and links in an order in which bytes cross them. Bytes, payload bytes/s, s.
 
 In a step a flow sends what its pace allows of what it has. What comes to a link in one step is a
-batch there; batches leave in their order. What does not fit into the buffer is lost, and sent again.
+batch there; batches leave in order. What does not fit into the buffer is lost, and sent again.
 """
 
 import math
@@ -46,6 +46,7 @@ KERNEL = np.dtype(
         ("has", np.float64),  # bytes that it could send
         ("sends", np.float64),  # and those that it does
         ("way", np.float64),  # bytes that it has sent and that have not arrived
+        ("near", np.float64),  # of them, those in front of its first link
         ("idle", np.float64),  # since when nothing of it is on the way; inf: something is
     ]
 )
@@ -57,9 +58,13 @@ QUEUE = np.dtype(
         ("count", np.int64),  # of them
     ]
 )
+SMALL_QUEUE_S = 1 / 1024
+"""TCP small queues: a socket hands so much of its rate to its own host's port, and two segments at
+least; the rest waits in the socket (Linux, tcp_small_queue_check)."""
 _inf = math.inf
 _eps = 1.0
 _queue_part, _burst_part = QUEUE_PART, BURST_PART
+_small = SMALL_QUEUE_S
 _epoch, _gap, _refill = EPOCH_S, GAP_S, REFILL_S
 _ahead, _segment, _least = float(AHEAD_BYTES), float(SEGMENT_BYTES), LEAST_RATE
 
@@ -106,6 +111,7 @@ def step(  # noqa: PLR0917
         while end < len(hops) and hops[end, 0] == hops[n, 0]:
             if hops[end, 3]:
                 coming[end] = kernel[hops[end, 1]].sends
+                kernel[hops[end, 1]].near += coming[end]
                 kernel[hops[end, 1]].sends = 0.0
             end += 1
         come(kernel, line, hops, coming, batches, sums, n, end, capacity[hops[n, 0]] * seconds)
@@ -126,7 +132,7 @@ def step(  # noqa: PLR0917
     for k in range(ended):
         i = at[k]
         rows[i].active, rows[i].ended, rows[i].sent, rows[i].rate = False, True, rows[i].total, 0.0
-        kernel[i].way, kernel[i].idle = 0.0, now
+        kernel[i].way, kernel[i].near, kernel[i].idle = 0.0, 0.0, now
     return ended
 
 
@@ -160,6 +166,8 @@ def come(  # noqa: PLR0917
     for k in range(n, end):
         batches[k, c] += coming[k] * part
         kernel[hops[k, 1]].way -= coming[k] * (1.0 - part)
+        if hops[k, 3]:
+            kernel[hops[k, 1]].near -= coming[k] * (1.0 - part)
         coming[k] = 0.0
     sums[link, c] += size * part
     line[link].waiting += size * part
@@ -188,6 +196,8 @@ def go(  # noqa: PLR0917
         for k in range(n, end):
             goes = batches[k, c] * part
             batches[k, c] -= goes
+            if hops[k, 3]:
+                kernel[hops[k, 1]].near = max(kernel[hops[k, 1]].near - goes, 0.0)
             if hops[k, 2] >= 0:
                 coming[hops[k, 2]] += goes
             else:
@@ -221,7 +231,9 @@ def ready(rows: Any, kernel: Any, first: Rows, preds: Rows, i: int) -> float:
     return float(max(most - rows[i].sent - kernel[i].way, 0.0))
 
 
-def pace(rows: Any, kernel: Any, i: int, line: float, now: float, seconds: float) -> float:
+def pace(  # noqa: PLR0917
+    rows: Any, kernel: Any, i: int, line: float, now: float, seconds: float
+) -> float:
     """Bytes that a flow may send now. `line`: what its first link carries."""
     if kernel[i].has > _eps and kernel[i].idle < _inf:
         wake(kernel, i, now)
@@ -229,6 +241,11 @@ def pace(rows: Any, kernel: Any, i: int, line: float, now: float, seconds: float
         return line * seconds
     may = (rows[i].reserved + kernel[i].extra) * seconds + max(kernel[i].credit, 0.0)
     may = max(min(may, kernel[i].most * seconds), max(rows[i].reserved, _least) * seconds)
+    rate = rows[i].reserved + kernel[i].extra
+    if kernel[i].credit >= _segment:
+        rate = max(kernel[i].most, rate)
+    near = max(rate * _small, 2 * _segment)
+    may = min(may, max(near - kernel[i].near, 0.0))
     credit = kernel[i].credit + rows[i].reserved * seconds - min(may, kernel[i].has)
     kernel[i].credit = max(min(credit, kernel[i].burst), -_ahead)
     return float(may)
@@ -245,7 +262,9 @@ def wake(kernel: Any, i: int, now: float) -> None:
     kernel[i].idle = _inf
 
 
-def steer(rows: Any, kernel: Any, i: int, wait: float, now: float, seconds: float) -> None:
+def steer(  # noqa: PLR0917
+    rows: Any, kernel: Any, i: int, wait: float, now: float, seconds: float
+) -> None:
     """Top-up: while a flow has more to send than it may, and queues are short, its extra grows;
     when they are not, it is gone at once, and so is its bucket when they are long. `wait`: in them,
     seconds."""

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from interpreted import plain
 
+import flowslot_sim.fluid
 import flowslot_sim.network
 import flowslot_sim.queues
 from flowslot.model import top_up
@@ -124,4 +125,5 @@ def test_the_compiled_loops_do_what_their_source_says(monkeypatch: pytest.Monkey
 
     compiled = run()
     monkeypatch.setattr(flowslot_sim.network, "queues", plain(flowslot_sim.queues))
+    monkeypatch.setattr(flowslot_sim.network, "fluid", plain(flowslot_sim.fluid))
     assert run() == compiled

@@ -26,9 +26,9 @@ BURST_PART, BURST_MS = 0.6, 100.0
 so long at the bottleneck's rate."""
 
 EPOCH_S, GAP_S, REFILL_S = 0.002, 0.001, 0.01
-"""As in bpf/consts.h (FS_EPOCH_NS, FS_GAP_NS, FS_REFILL_NS): the time of which the least RTT counts;
-a flow without anything to send for longer, and for as long as QUEUE_PART of the buffer lasts, loses
-its extra; and so long it takes its bucket to fill."""
+"""As in bpf/consts.h (FS_EPOCH_NS, FS_GAP_NS, FS_REFILL_NS): the time of which the least RTT
+counts; a flow without anything to send for longer, and for as long as QUEUE_PART of the buffer
+lasts, loses its extra; and so long it takes its bucket to fill."""
 LEAST_RATE = 256_000.0
 """FS_MIN_RATE, bytes/s: no flow is slower."""
 AHEAD_BYTES, SEGMENT_BYTES = 1 << 17, 1448

@@ -17,11 +17,14 @@ from flowslot.protocol.grants import Granted, nothing_said
 from flowslot_sim.observed import Observer
 from flowslot_sim.simulation import Simulation
 
+_NOTHING = nothing_said(0)
+
+
 @dataclass(slots=True)
 class _Entry:
     """What the kernel of a host has in force for a bunch."""
 
-    grant: Granted = nothing_said(0)
+    grant: Granted = _NOTHING
     covered: Sequence[int] = ()
     until: int = 0
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,9 +13,8 @@ import numpy as np
 from flowslot.arbiter import COALESCE_NS, ArbiterConfig
 from flowslot.model.slot import DEFAULT_SLOT
 from flowslot.model.units import Nanos
-from flowslot.policy.base import Allocator, Floats
+from flowslot.policy.base import Allocator
 from flowslot.policy.registry import PolicyOptions, beside_others
-from flowslot.protocol.grants import Granted
 from flowslot.protocol.host import Host
 from flowslot.protocol.loopback import Loopback
 from flowslot.protocol.session import Session
@@ -31,6 +29,7 @@ from flowslot_sim.simulation import Control, Simulation
 MakeAllocator = Callable[[PolicyOptions], Allocator]
 
 ONE_MS = Delays()
+_AT_ONCE = Nanos(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,7 @@ class Plant:
     skew_ppm: float = 0.0
     coalesce_ns: Nanos = COALESCE_NS
     kernel_top_up: bool = True
-    look_ns: Nanos = Nanos(0)
+    look_ns: Nanos = _AT_ONCE
 
 
 class Messages(Control):

@@ -8,11 +8,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flowslot.model.units import SECOND, Nanos
 from flowslot.policy.base import Floats, Paths, Rows
 from flowslot.policy.mlcc.peers import Group
-from flowslot_sim import fluid
+from flowslot_sim import fluid, queues
+
+STEP, BATCHES = 500_000, 2048
+"""ns, of links with queues; and how many steps' bytes a queue tells apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,53 @@ class FlowSpec:
     preds: tuple[int, ...] = ()
     to: str = ""
     group: Group | None = None
+
+
+class Queues:
+    """Links' queues and flows' kernels; see queues.py."""
+
+    def __init__(self, network: Network, buffers: Floats) -> None:
+        """`buffers`: bytes, float64[L]."""
+        paths, links = network.paths, len(network.capacity)
+        self.kernel = np.zeros(len(paths), queues.KERNEL)
+        self.kernel["idle"] = -math.inf
+        level = np.zeros(links, np.int64)
+        hops = [(link, i, h) for (i, h), link in np.ndenumerate(paths) if link < links - 1]
+        for link, _, h in hops:
+            level[link] = max(level[link], h)
+        hops.sort(key=lambda hop: (level[hop[0]], hop))
+        place = {(i, h): n for n, (_, i, h) in enumerate(hops)}
+        self._hops = np.array(
+            [(link, i, place.get((i, h + 1), -1), h == 0) for link, i, h in hops], np.int32
+        ).reshape(-1, 4)
+        self._line = np.zeros(links, queues.QUEUE)
+        self._line["buffer"] = np.append(buffers, math.inf)
+        self._table, self._lines = queues.table(self.kernel), queues.table(self._line)
+        self._coming = np.zeros(len(hops))
+        self._batches, self._sums = np.zeros((len(hops), BATCHES)), np.zeros((links, BATCHES))
+        self._now = 0
+
+    def advance(self, network: Network, elapsed: Nanos) -> int:
+        """So much time passes; how many flows end."""
+        self._now += elapsed
+        n: int = queues.step(
+            network.table,
+            self._table,
+            network.live,
+            network.paths,
+            network.capacity,
+            network.supply,
+            self._lines,
+            self._hops,
+            self._coming,
+            self._batches,
+            self._sums,
+            network.carried,
+            self._now / SECOND,
+            elapsed / SECOND,
+            network.at,
+        )
+        return n
 
 
 class Network:
@@ -63,10 +114,14 @@ class Network:
         counts = [len(flow.preds) for flow in flows]
         self._first = np.concatenate(([0], np.cumsum(counts))).astype(np.intp)
         self._preds = np.array([p for flow in flows for p in flow.preds], np.intp)
-        self._table = fluid.table(self.rows)
+        self.supply = self._first, self._preds
+        self.table = fluid.table(self.rows)
         self._work = np.zeros((3, max(len(flows), len(capacity) + 1)))
-        self._at = np.zeros(len(flows), np.intp)
-        self._live = np.zeros(0, np.intp)
+        self.at = np.zeros(len(flows), np.intp)
+        self.live = np.zeros(0, np.intp)
+        self._queues: Queues | None = None
+        self.kernel: NDArray[np.void]
+        """Once there are queues."""
         self._small: Paths | None = None  # live flows' paths, links numbered anew
         self._capacities = self.capacity  # of these links
 
@@ -76,7 +131,7 @@ class Network:
         self.rows["sent"][at] = 0.0
         self.rows["ended"][at] = False
         self.rows["active"][at] = True
-        self._live = np.union1d(self._live, at)
+        self.live = np.union1d(self.live, at)
         self._small, self.stale = None, True
 
     def left(self, at: Rows | slice = slice(None)) -> Floats:
@@ -107,18 +162,25 @@ class Network:
         self._free = self.capacity - self._background
         self._small, self.stale = None, True
 
+    def use_queues(self, buffers: Floats) -> NDArray[np.void]:
+        """From now on links have queues, and flows are paced in small steps: see queues.py.
+        `buffers`: bytes, float64[L]. Returns KERNEL[F], to be filled in."""
+        self._queues = Queues(self, buffers)
+        self.kernel = self._queues.kernel
+        return self.kernel
+
     def share(self) -> None:
         """Find all rates anew if anything has changed."""
-        if self.stale:
+        if self.stale and self._queues is None:
             if self._small is None:
                 # In a large network few flows are active, on few links.
-                paths, crossed = self.paths[self._live], np.zeros(len(self.capacity), np.bool_)
+                paths, crossed = self.paths[self.live], np.zeros(len(self.capacity), np.bool_)
                 crossed[paths] = crossed[-1] = True
                 self._small = (np.cumsum(crossed, dtype=np.int32) - 1)[paths]
                 self._capacities = self._free[crossed]
             fluid.share(
-                self._table,
-                self._live,
+                self.table,
+                self.live,
                 self._small,
                 self._capacities,
                 self._first,
@@ -129,7 +191,9 @@ class Network:
 
     def next_event(self) -> int:
         """In how many ns something happens by itself; 2**62: nothing does."""
-        seconds = fluid.until_next(self._table, self._live, self._first, self._preds)
+        if self._queues is not None:
+            return STEP if len(self.live) else 1 << 62
+        seconds = fluid.until_next(self.table, self.live, self._first, self._preds)
         if seconds > 1e9:
             return 1 << 62
         # Never early: a byte that is left would be an event of its own.
@@ -138,11 +202,14 @@ class Network:
     def advance(self, elapsed: Nanos) -> list[int]:
         """So much time passes, in which nothing happens before its end; returns who ends then."""
         self.other += self._background * (elapsed / SECOND)
-        n = fluid.advance(
-            self._table, self._live, elapsed / SECOND, self.paths, self.carried, self._at
-        )
-        ended: list[int] = self._at[:n].tolist()
+        if self._queues is not None:
+            n = self._queues.advance(self, elapsed)
+        else:
+            n = fluid.advance(
+                self.table, self.live, elapsed / SECOND, self.paths, self.carried, self.at
+            )
+        ended: list[int] = self.at[:n].tolist()
         if ended:
-            self._live = self._live[self.rows["active"][self._live]]
+            self.live = self.live[self.rows["active"][self.live]]
             self._small = None
         return ended

@@ -45,7 +45,8 @@ class Background:
 class World:
     """`capacity`: goodput of each link, payload bytes/s. `hosts`: every one that has a daemon.
     `switch_of`: which switch process holds each link; None: there is none. `background`: in no
-    scenario file, as the lab has none."""
+    scenario file, as the lab has none. `queue_us`: how long each link's buffer lasts at its rate;
+    none: kernels top up at once."""
 
     links: tuple[str, ...]
     capacity: tuple[float, ...]
@@ -53,6 +54,7 @@ class World:
     jobs: tuple[SimJob, ...]
     switch_of: tuple[str | None, ...] = ()
     background: tuple[Background, ...] = ()
+    queue_us: tuple[float, ...] = ()
 
     def background_at(self, now: int) -> list[float]:
         """Rate of all of it on each link, payload bytes/s."""
@@ -82,7 +84,9 @@ def from_scenario(scenario: Scenario, use_switch: bool = True, per_rack: bool = 
 
     jobs = tuple(_job(scenario, job, path, seed) for job in scenario.jobs)
     hosts = tuple(host.name for host in scenario.hosts)
-    return World(links, capacity, hosts, jobs, switch_of)
+    resolved = scenario.directed_links().values()
+    queue_us = tuple(link.buffer_bytes * 8e6 / link.capacity_bps for link in resolved)
+    return World(links, capacity, hosts, jobs, switch_of, queue_us=queue_us)
 
 
 Path = Callable[[str, str], tuple[int, ...]]

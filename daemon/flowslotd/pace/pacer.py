@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from flowslot.model.top_up import LEAST_RATE
 from flowslotd.flows.counters import FlowCounters
 
 Kind = Literal["new", "closed", "drained"]
@@ -16,11 +17,6 @@ Where = Literal["device", "kernel", "sockets", "sysctl"]
 
 class PacingError(Exception):
     """A back end cannot work on this host; the message says why and what to do."""
-
-
-LEAST = 256_000.0
-"""Bytes/s: a flow notices a raised rate after one segment at the old one. Below this rate (a held
-flow) that would be more than 6 ms."""
 
 
 class PaceEntry(NamedTuple):
@@ -38,7 +34,7 @@ class PaceEntry(NamedTuple):
     """How long the smallest buffer of the path lasts at its link's rate."""
     burst: float = 0.0
     """Bytes that may be sent at the ceiling after they were not sent at the reserved rate."""
-    least: float = LEAST
+    least: float = LEAST_RATE
     """A lower rate becomes this one."""
 
 

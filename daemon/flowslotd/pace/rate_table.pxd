@@ -4,6 +4,7 @@
 cimport cython
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
+from flowslot.model.top_up cimport burst, growth
 from flowslotd.flows.rows cimport Row
 
 # struct Ctl from flowslotd.pace.layout:CTL
@@ -60,18 +61,16 @@ cdef packed struct Entry:
     double least
 # end
 
-cdef double _slowest, _fastest, _waiting, _served, _max_rate, _max_small, _fits_per_us, _burst_part, _burst_us, _held_part, _least
+cdef double _max_rate, _max_small
 
 cpdef typed_rows(Row[::1] rows)
 cpdef typed_entries(Entry[::1] entries)
 cpdef typed_ctl(Ctl[::1] ctl)
 cpdef typed_stat(const Stat[::1] stat)
 cpdef bint are(Row[::1] rows, const Py_ssize_t[::1] at, const uint64_t[::1] flows)
-@cython.locals(part=double)
-cpdef double growth(double rate, double share, int64_t queue_us)
 @cython.locals(
     rates=double[:], ceilings=double[:], guaranteed=uint8_t[:], n=Py_ssize_t, grows=double,
-    burst=double, share=double, least=double, taking_turns=cython.bint, same=cython.bint,
+    most=double, share=double, lowest=double, taking_turns=double, same=cython.bint,
 )
 cpdef Py_ssize_t put(
     Entry[::1] held, Row[::1] rows, const Py_ssize_t[::1] at, tuple columns, bint hard,

@@ -12,39 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flowslot.model.top_up import burst, growth, highest, least
 from flowslotd.flows.rows import Rows
-from flowslotd.pace.pacer import LEAST
 
-FEEDBACK_MS = 4.0
-"""Time after which a queue that is too long shows in the RTT. Until then a job's top-up may..."""
-QUEUE_PART = 0.3
-"""... fill this part of the smallest buffer, and grow by..."""
-FASTEST_PER_MS = 0.1
-"""... no more than this share of the bottleneck per ms, all flows of the job there together."""
-WAITING = 0.25
-"""That is for flows with less than this part of their share, which wait for another job: they fill
-what it leaves when it ends, before anybody has noticed and negotiated. Others grow by..."""
-SERVED = 1 / 16
-"""... this part of it, and where jobs take turns up to what their job's flows on the path have as
-their share together (more only lets one host run ahead of the others); and at least by..."""
-SLOWEST_PER_MS = 0.001
-"""... this share of the bottleneck per ms."""
-BURST_PART, BURST_MS = 0.6, 15.0
-"""All bursts of a job together fill at most this part of the smallest buffer, and last for at most
-so long at the bottleneck's rate: until a grant comes, and not as long as a timeout (20 ms)."""
-HELD_PART = 0.125
-"""A flow is never paced below `LEAST`, or this part of its share where that is less: many held
-flows of a job would fill a link."""
 MAX_RATE, MAX_SMALL = 2.0**60, 2.0**31 - 1
 """The largest numbers that are written: an infinite ceiling is none."""
 
 # The same as C variables: rate_table.pxd declares them.
-_slowest, _fastest, _waiting, _served = SLOWEST_PER_MS, FASTEST_PER_MS, WAITING, SERVED
 _max_rate, _max_small = MAX_RATE, MAX_SMALL
-_burst_part, _burst_us = BURST_PART, 1000.0 * BURST_MS
-_held_part, _least = HELD_PART, LEAST
-# Growing by g per ms, top-up sends g t^2 / 2 too much in t ms: that must fit.
-_fits_per_us = 2.0 * QUEUE_PART / 1000.0 / FEEDBACK_MS**2
 
 
 def typed_rows(rows: Any) -> Any:
@@ -77,12 +52,6 @@ def are(rows: Any, at: Rows, flows: NDArray[np.uint64]) -> bool:
     return True
 
 
-def growth(rate: float, share: float, queue_us: int) -> float:
-    """By how many bytes/s a flow's top-up grows per ms."""
-    part = _served if rate >= _waiting * share else 1.0
-    return share * min(max(_fits_per_us * queue_us * part, _slowest), _fastest)
-
-
 def put(  # noqa: PLR0917
     held: Any,
     rows: Any,
@@ -102,25 +71,24 @@ def put(  # noqa: PLR0917
     for i in range(len(at)):
         r = at[i]
         rate, ceiling, grows = rates[i], rates[i], 0.0
-        queue_us, burst = rows[r].queue_us, 0.0
+        queue_us, most = rows[r].queue_us, 0.0
         # The arbiter also knows the job's flows on other hosts.
         share = rows[r].share if rows[r].share > 0 else rows[r].own_share
-        least = min(_least, _held_part * share) if share > 0 else _least
+        lowest = least(share)
         if not hard and ceilings[i] > rate:
             ceiling = ceilings[i]
             grows = growth(rate, share, queue_us)
-            taking_turns = rows[r].path_share > 0 and not rows[r].suppressed
-            if taking_turns and rate >= _waiting * share:
-                ceiling = max(min(ceiling, rows[r].path_share), rate)
-            burst = share * min(_burst_part * queue_us, _burst_us) / 1e6
+            taking_turns = 0.0 if rows[r].suppressed else rows[r].path_share
+            ceiling = highest(rate, ceiling, share, taking_turns)
+            most = burst(share, queue_us)
         same = held[r].cookie == rows[r].cookie and held[r].reserved == rate
         same = same and held[r].ceiling == ceiling and held[r].growth == grows
         same = same and held[r].guaranteed == guaranteed[i] and held[r].queue_us == queue_us
-        same = same and held[r].burst == burst and held[r].least == least
+        same = same and held[r].burst == most and held[r].least == lowest
         if not same:
             held[r].cookie, held[r].reserved, held[r].ceiling = rows[r].cookie, rate, ceiling
             held[r].growth, held[r].guaranteed = grows, guaranteed[i]
-            held[r].queue_us, held[r].burst, held[r].least = queue_us, burst, least
+            held[r].queue_us, held[r].burst, held[r].least = queue_us, most, lowest
             changed[n] = r
             n += 1
     return n
@@ -140,18 +108,18 @@ def write(ctl: Any, slots: Rows, entries: Any) -> int:
         ceiling = within(entries[i].ceiling, _max_rate)
         grows = within(entries[i].growth, _max_small)
         queue_us = within(entries[i].queue_us, _max_small)
-        burst = within(entries[i].burst, _max_small)
-        least = within(entries[i].least, _max_small)
+        most = within(entries[i].burst, _max_small)
+        lowest = within(entries[i].least, _max_small)
         guaranteed = 1 if entries[i].guaranteed else 0
         same = ctl[s].reserved == reserved and ctl[s].ceiling == ceiling
         same = same and ctl[s].guaranteed == guaranteed
         same = same and ctl[s].growth == grows and ctl[s].queue_us == queue_us
-        same = same and ctl[s].burst == burst and ctl[s].least == least
+        same = same and ctl[s].burst == most and ctl[s].least == lowest
         if not same or ctl[s].deadline_ns == 0:
             ctl[s].reserved, ctl[s].ceiling = reserved, ceiling
             ctl[s].guaranteed = guaranteed
-            ctl[s].growth, ctl[s].queue_us, ctl[s].burst = grows, queue_us, burst
-            ctl[s].least = least
+            ctl[s].growth, ctl[s].queue_us, ctl[s].burst = grows, queue_us, most
+            ctl[s].least = lowest
             changed += 1
     return changed
 

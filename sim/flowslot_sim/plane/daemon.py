@@ -43,6 +43,7 @@ class DaemonNode:
         self._streams: list[Stream | None] = [None] * len(switches)
         self._alarm: Event | None = None
         self._frozen_until = Nanos(0)
+        self._due = False  # a pass at events
         bunches = plane.observer.bunches
         self._all = {
             b + 1: Aggregate(b + 1, (one := bunches[b]).job, one.links, 0, sockets=len(one.rows))
@@ -96,6 +97,13 @@ class DaemonNode:
         its = list(bunches)
         if not self._waits(lambda then: self.touched(then, its)):
             self._seen.update((b + 1, self._all[b + 1]) for b in its)
+            if not self._due:
+                self._due = True
+                self._events.at(now + self._plane.look_ns, self._look_at_events)
+
+    def _look_at_events(self, now: Nanos) -> None:
+        if not self._waits(self._look_at_events):
+            self._due = False
             self._pass(now, small=False)
 
     def on_slot(self, now: Nanos) -> None:

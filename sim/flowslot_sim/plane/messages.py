@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,15 +13,15 @@ import numpy as np
 from flowslot.arbiter import COALESCE_NS, ArbiterConfig
 from flowslot.model.slot import DEFAULT_SLOT
 from flowslot.model.units import Nanos
-from flowslot.policy.base import Allocator, Floats
+from flowslot.policy.base import Allocator
 from flowslot.policy.registry import PolicyOptions, beside_others
-from flowslot.protocol.grants import Granted
 from flowslot.protocol.host import Host
 from flowslot.protocol.loopback import Loopback
 from flowslot.protocol.session import Session
 from flowslot_scenario.results import Evidence
 from flowslot_sim.observed import Observer
 from flowslot_sim.plane.daemon import DaemonNode
+from flowslot_sim.plane.kernel import FluidKernel
 from flowslot_sim.plane.switch import SwitchNode
 from flowslot_sim.plane.wire import Clock, Delays, Stream
 from flowslot_sim.simulation import Control, Simulation
@@ -30,6 +29,7 @@ from flowslot_sim.simulation import Control, Simulation
 MakeAllocator = Callable[[PolicyOptions], Allocator]
 
 ONE_MS = Delays()
+_AT_ONCE = Nanos(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +38,14 @@ class Plant:
 
     `skew_ppm`: clocks run fast or slow by up to so much, and show times that are up to an hour
     apart. `coalesce_ns`: as in ArbiterConfig. `kernel_top_up`: flows use what others leave without
-    being told to.
+    being told to. `look_ns`: from an event of a flow until its daemon has looked and says so.
     """
 
     delays: Delays = ONE_MS
     skew_ppm: float = 0.0
     coalesce_ns: Nanos = COALESCE_NS
     kernel_top_up: bool = True
+    look_ns: Nanos = _AT_ONCE
 
 
 class Messages(Control):
@@ -64,6 +65,7 @@ class Messages(Control):
         self.kernel = FluidKernel(sim, self.observer, plant.kernel_top_up)
         self._world = world = sim.world
         self._plant = plant
+        self.look_ns = plant.look_ns
         self._make_own = partial(make_allocator, replace(options, partial=True))
         self._numbers = count(1)  # of names and sessions
         self._config = ArbiterConfig(coalesce_ns=plant.coalesce_ns)
@@ -188,74 +190,3 @@ class Messages(Control):
     def stream(self) -> Stream:
         """A new one, between a daemon and a switch process."""
         return Stream(self.events, self.random, self._plant.delays)
-
-
-@dataclass(slots=True)
-class _Entry:
-    """What the kernel of a host has in force for a bunch."""
-
-    rate: float = math.nan
-    covered: Sequence[int] = ()
-    until: int = 0
-
-
-class FluidKernel:
-    """Rates in force, by bunch; one that is not renewed in time is void, as if never granted."""
-
-    def __init__(self, sim: Simulation, observer: Observer, top_up: bool) -> None:
-        self._sim = sim
-        self._top_up = top_up
-        self._observer = observer
-        self._entries = [_Entry() for _ in observer.bunches]
-        self._rows = [np.array(bunch.rows, np.intp) for bunch in observer.bunches]
-        self.writes = 0
-        """Rates put into force."""
-
-    def put(self, now: Nanos, b: int, grant: Granted, covered: Sequence[int], until: Nanos) -> None:
-        """Bunch b has this rate until then, unless it is renewed; NaN: it is left alone. `covered`:
-        those of its links that live arbiters hold."""
-        self.writes += 1
-        self._entries[b] = _Entry(grant.rate, covered, until)
-        self.share_out(b)
-        self._watch(b)
-
-    def renew(self, bunches: Iterable[int], until: Nanos) -> None:
-        """What these have stays in force until then; what is void stays void."""
-        for b in bunches:
-            entry = self._entries[b]
-            if entry.until > self._sim.now:
-                entry.until = until
-                self._watch(b)
-
-    def share_out(self, b: int) -> None:
-        """Divide a bunch's rate among its flows by what they have left."""
-        rate, rows = self._entries[b].rate, self._rows[b]
-        if math.isnan(rate):
-            reserved: Floats = np.zeros(len(rows))
-        else:
-            reserved = self._observer.split_one(b, rate)
-        unbounded = self._top_up or math.isnan(rate)
-        ceiling = np.full(len(rows), math.inf) if unbounded else reserved
-        self._sim.network.pace(rows, reserved, ceiling)
-
-    def in_force(self, b: int) -> bool:
-        """An arbiter's rate, more than nothing, is in force for a bunch."""
-        return self._entries[b].rate > 0
-
-    def guaranteed(self) -> Floats:
-        """What flows are in force to send at by live arbiters' leave, on each link, float64[L]."""
-        sums = np.zeros(len(self._sim.world.links))
-        for entry in self._entries:
-            if not math.isnan(entry.rate):
-                sums[list(entry.covered)] += entry.rate
-        return sums
-
-    def _watch(self, b: int) -> None:
-        """Void it when its time is over."""
-        self._sim.events.at(Nanos(self._entries[b].until), partial(self._look, b))
-
-    def _look(self, b: int, now: Nanos) -> None:
-        entry = self._entries[b]
-        if entry.until <= now and not math.isnan(entry.rate):
-            self._entries[b] = _Entry()
-            self.share_out(b)

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+# cython: infer_types=True
+"""What a flow may send above its reserved rate in the kernel (ADR 3): how fast its top-up grows,
+and how large its burst is. Compiled (types: top_up.pxd); interpreted, the same.
+
+Daemons write the results into the kernel's table; the simulator's kernel goes by them. Rates and
+shares are bytes/s. A flow's share: its bottleneck, divided among its job's flows there. `queue_us`:
+how long its path's smallest buffer lasts at its link's rate.
+"""
+
+FEEDBACK_MS = 4.0
+"""Time after which a queue that is too long shows in the RTT. Until then a job's top-up may..."""
+QUEUE_PART = 0.3
+"""... fill this part of the smallest buffer, and grow by..."""
+FASTEST_PER_MS = 0.1
+"""... no more than this share of the bottleneck per ms, all flows of the job there together."""
+WAITING = 0.25
+"""That is for flows with less than this part of their share, which wait for another job: they fill
+what it leaves when it ends, before anybody has noticed and negotiated. Others grow by..."""
+SERVED = 1 / 16
+"""... this part of it, and at least by..."""
+SLOWEST_PER_MS = 0.001
+"""... this share of the bottleneck per ms."""
+BURST_PART, BURST_MS = 0.6, 15.0
+"""All bursts of a job together fill at most this part of the smallest buffer, and last for at most
+so long at the bottleneck's rate: until a grant comes, and not as long as a timeout (20 ms)."""
+LEAST_RATE = 256_000.0
+"""Bytes/s: a flow notices a raised rate after one segment at the old one. Below this rate (a held
+flow) that would be more than 6 ms."""
+HELD_PART = 0.125
+"""A flow is never paced below LEAST_RATE, or this part of its share where that is less: many held
+flows of a job would fill a link."""
+
+EPOCH_S, GAP_S, REFILL_S = 0.002, 0.001, 0.01
+"""As in bpf/consts.h (FS_EPOCH_NS, FS_GAP_NS, FS_REFILL_NS): the time of which the least RTT
+counts; a flow without anything to send for longer, and for as long as QUEUE_PART of the buffer
+lasts, loses its extra; and so long it takes its bucket to fill."""
+AHEAD_BYTES, SEGMENT_BYTES = 1 << 17, 1448
+"""FS_AHEAD: so far below nothing may a bucket be. What is left to a flow that has no backlog."""
+
+# The same as C variables: top_up.pxd declares them.
+_slowest, _fastest, _waiting, _served = SLOWEST_PER_MS, FASTEST_PER_MS, WAITING, SERVED
+_burst_part, _burst_us = BURST_PART, 1000.0 * BURST_MS
+_least, _held_part = LEAST_RATE, HELD_PART
+# Growing by g per ms, top-up sends g t^2 / 2 too much in t ms: that must fit.
+_fits_per_us = 2.0 * QUEUE_PART / 1000.0 / FEEDBACK_MS**2
+
+
+def growth(rate: float, share: float, queue_us: float) -> float:
+    """By how many bytes/s the top-up of a flow that has `rate` grows per ms."""
+    part = _served if rate >= _waiting * share else 1.0
+    return share * min(max(_fits_per_us * queue_us * part, _slowest), _fastest)
+
+
+def burst(share: float, queue_us: float) -> float:
+    """Bytes that a flow may send at its ceiling."""
+    return share * min(_burst_part * queue_us, _burst_us) / 1e6
+
+
+def highest(rate: float, ceiling: float, share: float, path_share: float) -> float:
+    """What reserved rate and top-up may come to. `path_share`: share of all the job's flows on the
+    path together, where jobs take turns there; else 0.
+
+    A flow that does not wait gains nothing for its job by more than that: its host runs ahead of
+    the others.
+    """
+    if path_share > 0 and rate >= _waiting * share:
+        return max(min(ceiling, path_share), rate)
+    return ceiling
+
+
+def least(share: float) -> float:
+    """A lower rate than this becomes this one. `share`: 0 where it is not known."""
+    return min(_least, _held_part * share) if share > 0 else _least

@@ -36,6 +36,7 @@ NEARLY_DONE = 0.25
 """A job with at most this part of its iteration left is let finish by a partial arbiter."""
 SIZE_CLASS = 4.0
 """Jobs within this factor are of one size to a partial arbiter."""
+_SHAPES = 16  # numbers of flows, jobs and links whose arrays are kept for the next time
 
 
 class StaggerAllocator:
@@ -61,15 +62,17 @@ class StaggerAllocator:
         self._settled = False
         self._standing: Bools | None = None
         self._sharing = gang_rates.Sharing(0, 0, 0)
+        self._sharings: dict[tuple[int, int, int], gang_rates.Sharing] = {}
 
     def allocate(self, state: AllocationState, now: Nanos) -> Floats:
         """See Allocator."""
         shape = len(state.remaining), len(state.job_names), len(state.capacity) - 1
-        if self._sharing.shape != shape:
-            self._sharing = gang_rates.Sharing(*shape)
+        sharing = self._sharings.pop(shape, None) or gang_rates.Sharing(*shape)
+        self._sharing = self._sharings[shape] = sharing
+        if len(self._sharings) > _SHAPES:
+            del self._sharings[next(iter(self._sharings))]
         # A job that lags gets what it would have without us.
         floors = np.where(self._fair.look(state, now), 1.0, self._floor_share)
-        sharing = self._sharing
         _fill_in(sharing.rows, state)
         sharing.begin(state.paths, state.capacity, state.sockets)
         # No job shares a link: it does not matter which flows are active or due.
@@ -80,12 +83,13 @@ class StaggerAllocator:
         rates: Floats = sharing.rows["rate"].copy()
         return rates
 
-    def next_change(self, state: AllocationState, now: Nanos) -> Nanos | None:
-        """The next time at which an idle flow begins or ceases to count as about to start."""
-        if self._settled:
-            return None
-        edge = gang_rates.next_edge(state.remaining, state.next_bytes, state.due_ns, state.idle_ns)
-        return None if math.isinf(edge) else Nanos(now + int(edge) + 1)
+    def next_change(self, state: AllocationState) -> Floats:
+        """See Allocator: idle flows begin or cease to count as about to start; active jobs that
+        share a link age."""
+        first = np.full(len(state.remaining), np.inf)
+        if not self._settled:
+            self._sharing.find_edges(first)
+        return first
 
     def standing(self) -> Bools | None:
         """See Allocator: the flows of jobs that share no link with another one."""

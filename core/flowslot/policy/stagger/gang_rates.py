@@ -71,7 +71,7 @@ JOB = np.dtype(  # of the job's flows with one role
 
 # The same as C variables: gang_rates.pxd declares them.
 _keep_ratio, _keep_slack, _full, _rounding = KEEP_RATIO, KEEP_SLACK_S, FULL, ROUNDING
-_near, _near_overdue = NEAR_NS, NEAR_OVERDUE_NS
+_near, _near_overdue, _overdue = NEAR_NS, NEAR_OVERDUE_NS, OVERDUE_NS
 _worthwhile = WORTHWHILE
 _out, _active, _idle, _kept, _coming, _inf = OUT, ACTIVE, IDLE, KEPT, COMING, math.inf
 
@@ -106,12 +106,9 @@ def bottleneck(need: Any, job: int, room: Any, least: float) -> float:
     return seconds
 
 
-def next_edge(remaining: Floats, following: Floats, due: Floats, idle: Floats) -> float:
-    """In how many ns the first idle flow begins or ceases to be near or overdue; inf: none.
-    `following`: `next_bytes`; all as in AllocationState."""
-    edges = np.array((due - NEAR_NS, due + NEAR_OVERDUE_NS, due + OVERDUE_NS, NEAR_NS - idle))
-    counts = (remaining <= 0) & (following > 0) & (edges > 0)
-    return float(edges[counts].min(initial=math.inf))
+def earlier(first: float, edge: float) -> float:
+    """`first`, or an edge that comes before that and is not over."""
+    return edge if 0 < edge < first else first
 
 
 class Sharing:
@@ -170,9 +167,11 @@ class Sharing:
         self.take_away()
 
     def fits(self, role: int, job: int) -> bool:
-        """What a job's flows with one role hold is left on all links."""
+        """What a job's flows with one role hold is left on all links that they cross: elsewhere,
+        other jobs' floors may leave less than nothing, by rounding."""
         for link in range(len(self.left)):
-            if self.hold[role, job, link] > self.left[link] * (1 + _rounding):
+            hold = self.hold[role, job, link]
+            if hold > 0 and hold > self.left[link] * (1 + _rounding):
                 return False
         return True
 
@@ -382,3 +381,21 @@ class Sharing:
             more = max(self.flows[i].cap - self.flows[i].rate, 0.0)
             self.most[i] = more if self.flows[i].role == _active else 0.0
         self.raise_to_fill()
+
+    # --- for how long
+
+    def find_edges(self, first: Floats) -> None:
+        """In how many ns each flow begins or ceases to be near, beside active siblings, or else
+        overdue: float64[F]; inf: never. 0: it is active beside another job, and the two change
+        places as they wait and lag."""
+        for i in range(len(self.flows)):
+            flow, edge = self.flows[i], _inf
+            if flow.role == _active and not flow.alone:
+                edge = 0.0
+            elif flow.role != _out and flow.remaining <= 0:
+                edge = earlier(edge, flow.due + max(_overdue, flow.period / 2))
+                if self.jobs[_active, flow.job].present:
+                    edge = earlier(edge, flow.due - _near)
+                    edge = earlier(edge, flow.due + _near_overdue)
+                    edge = earlier(edge, _near - flow.idle)
+            first[i] = edge

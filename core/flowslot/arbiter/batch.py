@@ -17,7 +17,7 @@ class Batch:
     """Whole parts of a ledger (see there), so no flow outside has a say in what these are to have.
 
     From `open` to `close`: F flows. `slots`: theirs in the ledger, intp[F], ascending; `rows`,
-    ROW[F]: copies of the ledger's. Links are those of the ledger.
+    ROW[F]: copies of the ledger's, or all of these. Links are those of the ledger.
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -32,9 +32,12 @@ class Batch:
             self._room = np.zeros(2 * n, ROW)
             self._tables = rules.table(self._room)
         self.slots, self._now = slots, now
-        self.rows: NDArray[np.void] = self._room[:n]
-        self.rows.view(_OPAQUE)[:] = ledger.rows.view(_OPAQUE)[slots]
-        self._paths, self._table = ledger.paths[slots], self._tables[:n]
+        self.rows: NDArray[np.void] = ledger.rows
+        self._paths, self._table = ledger.paths, ledger.table
+        if n < ledger.n:
+            self.rows, self._table = self._room[:n], self._tables[:n]
+            self.rows.view(_OPAQUE)[:] = ledger.rows.view(_OPAQUE)[slots]
+            self._paths = ledger.paths[slots]
         self._until = 0  # when the flows that are waited for are not any more, see rules.see
         rules.progress(now, self._table)
 
@@ -84,7 +87,8 @@ class Batch:
         times, n_links = np.array((slot, self._until, coalesced, patience)), self._ledger.n_links
         rules.find_due(self._now, self._table, self._paths, n_links, edges, times, due)
         self._ledger.look_at[self.slots] = due
-        self._ledger.rows.view(_OPAQUE)[self.slots] = self.rows.view(_OPAQUE)
+        if self.rows is not self._ledger.rows:
+            self._ledger.rows.view(_OPAQUE)[self.slots] = self.rows.view(_OPAQUE)
 
     # --- from target rates to messages
 

@@ -57,16 +57,18 @@ cdef class Sharing:
     cdef sums_t sums
     cdef floats_t left, use, rates, most
     cdef readonly double[::1] seconds
-    cdef rows_t links, meets
+    cdef rows_t links, meets, first, following
     cdef paths_t paths
     cdef given_t capacity, sockets
 
+    @cython.locals(i=Py_ssize_t)
     cpdef void begin(self, paths_t paths, given_t capacity, given_t sockets)
     cdef void take_away(self)
+    cdef void take_used(self)
     cdef void raise_to_fill(self)
     @cython.locals(hold=double)
     cdef bint fits(self, Py_ssize_t role, Py_ssize_t job)
-    @cython.locals(seconds=double, keeps=cython.bint)
+    @cython.locals(seconds=double, rate=double, keeps=cython.bint, i=Py_ssize_t)
     cdef void take(self, Py_ssize_t role, Py_ssize_t job)
     @cython.locals(found=cython.bint, settled=cython.bint)
     cpdef bint serve_uncontended(self)
@@ -84,6 +86,7 @@ cdef class Sharing:
     cpdef void time_whole(self)
     @cython.locals(part=double, total=double)
     cpdef void lay_floors(self, given_t parts)
+    @cython.locals(fit=cython.bint, i=Py_ssize_t)
     cpdef void serve(self, chosen_t order)
     cpdef void stand(self, Py_ssize_t role, chosen_t order)
     @cython.locals(more=double)

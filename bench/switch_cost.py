@@ -141,7 +141,7 @@ class _Racks:
             jobs = range(LOAD.jobs) if everyone else (ends, (ends + 2) % LOAD.jobs)
             for host in range(rack * LOAD.ranks, (rack + 1) * LOAD.ranks):
                 self._arbiter.demand(self._now, host, self._demands(host, jobs))
-        first, self._now = self._decide(), Nanos(self._now + MILLISECOND)
+        first, self._now = self._decide(), Nanos(self._now + MILLISECOND // 10)
         return first, self._decide()
 
     def _pass(self, until: Nanos) -> None:

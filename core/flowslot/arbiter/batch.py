@@ -1,16 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """The flows that a decision looks at: what they are to have, and what of that can be said now."""
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
 from flowslot.arbiter import rules
 from flowslot.arbiter.ledger import ROW, Ledger
 from flowslot.model.units import Nanos
-from flowslot.policy.base import AllocationState, Bools, Floats, Keys, Rows
+from flowslot.policy.base import AllocationState, Bools, Floats, Ints, Keys, Paths, Rows
 from flowslot.policy.fill import link_sum
 
+_KEPT = 64  # batches whose numbering is kept: the same parts are looked at again and again
 _OPAQUE = np.dtype((np.void, ROW.itemsize))  # NumPy copies a row at once, not field by field
+
+
+class Numbering(NamedTuple):
+    """What an allocator calls links, jobs and aggregates: see AllocationState."""
+
+    links: Rows
+    paths: Paths
+    job: Ints
+    job_names: Sequence[str]
+    jobs: Keys
+    aggregate: Ints
+    aggregates: Keys
 
 
 class Batch:
@@ -24,6 +40,8 @@ class Batch:
         self._ledger = ledger
         self._room = np.zeros(0, ROW)
         self._tables = rules.table(self._room)  # which takes longer than most loops
+        self._numberings: dict[bytes, Numbering] = {}
+        self._moves = 0
 
     def open(self, slots: Rows, now: Nanos) -> None:
         """Look at these flows, with estimates of what remains."""
@@ -49,23 +67,17 @@ class Batch:
         ledger, rows, seen = self._ledger, self.rows, np.empty((6, len(self.slots)))
         n_links, phases = ledger.n_links, ledger.phases
         self._until = rules.see(self._now, self._table, self._paths, n_links, phases, seen)
-        links = np.zeros(n_links + 1, np.bool_)
-        links[n_links] = True
-        crossed, paths = _packed(self._paths, links)
-        jobs, job = _packed(rows["job"], np.zeros(len(ledger.jobs.names), np.bool_))
-        aggregates, aggregate = _packed(
-            rows["aggregate"], np.zeros(len(ledger.aggregates.names), np.bool_)
-        )
+        here = self._numbering()
         return AllocationState(
-            paths=paths.astype(np.int32),
-            capacity=np.append(capacity, np.inf)[crossed],
-            goodput=ledger.goodput[crossed],
-            job=job,
-            job_names=[ledger.jobs.names[number] for number in jobs.tolist()],
-            jobs=Keys(jobs, ledger.jobs.turns[jobs]),
+            paths=here.paths,
+            capacity=np.append(capacity, np.inf)[here.links],
+            goodput=ledger.goodput[here.links],
+            job=here.job,
+            job_names=here.job_names,
+            jobs=here.jobs,
             flow=rows["flow"],
-            aggregate=aggregate,
-            aggregates=Keys(aggregates, ledger.aggregates.turns[aggregates]),
+            aggregate=here.aggregate,
+            aggregates=here.aggregates,
             remaining=seen[0],
             cap=rows["cap"],
             sockets=rows["sockets"].copy(),
@@ -76,6 +88,29 @@ class Batch:
             idle_ns=seen[5],
             goal=rows["goal"],
         )
+
+    def _numbering(self) -> Numbering:
+        """The same for the same flows, until some come or go."""
+        ledger, rows, key = self._ledger, self.rows, self.slots.tobytes()
+        if self._moves != ledger.moves or len(self._numberings) > _KEPT:
+            self._numberings, self._moves = {}, ledger.moves
+        if key not in self._numberings:
+            used = np.zeros(ledger.n_links + 1, np.bool_)
+            used[ledger.n_links] = True
+            links, paths = _packed(self._paths, used)
+            jobs, job = _packed(rows["job"], np.zeros(len(ledger.jobs.names), np.bool_))
+            used = np.zeros(len(ledger.aggregates.names), np.bool_)
+            aggregates, aggregate = _packed(rows["aggregate"], used)
+            self._numberings[key] = Numbering(
+                links,
+                paths.astype(np.int32),
+                job,
+                [ledger.jobs.names[number] for number in jobs.tolist()],
+                Keys(jobs, ledger.jobs.turns[jobs]),
+                aggregate,
+                Keys(aggregates, ledger.aggregates.turns[aggregates]),
+            )
+        return self._numberings[key]
 
     def unsettled(self) -> bool:
         """Some grants are not (yet) what they are to be, or not reported to be standing."""

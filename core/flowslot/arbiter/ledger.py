@@ -92,6 +92,8 @@ class Ledger:
         self._all_look_at: Ints = np.zeros(0, np.int64)
         self._all_parts: Rows = np.zeros(0, np.intp)
         self._n_parts, self._moved = 0, False  # flows have come or gone, or have another path
+        self.moves = 0
+        """So often has `due` seen that."""
         self._resize(0)
 
     # --- slots
@@ -234,7 +236,7 @@ class Ledger:
             self._n_parts = connected.parts(
                 session, job, self.paths, self.n_links, n_jobs, self.part
             )
-            self._moved = False
+            self._moved, self.moves = False, self.moves + 1
         due = np.zeros(self._n_parts + 1, np.bool_)  # by part; the last one: of free slots
         due[self.part[self.look_at <= now]] = True
         due[-1] = False

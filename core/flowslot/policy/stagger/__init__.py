@@ -17,7 +17,7 @@ per iteration there.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -121,10 +121,11 @@ class StaggerAllocator:
         sharing.stand(IDLE, _queue(sharing, names))
 
 
-def _jobs(sharing: gang_rates.Sharing, role: int) -> list[tuple[int, np.void]]:
-    """Number and row of JOB of each job that has flows with this role."""
+def _jobs(sharing: gang_rates.Sharing, role: int, *columns: str) -> Iterator[tuple[Any, ...]]:
+    """Number and these columns of JOB of each job that has flows with this role."""
     rows = sharing.per_job[role]
-    return [(j, rows[j]) for j in np.flatnonzero(rows["present"]).tolist()]
+    here = np.flatnonzero(rows["present"])
+    return zip(here.tolist(), *(rows[column][here].tolist() for column in columns), strict=True)
 
 
 def _turns(sharing: gang_rates.Sharing, names: Sequence[str], whole: list[float] | None) -> Rows:
@@ -133,9 +134,9 @@ def _turns(sharing: gang_rates.Sharing, names: Sequence[str], whole: list[float]
     sharing.time_active()
     seconds: list[float] = np.asarray(sharing.seconds).tolist()
     keys: dict[int, tuple[float, str]] = {}
-    for j, job in _jobs(sharing, ACTIVE):
+    for j, wait, period in _jobs(sharing, ACTIVE, "wait", "period"):
         bottleneck = seconds[j] * SECOND
-        waits = float(job["wait"] / (job["period"] or 4.0 * bottleneck + 1.0))
+        waits = wait / (period or 4.0 * bottleneck + 1.0)
         key = bottleneck / (1.0 + AGEING * waits)
         if whole is not None:
             seen = whole[j] * SECOND
@@ -149,10 +150,10 @@ def _turns(sharing: gang_rates.Sharing, names: Sequence[str], whole: list[float]
 def _queue(sharing: gang_rates.Sharing, names: Sequence[str]) -> Rows:
     """Jobs with idle flows, in the order in which these are expected back."""
     keys: dict[int, tuple[bool, float, str]] = {}
-    for j, job in _jobs(sharing, IDLE):
-        lost = bool(job["due"] < -max(OVERDUE_NS, job["period"] / 2))
+    for j, due, period, holds in _jobs(sharing, IDLE, "due", "period", "holds"):
+        lost = due < -max(OVERDUE_NS, period / 2)
         # Two jobs due at about the same time must not pass the capacity to and fro.
-        keys[j] = lost, float(job["due"]) - (NEAR_NS if job["holds"] else 0.0), names[j]
+        keys[j] = lost, due - (NEAR_NS if holds else 0.0), names[j]
     return _by_key(keys)
 
 

@@ -230,7 +230,8 @@ class Arbiter:
         slot = self._next_slot(now)
         latest = slot if len(self._table) else FOREVER
         patience = ACK_LEASES * self.config.lease_ns
-        batch.close(edges, slot, self._coalesced_at or FOREVER, patience, latest)
+        later = self._coalesced_at or Nanos(now + max(coalesce, 1))
+        batch.close(edges, slot, later, patience, latest)
         return {session: grants[session] for session in sorted(grants)}
 
     def next_wakeup(self, now: Nanos) -> Nanos:

@@ -20,7 +20,7 @@ import numpy as np
 from flowslot.arbiter import Arbiter, ArbiterConfig
 from flowslot.model.units import MILLISECOND, Nanos, goodput
 from flowslot.policy import registry
-from flowslot.policy.base import AllocationState, View
+from flowslot.policy.base import AllocationState, Keys, View
 from flowslot.policy.fair_reference import FairReference
 from flowslot.protocol.messages import Ack, Demand, Hello
 
@@ -174,9 +174,10 @@ def look(sends: Sends, rounds: int = 100) -> dict[str, float]:
             goodput=np.append(np.full(sends.links, goodput(10e9)), np.inf),
             job=job,
             job_names=[f"job{j}" for j in range(sends.jobs)],
+            jobs=Keys(np.arange(sends.jobs), np.zeros(sends.jobs, np.int64)),
             flow=np.arange(sends.flows, dtype=np.uint64),
             aggregate=np.arange(sends.flows),
-            aggregates=list(range(sends.flows)),
+            aggregates=Keys(np.arange(sends.flows), np.zeros(sends.flows, np.int64)),
             remaining=np.where(on, following, 0.0),
             cap=unbounded,
             sockets=ones,

@@ -83,6 +83,8 @@ class Bench:
     def step(self, **rates: float) -> dict[tuple[int, int], Grant]:
         """Let the allocator want `f7=50.0`, and return the grants by session and flow."""
         self.want.rates.update({int(name[1:]): rate for name, rate in rates.items()})
+        if rates:  # that is no news of a daemon
+            self.arbiter._flows.look_at_all()
         self.time += 1
         sent = self.arbiter.step(self.now())
         return {(session, g.flow): g for session, grants in sent.items() for g in grants}

@@ -3,14 +3,20 @@
 
 from collections.abc import Sequence
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
 from flowslot.model.units import MILLISECOND, Nanos
-from flowslot.policy.base import AllocationState, Floats
+from flowslot.policy.base import AllocationState, Floats, Keys
 
 MS = float(MILLISECOND)
 NOW = Nanos(10**9)
+
+
+def keys(names: Sequence[object]) -> Keys:
+    """Numbered as they come; another name makes it another one."""
+    return Keys(np.arange(len(names)), np.array([crc32(str(name).encode()) for name in names]))
 
 
 def state(*flows: dict[str, Any], capacity: Sequence[float] = (100.0,)) -> AllocationState:
@@ -32,9 +38,10 @@ def state(*flows: dict[str, Any], capacity: Sequence[float] = (100.0,)) -> Alloc
         goodput=np.array([*capacity, np.inf]),
         job=np.array([names.index(f["job"]) for f in flows]),
         job_names=names,
+        jobs=keys(names),
         flow=np.arange(n, dtype=np.uint64),
         aggregate=np.arange(n),
-        aggregates=list(range(n)),
+        aggregates=Keys(np.arange(n), np.zeros(n, np.int64)),
         remaining=left,
         cap=column("cap", np.inf),
         sockets=column("sockets", 1.0),

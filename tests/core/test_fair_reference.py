@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fair reference against what can be worked out by hand. One link carries 1 GB/s."""
 
+import random
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from states import state
+from states import keys, state
 
 from flowslot.model.units import MILLISECOND, Nanos
-from flowslot.policy.base import AllocationState
+from flowslot.policy.base import AllocationState, Keys
 from flowslot.policy.fair_reference import SLACK, FairReference
 
 MS = MILLISECOND
@@ -30,6 +31,25 @@ class Run:
         lags: list[bool] = self.fair.look(self.state(sending, left), Nanos(round(ms * MS))).tolist()
         return lags
 
+    def alone(self, job: str, ms: float) -> list[bool]:
+        """The same, if only this job is looked at. It sends."""
+        k, whole = self.jobs.index(job), self.state((job,), 100e6)
+        mine = np.flatnonzero(whole.job == k)
+        columns = ("flow", "remaining", "cap", "sockets", "wait_ns", "period_ns", "due_ns")
+        columns += ("next_bytes", "idle_ns", "goal", "paths")
+        aggregates = whole.aggregate[mine]
+        state = replace(
+            whole,
+            **{column: getattr(whole, column)[mine] for column in columns},
+            job=np.zeros(len(mine), np.int64),
+            job_names=[job],
+            jobs=Keys(*(key[[k]] for key in whole.jobs)),
+            aggregate=np.arange(len(mine)),
+            aggregates=Keys(*(key[aggregates] for key in whole.aggregates)),
+        )
+        lags: list[bool] = self.fair.look(state, Nanos(round(ms * MS))).tolist()
+        return lags
+
     def learn(self) -> "Run":
         """All send from 0 to 100 ms and compute until 200: from then on they are known."""
         self.at(0, *self.jobs)
@@ -47,8 +67,9 @@ class Run:
             state(*flows, capacity=self.goodput),
             job=np.array([self.jobs.index(f["job"]) for f in flows]),
             job_names=list(self.jobs),
+            jobs=keys(self.jobs),
             aggregate=np.array([names.index(name) for name in names]),
-            aggregates=names,
+            aggregates=keys(names),
         )
 
 
@@ -187,3 +208,20 @@ def test_a_job_whose_flows_have_gone_holds_nobody_up() -> None:
     # b computed for 0.1 ms at first, and for 100 then: it is alone, and has a period of some 125.
     lags = [run.at(400 + 10 * k, "b")[1] for k in range(40)]
     assert not lags[0] and lags[-1], "the reference goes on, at its own pace"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_who_shares_no_link_may_be_looked_at_at_other_times(seed: int) -> None:
+    """Also when they meet later."""
+    draw = random.Random(seed)
+    both = Run("a", {"job": "b", "links": (1,)}, links=2).learn()
+    apart = Run("a", {"job": "b", "links": (1,)}, links=2).learn()
+    ms = 200
+    for _ in range(20):
+        ms += draw.randint(1, 40)
+        seen, one = both.at(ms, "a", "b"), draw.choice("ab")
+        assert apart.alone(one, ms) == [seen[both.jobs.index(one)]]
+    for run in (both, apart):
+        run.flows[1] = {"job": "b", "next": 50e6, "links": (1, 0)}
+    for more in range(10, 900, 10):
+        assert both.at(ms + more, "a", "b") == apart.at(ms + more, "a", "b")

@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from flowslot.arbiter.batch import Batch
 from flowslot.arbiter.ledger import Ledger
 from flowslot.model.units import Nanos
 
@@ -33,7 +34,7 @@ def test_a_flow_keeps_its_slot_and_sums_are_those_of_the_flows_that_are_there(se
             placed[key] = rng.choice("abc"), path
             ledger.place(slots[key], *placed[key])
             grants[key] = rng.uniform(0, 9)
-            ledger.restate(slots[key], 1, grants[key])
+            ledger.restate(Nanos(1), slots[key], 1, grants[key])
         assert ledger.slots == slots and len(set(slots.values())) == len(slots)
         assert ledger.n == max(slots.values(), default=-1) + 1
         for at, slot in slots.items():
@@ -42,31 +43,43 @@ def test_a_flow_keeps_its_slot_and_sums_are_those_of_the_flows_that_are_there(se
         for at, rate in grants.items():
             sums[list(placed[at][1])] += rate
         np.testing.assert_allclose(ledger.commitments(), sums, atol=1e-9)
-        state = ledger.state(Nanos(2), GOODPUT)
+        batch = whole(ledger)
+        state = batch.state(GOODPUT)
         crossing = Counter((job, link) for job, path in placed.values() for link in path)
         for at, (job, path) in placed.items():
             share = min(GOODPUT[link] / crossing[job, link] for link in path)
             assert ledger.shares(np.array([slots[at]])).tolist() == [share]
-            assert state.job_names[state.job[slots[at]]] == job
-            assert state.aggregates[state.aggregate[slots[at]]] == (job, path)
+            (flow,) = np.flatnonzero(batch.slots == slots[at])
+            assert state.job_names[state.job[flow]] == job
+            number = state.aggregates.numbers[state.aggregate[flow]]
+            assert ledger.aggregates.names[number] == (job, path)
+            goodput = state.goodput[state.paths[flow, : len(path)]]
+            assert goodput.tolist() == GOODPUT[list(path)].tolist()
     assert len(ledger.jobs.names) == 4 and len(ledger.aggregates.names) <= 1 + 3 * len(PATHS)
+
+
+def whole(ledger: Ledger) -> Batch:
+    """All its flows."""
+    batch = Batch(ledger)
+    batch.open(np.flatnonzero(ledger.rows["session"] >= 0), Nanos(2))
+    return batch
 
 
 def test_a_name_keeps_its_number_until_another_one_needs_it() -> None:
     ledger = Ledger(GOODPUT)
     for flow, job in enumerate("abcab"):
         ledger.place(ledger.add(1, flow, 1), job, (0,))
-    numbers = ledger.state(Nanos(0), GOODPUT).job.tolist()
-    assert numbers == [1, 2, 3, 1, 2]
+    assert ledger.rows["job"].tolist() == [1, 2, 3, 1, 2]
     ledger.remove(1, 0)
     ledger.place(ledger.add(1, 7, 1), "d", (0,))
-    assert ledger.state(Nanos(0), GOODPUT).job.tolist() == [4, 2, 3, 1, 2], "a has another flow"
+    assert ledger.rows["job"].tolist() == [4, 2, 3, 1, 2], "a has another flow"
     ledger.remove(1, 2)
     ledger.place(ledger.add(1, 2, 1), "c", (0,))
     assert ledger.rows["job"][2] == 3
     ledger.remove(1, 2)
     ledger.place(ledger.add(1, 2, 1), "e", (0,))
     assert ledger.rows["job"][2] == 3 and ledger.jobs.names == ["", "a", "b", "e", "d"]
+    assert ledger.jobs.turns.tolist() == [1, 1, 1, 3, 1]
 
 
 def table(*rows: tuple[float, float, float]) -> Ledger:
@@ -82,7 +95,7 @@ def table(*rows: tuple[float, float, float]) -> Ledger:
 
 def raised(ledger: Ledger, free: float) -> dict[int, float]:
     limit, mute = ledger.commitments() + free, np.zeros(ledger.n, np.bool_)
-    slots, rates = ledger.raises(mute, limit, np.zeros(ledger.n), pressing=False)
+    slots, rates = whole(ledger).raises(mute, limit, np.zeros(ledger.n), pressing=False)
     return dict(zip(slots.tolist(), rates.tolist(), strict=True))
 
 

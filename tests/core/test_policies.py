@@ -189,10 +189,36 @@ def test_a_job_that_meets_no_other_has_the_same_rates_in_all_phases(left: tuple[
     assert stagger(*job, other, capacity=(100.0, 200.0, 50.0)) == [75.0, 25.0, 125.0, 50.0]
 
 
+@pytest.mark.parametrize("strangers", [0, 6, 7])
+@pytest.mark.parametrize("full", [28322286.0, 250297217.0, 909597559.0])
+def test_a_link_that_others_fill_is_no_reason_to_drop_rates(strangers: int, full: float) -> None:
+    """All of it is theirs, and by rounding a little more."""
+    kept = {"links": (1,), "goal": 48.0}
+    flows = [{"job": "a", "left": 100, **kept}, {"job": "b", "left": 200, **kept}]
+    flows += [{"job": f"s{k}", "left": 1e9} for k in range(strangers)]
+    seen = state(*flows, capacity=(full, 100.0))
+    rates = StaggerAllocator(floor_share=1.0, top_up=False).allocate(seen, NOW)
+    assert rates[:2].tolist() == [48.0, 48.0], "good enough"
+
+
 def test_next_change_is_the_start_of_the_window() -> None:
-    s = state({"job": "a", "left": 0, "next": 100, "due": 50, "idle": 100})
-    assert StaggerAllocator().next_change(s, NOW) == NOW + 40 * MILLISECOND + 1
-    assert StaggerAllocator().next_change(state({"job": "a"}), NOW) is None
+    allocator = StaggerAllocator()
+    idle = {"left": 0, "next": 100, "due": 50, "idle": 100}
+
+    def changes(*flows: dict[str, Any]) -> list[float]:
+        s = state(*flows, capacity=(100.0, 100.0))
+        allocator.allocate(s, NOW)
+        return allocator.next_change(s).tolist()
+
+    assert changes({"job": "a"}, {"job": "b", **idle}) == [math.inf, 550 * MILLISECOND]
+    busy = [{"job": "a", **idle}, {"job": "a"}]
+    assert changes(*busy, {"job": "b"})[0] == 40 * MILLISECOND, "its siblings are active"
+    apart = {"job": "b", "links": (1,), "next": 100}
+    assert changes({"job": "a", **idle}, apart) == [math.inf] * 2, "it meets no other job"
+    overdue = {"job": "b", **idle, "due": -30, "period": 1000}
+    assert changes({"job": "a"}, overdue)[1] == 470 * MILLISECOND
+    assert changes({"job": "a"}, {"job": "b"}) == [0.0, 0.0], "they age"
+    assert changes({"job": "a"}, {"job": "a"}) == [math.inf] * 2
 
 
 FLOW = st.fixed_dictionaries(

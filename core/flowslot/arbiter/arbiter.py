@@ -12,8 +12,9 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
+from flowslot.arbiter.batch import Batch
 from flowslot.arbiter.config import ACK_LEASES, GUARD_NS, ArbiterConfig
-from flowslot.arbiter.ledger import Ledger
+from flowslot.arbiter.ledger import FOREVER, Ledger
 from flowslot.arbiter.sessions import Session, Sessions
 from flowslot.arbiter.validate import check_hello, clamp_demand, refuse_demand
 from flowslot.model.errors import ScheduleRefused, SessionEnded
@@ -48,13 +49,13 @@ class Arbiter:
         self._limit: Floats = config.target * goodput
         self._table = LoadTable(len(goodput), config.horizon, self._limit)
         self._flows = Ledger(goodput)
+        self._batch = Batch(self._flows)
         self._sessions = Sessions(config)
         self._seq = 0
         self._recovered_at: Nanos | None = None if config.recovery else Nanos(0)
-        self._next_change: Nanos | None = None
         self._coalesced_at: Nanos | None = None
         """When to make the changes that no flow is waiting for; None: there are none."""
-        self._idle = False  # the last step settled everything, and nothing has been said since
+        self._raises = False  # the last step was made after the recovery
 
     # --- what daemons say
 
@@ -65,7 +66,7 @@ class Arbiter:
         SessionEnded when it claims what was not granted here: by now, or before this arbiter began,
         that lease is over. Nothing changes then, and the stream should be closed.
         """
-        self._said(now)
+        self._begin(now)
         check_hello(hello, self.config)
         older = self._sessions.newest(hello)
         if self.recovered(now) and hello.session > older:
@@ -90,18 +91,17 @@ class Arbiter:
                 flows.rows["held_since"][slot] = now
             # The daemon drops whatever is still on its way in its older streams, so this is all
             # that it can be sending at.
-            flows.restate(slot, held.inc, min(held.rate, most))
+            flows.restate(now, slot, held.inc, min(held.rate, most))
         session.flows = len(hello.held)
         for flow in sorted(before):
             flows.remove(replaced or 0, flow)
 
     def demand(self, now: Nanos, session: int, demands: Sequence[Demand]) -> list[Refusal]:
         """Flows of a session report their state; returns the demands that are not accepted."""
-        self._said(now)
+        self._begin(now)
         owner = self._sessions.live(session)
         if owner is None:
             return []
-        self._flows.progress(now)
         refusals: list[Refusal] = []
         accepted: dict[int, Demand] = {}
         for demand in demands:
@@ -117,7 +117,7 @@ class Arbiter:
             self._flows.report(now, list(accepted), list(accepted.values()))
             for slot, demand in accepted.items():
                 if demand.gave_back:
-                    self._flows.give_back(slot, demand.gave_back)
+                    self._flows.give_back(now, slot, demand.gave_back)
         self.refused += len(refusals)
         return refusals
 
@@ -141,7 +141,7 @@ class Arbiter:
 
     def done(self, now: Nanos, session: int, dones: Sequence[Done]) -> None:
         """Flows have ended: their commitments end with them."""
-        self._said(now)
+        self._begin(now)
         owner = self._sessions.live(session)
         if owner is None:
             return
@@ -154,7 +154,7 @@ class Arbiter:
 
     def ack(self, now: Nanos, session: int, acks: Sequence[Ack]) -> None:
         """Grants have been applied: the commitments that they lowered end."""
-        self._said(now)
+        self._begin(now)
         if self._sessions.live(session) is None:
             return
         newest: dict[int, int] = {}
@@ -180,14 +180,19 @@ class Arbiter:
 
     def goodbye(self, now: Nanos, session: int) -> None:
         """A stream has closed. What its daemon holds stays committed until the lease ends."""
-        self._said(now)
+        self._begin(now)
         owner = self._sessions.live(session)
         if owner is not None:
             owner.closed = True
+            self._flows.look_at_session(session)
 
     def honours(self, session: int) -> bool:
         """The session's stream is open and its lease has not ended."""
         return self._sessions.live(session) is not None
+
+    def take_over(self) -> list[int]:
+        """See Sessions.take_over."""
+        return self._sessions.take_over()
 
     def daemons(self) -> list[str]:
         """Names of those that may still enforce something."""
@@ -199,45 +204,41 @@ class Arbiter:
         """Decide: returns the grants to send, by session, each list in order."""
         self._begin(now)
         self._table.advance(self._slot(now))
-        flows = self._flows
-        if not flows.n:
-            self._next_change = None
+        if self._raises != self.recovered(now):
+            self._raises = self.recovered(now)
+            self._flows.look_at_all()
+        slots = self._due(now)
+        if not slots.size:
             return {}
-        # The targets may change at a certain time, although nothing was said.
-        if self._idle and (self._next_change is None or now < self._next_change):
-            return {}
-        flows.progress(now)
-        for session in flows.overdue(now - ACK_LEASES * self.config.lease_ns):
-            self._sessions.give_up(session)
+        batch = self._batch
+        batch.open(slots, now)
         # Explicit schedules are never taken back.
         limit = self._limit - self._table.peak() if len(self._table) else self._limit
-        self._plan(now, limit)
-        mute = self._mute()
+        edges = self._plan(now, batch, limit)
         grants: dict[int, list[Grant]] = {}
         # In a burst every demand changes what all flows are to have, by a little.
         at, coalesce = self._coalesced_at, self.config.coalesce_ns
         pressing = coalesce > 0 and (at is None or now < at)
-        lowered = self._lower(now, mute, limit if pressing else None, grants)
-        if self.recovered(now):
-            self._raise(mute, lowered, limit, pressing, grants)
+        mute = self._mute(batch)
+        lowered = self._lower(batch, mute, limit if pressing else None, grants)
+        if self._raises:
+            self._raise(batch, mute, lowered, limit, pressing, grants)
         if not pressing:
             self._coalesced_at = None
-        elif at is None and flows.unsettled():
+        elif at is None and batch.unsettled():
             self._coalesced_at = Nanos(now + coalesce)
-        # If all grants stand, time alone changes nothing: not even what remains matters.
-        still = not grants and self._coalesced_at is None and not len(self._table)
-        self._idle = still and flows.settled()
+        slot = self._next_slot(now)
+        latest = slot if len(self._table) else FOREVER
+        patience = ACK_LEASES * self.config.lease_ns
+        later = self._coalesced_at or Nanos(now + max(coalesce, 1))
+        batch.close(edges, slot, later, patience, latest)
         return {session: grants[session] for session in sorted(grants)}
 
     def next_wakeup(self, now: Nanos) -> Nanos:
         """When to call `step` next, if nothing is received before."""
-        slot = self.config.slot_ns
-        times = [now + slot - (now - self.config.slot_origin_ns) % slot]
-        others = (self._next_change, self._coalesced_at, self._recovered_at)
-        for other in (self._sessions.next_expiry(), *others):
-            if other is not None and other > now:
-                times.append(other)
-        return Nanos(min(times))
+        others = self._sessions.next_expiry(), self._coalesced_at, self._recovered_at
+        times = [time for time in others if time is not None and time > now]
+        return Nanos(min(self._next_slot(now), self._flows.next_due(now), *times))
 
     def recovered(self, now: Nanos) -> bool:
         """A full lease has passed: every grant that a daemon still holds is known from a Hello
@@ -271,7 +272,7 @@ class Arbiter:
         Raises ScheduleRefused when it does not fit beside all commitments, in any slot; those
         are never taken back for it, nor are raises made into what it has reserved.
         """
-        self._said(now)
+        self._begin(now)
         self._table.advance(self._slot(now))
         try:
             if not self.recovered(now):
@@ -281,20 +282,15 @@ class Arbiter:
             self.refused += 1
             raise
         self.scheduled += 1
+        self._flows.look_at_all()
 
     # --- how
-
-    def _said(self, now: Nanos) -> None:
-        """Common to all that may change what the next step decides."""
-        self._idle = False
-        self._begin(now)
 
     def _begin(self, now: Nanos) -> None:
         """Common to all events: the recovery clock starts, and leases end in time."""
         if self._recovered_at is None:
             self._recovered_at = Nanos(now + self.config.lease_ns + GUARD_NS)
         for session in self._sessions.expire(now):
-            self._idle = False
             self.expired += 1
             for flow in self._flows.of_session(session.id):
                 self._flows.remove(session.id, flow)
@@ -302,61 +298,72 @@ class Arbiter:
     def _slot(self, now: Nanos) -> int:
         return (now - self.config.slot_origin_ns) // self.config.slot_ns
 
-    def _plan(self, now: Nanos, limit: Floats) -> None:
-        """Set every flow's goal; `limit`: float64[L]."""
+    def _next_slot(self, now: Nanos) -> Nanos:
+        slot = self.config.slot_ns
+        return Nanos(now + slot - (now - self.config.slot_origin_ns) % slot)
+
+    def _due(self, now: Nanos) -> Rows:
+        """Flows to decide on; sessions that have not acknowledged a lower in time are given up."""
+        before = Nanos(now - ACK_LEASES * self.config.lease_ns)
+        slots = self._flows.due(now)
+        late = [s for s in self._flows.overdue(slots, before) if self._sessions.give_up(s)]
+        for session in late:
+            self._flows.look_at_session(session)  # in other parts, too
+        return self._flows.due(now) if late else slots
+
+    def _plan(self, now: Nanos, batch: Batch, limit: Floats) -> Floats:
+        """Set every flow's goal; `limit`: float64[L]. Returns Allocator.next_change."""
         # A goal that fits but for a rounding error would wait for room for ever.
         capacity = np.maximum(limit, 0.0) * (1 - 1e-8)
-        state = self._flows.state(now, capacity)
+        state = batch.state(capacity)
         target = self._allocator.allocate(state, now)
-        self._next_change = self._allocator.next_change(state, now)
-        if self._flows.anticipated_until:
-            until = Nanos(self._flows.anticipated_until + 1)
-            self._next_change = min(until, self._next_change or until)
         standing = self._allocator.standing()
-        self._flows.settle(target, standing, capacity, now - self.config.lease_ns)
+        batch.settle(target, standing, capacity, now - self.config.lease_ns)
+        return self._allocator.next_change(state)
 
-    def _mute(self) -> Bools:
-        """Flows of sessions that cannot be talked to, bool[n]."""
+    def _mute(self, batch: Batch) -> Bools:
+        """Flows of sessions that cannot be talked to, bool[F]."""
         closed = [session.id for session in self._sessions if session.closed]
         if not closed:
-            return np.zeros(self._flows.n, np.bool_)
-        return np.isin(self._flows.rows["session"], closed)
+            return np.zeros(len(batch.slots), np.bool_)
+        return np.isin(batch.rows["session"], closed)
 
     def _lower(
-        self, now: Nanos, mute: Bools, limit: Floats | None, grants: dict[int, list[Grant]]
+        self, batch: Batch, mute: Bools, limit: Floats | None, grants: dict[int, list[Grant]]
     ) -> Rows:
         """`limit`: float64[L], make room there for those that wait; None: wherever it is due."""
-        flows = self._flows
-        may = ~mute if limit is None else ~mute & flows.in_the_way(mute, limit)
-        slots = flows.lower(now, may, self._seq + 1)
-        if slots.size:
-            self._seq += len(slots)
-            self.preempted += int((flows.rows["remaining"][slots] > 0).sum())
-            self._write(slots, True, grants)
-        return slots
+        may = ~mute if limit is None else ~mute & batch.in_the_way(mute, limit)
+        lowered = batch.lower(may, self._seq + 1)
+        if lowered.size:
+            self._seq += len(lowered)
+            self.preempted += int((batch.rows["remaining"][lowered] > 0).sum())
+            self._write(batch, lowered, True, grants)
+        return lowered
 
-    def _raise(
+    def _raise(  # noqa: PLR0917
         self,
+        batch: Batch,
         mute: Bools,
         lowered: Rows,
         limit: Floats,
         pressing: bool,
         grants: dict[int, list[Grant]],
     ) -> None:
-        gain = self._flows.borrow(lowered)
-        slots, rates = self._flows.raises(mute, limit, gain, pressing=pressing)
-        if slots.size:
-            self.granted += self._flows.set_grants(slots, rates, self._seq + 1)
-            self._seq += len(slots)
-            self._write(slots, False, grants)
+        raised, rates = batch.raises(mute, limit, batch.borrow(lowered), pressing=pressing)
+        if raised.size:
+            self.granted += batch.set_grants(raised, rates, self._seq + 1)
+            self._seq += len(raised)
+            self._write(batch, raised, False, grants)
 
-    def _write(self, slots: Rows, must_ack: bool, grants: dict[int, list[Grant]]) -> None:
-        rows = self._flows.rows
-        rows["reported_standing"][slots] = rows["standing"][slots]
+    def _write(
+        self, batch: Batch, flows: Rows, must_ack: bool, grants: dict[int, list[Grant]]
+    ) -> None:
+        rows = batch.rows
+        rows["reported_standing"][flows] = rows["standing"][flows]
         columns = ("session", "flow", "inc", "seq", "grant", "tightest", "standing")
         for session, flow, inc, seq, rate, tightest, standing, share in zip(
-            *(rows[column][slots].tolist() for column in columns),
-            self._flows.shares(slots).tolist(),
+            *(rows[column][flows].tolist() for column in columns),
+            self._flows.shares(batch.slots[flows]).tolist(),
             strict=True,
         ):
             ceiling, part = (tightest, share) if tightest < math.inf else (0.0, 0.0)

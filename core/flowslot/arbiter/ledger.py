@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flowslot.arbiter import rules
-from flowslot.arbiter.rules import FREE, NEVER, PENDING
-from flowslot.model.units import SECOND, Nanos
-from flowslot.policy.base import AllocationState, Bools, Floats, Rows
-from flowslot.policy.fill import link_sum
+from flowslot.arbiter import connected, rules
+from flowslot.arbiter.connected import FREE
+from flowslot.arbiter.rules import NEVER, PENDING
+from flowslot.model.units import Nanos
+from flowslot.policy.base import Floats, Ints, Rows
 from flowslot.protocol.messages import Demand, Held
 
 ROW = np.dtype(  # times are absolute, ns; rules.pxd has the same columns in the same order
@@ -24,7 +24,8 @@ ROW = np.dtype(  # times are absolute, ns; rules.pxd has the same columns in the
         ("aggregate", np.int64),  # number in `aggregates`: of its job, on its path
         ("group", np.int64),  # number in `groups`: of its session, on its path; -1: no path
         ("tightest", np.float64),  # least goodput on the path; inf: the path is not known
-        ("remaining", np.float64),
+        ("remaining", np.float64),  # at ...
+        ("as_of", np.int64),  # ... this time
         ("least", np.float64),  # `remaining` is not estimated to be less
         ("cap", np.float64),  # most it can use, see Demand
         ("sockets", np.float64),
@@ -55,14 +56,20 @@ _EMPTY = np.zeros((), ROW)
 _EMPTY["session"], _EMPTY["group"], _EMPTY["idle_since"] = FREE, -1, NEVER
 _EMPTY["tightest"] = _EMPTY["cap"] = np.inf
 _EMPTY["sockets"] = 1.0
+AT_ONCE, FOREVER = 0, 2**62
+"""Times."""
 
 
 class Ledger:
     """A flow has the same slot from `add` to `remove`; then the slot may become another flow's.
 
-    Slots 0 .. n-1 are in use, or free with one in use above them. To sums and decisions a free slot
-    is a flow without a path that wants and has nothing, so loops need not ask which are free. A
-    flow without a path (known only from Hello) counts on every link.
+    Slots 0 .. n-1 are in use, or free with one in use above them. To sums a free slot is a flow
+    without a path that has nothing, so loops need not ask which are free. A flow without a path
+    (known only from Hello) counts on every link.
+
+    Flows fall into parts: sets that share no link and no job with any flow outside. Parts have no
+    influence on each other, so a decision looks only at those of which something was said, or whose
+    time has come.
 
     `commitment` (ADR 1, 3): the largest of the grant and of every rate that a lower not yet
     acknowledged takes back.
@@ -71,7 +78,7 @@ class Ledger:
     def __init__(self, goodput: Floats) -> None:
         """`goodput`: float64[L]."""
         self.n_links = len(goodput)
-        self._goodput = np.append(goodput, np.inf)
+        self.goodput = np.append(goodput, np.inf)
         self.slots: dict[tuple[int, int], int] = {}
         """By session and flow."""
         self._free: list[int] = []  # below n, ascending
@@ -79,12 +86,14 @@ class Ledger:
         self._all_paths = np.full((0, 1), self.n_links, np.int32)
         self.jobs, self.aggregates, self.groups = Numbers(), Numbers(), Numbers()
         self._crossing = np.zeros((1, self.n_links + 1), np.int64)  # flows by job and link
-        self._phases = np.full((1, 2), NEVER)  # [J, 2], see rules.report
+        self.phases = np.full((1, 2), NEVER)  # [J, 2], see rules.report
         self.jobs.take("")  # 0, of flows whose job and path are not known, and of free slots
         self.aggregates.take(("", ()))
-        self._estimated_at = 0
-        self.anticipated_until = Nanos(0)
-        """Until when some flows are waited for, see `rules.see`."""
+        self._all_look_at: Ints = np.zeros(0, np.int64)
+        self._all_parts: Rows = np.zeros(0, np.intp)
+        self._n_parts, self._moved = 0, False  # flows have come or gone, or have another path
+        self.moves = 0
+        """So often has `due` seen that."""
         self._resize(0)
 
     # --- slots
@@ -98,6 +107,7 @@ class Ledger:
         row = self.rows[slot]
         row["session"], row["flow"], row["inc"] = session, flow, inc
         self.jobs.take("")
+        self.look_at[slot], self._moved = AT_ONCE, True
         return slot
 
     def remove(self, session: int, flow: int) -> None:
@@ -110,6 +120,7 @@ class Ledger:
         rows["lent"][lenders] = 0.0
         self._leave(slot)
         rows[slot], self.paths[slot] = _EMPTY, self.n_links
+        self.part[slot], self.look_at[slot] = -1, FOREVER
         insort(self._free, slot)
         n = self.n
         while self._free and self._free[-1] == n - 1:
@@ -151,12 +162,12 @@ class Ledger:
         over |= claims - kept > own * _EXACT
         return int(rows["flow"][over][0]) if over.any() else None
 
-    def restate(self, slot: int, inc: int, rate: float) -> None:
+    def restate(self, now: Nanos, slot: int, inc: int, rate: float) -> None:
         """The flow's daemon says that it enforces exactly this rate, and awaits nothing.
 
         A lower that it has not followed stays as old as it is: no new stream puts it off.
         """
-        row = self.rows[slot]
+        row = self._touch(now, slot)
         if rate <= row["grant"]:
             row["oldest_pending"] = 0
         row["inc"], row["grant"], row["goal"] = inc, rate, rate
@@ -181,19 +192,21 @@ class Ledger:
         self.paths[slot, : len(links)] = links
         known = job in self.jobs
         row["job"] = number = self.jobs.take(job)
-        if number == len(self._phases):
-            self._phases = np.append(self._phases, [[0, 0]], axis=0)
+        if number == len(self.phases):
+            self.phases = np.append(self.phases, [[0, 0]], axis=0)
             self._crossing = np.append(self._crossing, np.zeros_like(self._crossing[:1]), axis=0)
         if not known:
-            self._phases[number] = NEVER
+            self.phases[number] = NEVER
         self._crossing[number, list(links)] += 1
         row["aggregate"] = self.aggregates.take((job, links))
         row["group"] = self.groups.take((int(row["session"]), links))
-        row["tightest"] = self._goodput[self.paths[slot]].min()
+        row["tightest"] = self.goodput[self.paths[slot]].min()
 
     def _leave(self, slot: int) -> None:
         """The flow is not part of its job any more, nor on its path."""
-        row = self.rows[slot]
+        if self.part[slot] >= 0:
+            self.look_at[self.part == self.part[slot]] = AT_ONCE
+        self._moved, row = True, self.rows[slot]
         self.jobs.drop(int(row["job"]))
         if row["group"] >= 0:
             self.groups.drop(int(row["group"]))
@@ -206,17 +219,48 @@ class Ledger:
             more = np.full((room, self._all_paths.shape[1]), self.n_links, np.int32)
             self._all_paths = np.concatenate((self._all_paths, more))
             self._all_rows = np.concatenate((self._all_rows, np.full(room, _EMPTY)))
+            self._all_look_at = np.append(self._all_look_at, np.full(room, FOREVER))
+            self._all_parts = np.append(self._all_parts, np.full(room, -1))
         self.n = n
         self.rows, self.paths = self._all_rows[:n], self._all_paths[:n]
+        self.look_at, self.part = self._all_look_at[:n], self._all_parts[:n]
         self.table = rules.table(self.rows)
 
-    # --- demands
+    # --- when to look at them
 
-    def progress(self, now: Nanos) -> None:
-        """Advance the estimates of what remains."""
-        elapsed, self._estimated_at = (now - self._estimated_at) / SECOND, now
-        if elapsed > 0:
-            rules.progress(self.table, elapsed)
+    def due(self, now: Nanos) -> Rows:
+        """Slots of all flows of the parts of which something was said, or whose time has come."""
+        if self._moved:
+            session, job = self.rows["session"], self.rows["job"]
+            n_jobs = len(self.jobs.names)
+            self._n_parts = connected.parts(
+                session, job, self.paths, self.n_links, n_jobs, self.part
+            )
+            self._moved, self.moves = False, self.moves + 1
+        due = np.zeros(self._n_parts + 1, np.bool_)  # by part; the last one: of free slots
+        due[self.part[self.look_at <= now]] = True
+        due[-1] = False
+        return np.flatnonzero(due[self.part])
+
+    def next_due(self, now: Nanos) -> int:
+        """When the time of the next part comes, after now."""
+        return int(self.look_at[self.look_at > now].min(initial=FOREVER))
+
+    def look_at_all(self) -> None:
+        """Whatever was decided has to be decided anew."""
+        self.look_at[:] = AT_ONCE
+
+    def look_at_session(self, session: int) -> None:
+        """The same for a session's flows."""
+        self.look_at[self.rows["session"] == session] = AT_ONCE
+
+    def _touch(self, now: Nanos, slot: int) -> Any:
+        """The flow's row, with an estimate of what remains, before its grant is changed."""
+        self.look_at[slot] = AT_ONCE
+        rules.progress(now, self.table[slot : slot + 1])
+        return self.rows[slot]
+
+    # --- what daemons say
 
     def report(self, now: Nanos, slots: list[int], demands: Sequence[Demand]) -> None:
         """Take over what was reported; the flows are placed already. Each slot at most once."""
@@ -225,38 +269,8 @@ class Ledger:
             for d in demands
         ]
         at, bounds = np.array(slots, np.intp), np.array([(d.cap, d.sockets) for d in demands])
-        rules.report(now, self.table, at, np.array(said, np.int64), bounds, self._phases)
-
-    def state(self, now: Nanos, capacity: Floats) -> AllocationState:
-        """What an allocator sees. Copies where it could be modified.
-
-        `capacity`: what may be given out, float64[L].
-        """
-        rows, seen, whole = self.rows, np.empty((6, self.n)), self._goodput.copy()
-        whole[:-1] = capacity
-        until = rules.see(now, self.table, self.paths, self.n_links, self._phases, seen)
-        self.anticipated_until = Nanos(until)
-        return AllocationState(
-            paths=self.paths,
-            capacity=whole,
-            goodput=self._goodput,
-            job=rows["job"],
-            job_names=self.jobs.names,
-            flow=rows["flow"],
-            aggregate=rows["aggregate"],
-            aggregates=self.aggregates.names,
-            remaining=seen[0],
-            cap=rows["cap"],
-            sockets=rows["sockets"].copy(),
-            wait_ns=seen[1],
-            period_ns=seen[2],
-            due_ns=seen[3],
-            next_bytes=seen[4],
-            idle_ns=seen[5],
-            goal=rows["goal"],
-        )
-
-    # --- commitments
+        rules.report(now, self.table, at, np.array(said, np.int64), bounds, self.phases)
+        self.look_at[at] = AT_ONCE
 
     def commitments(self) -> Floats:
         """What flows may be sending at on each link, float64[L]; unknown paths count on all."""
@@ -264,101 +278,31 @@ class Ledger:
         rules.commitments(self.table, self.paths, sums)
         return sums[:-1]
 
-    def give_back(self, slot: int, seq: int) -> None:
+    def give_back(self, now: Nanos, slot: int, seq: int) -> None:
         """The daemon has stopped using grant `seq` by itself: it commits nothing any more.
 
         Without effect when another message is on its way: the daemon will obey that one.
         """
         row = self.rows[slot]
         if seq == row["seq"] and not row["pending_seq"][0]:
+            self._touch(now, slot)
             row["grant"] = row["goal"] = 0.0
 
     def acknowledge(self, now: Nanos, seqs: Mapping[int, int]) -> None:
         """In each slot, everything up to message `seqs[slot]` has been applied."""
         slots = np.fromiter(seqs, np.intp, len(seqs))
         rules.acknowledge(now, self.table, slots, np.fromiter(seqs.values(), np.int64, len(seqs)))
+        self.look_at[slots] = AT_ONCE
 
-    def overdue(self, before: int) -> set[int]:
+    def overdue(self, slots: Rows, before: int) -> set[int]:
         """See rules.overdue."""
-        return rules.overdue(self.table, before)
-
-    def unsettled(self) -> bool:
-        """Some grants are not (yet) what they are to be, or not reported to be standing."""
-        return bool(rules.unsettled(self.table))
-
-    def settled(self) -> bool:
-        """All hold standing grants, know that, and nothing is to change or to be heard of."""
-        return bool(rules.settled(self.table))
-
-    # --- from target rates to messages
-
-    def settle(self, target: Floats, standing: Bools | None, capacity: Floats, since: int) -> None:
-        """Turn targets, float64[n], into goals: small changes are ignored, except to zero.
-
-        Ignored lowers add up, so on a link whose goals exceed `capacity` none is ignored. Flows
-        without a path keep what they hold, if that was said after `since`. `standing`: which
-        targets hold in all phases, bool[n]; None: none.
-        """
-        self.rows["standing"] = False if standing is None else standing
-        rules.settle(self.table, self.paths, target, since, capacity)
-
-    def in_the_way(self, mute: Bools, limit: Floats) -> Bools:
-        """See `rules.in_the_way`."""
-        found = np.zeros(self.n, np.bool_)
-        rules.in_the_way(self.table, self.paths, mute, limit, found)
-        return found
-
-    def lower(self, now: Nanos, may: Bools, seq: int) -> Rows:
-        """Take back what is more than the goal from flows that `may` give way, bool[n], where
-        there is room for one more lower; returns these slots, the first of which gets message
-        number `seq`."""
-        slots = np.zeros(self.n, np.intp)
-        return slots[: rules.lower(now, self.table, may, seq, slots)]
-
-    def borrow(self, lowered: Rows) -> Floats:
-        """Rates that flows take over from those in `lowered`, float64[n].
-
-        Of the same daemon and on the same path only: one message lowers the one and raises the
-        other, so there is nothing to wait for. A flow borrows from any number of others.
-        """
-        gain, n_groups = np.zeros(self.n), len(self.groups.names)
-        if lowered.size:
-            rules.borrow(self.table, n_groups, lowered, gain)
-        return gain
-
-    def raises(
-        self, mute: Bools, limit: Floats, gain: Floats, *, pressing: bool
-    ) -> tuple[Rows, Floats]:
-        """Raises that are safe now: the slots, and their new rates.
-
-        What is in `limit` float64[L] and not committed is free. `gain`: what each flow borrows,
-        float64[n], at no cost. Flows that have nothing and want to send come first: what they wish
-        for is kept for them on every link of their paths, and where that does not fit, only
-        borrowers are raised besides (ADR 2). When not all fit, each gets the same part of its wish
-        on its tightest link; a part that is too small to be worth a message waits. What begins or
-        ceases to be standing is said as well, with or without a raise. `pressing`: only what flows
-        wait for.
-        """
-        borrowed = np.zeros(self.n_links + 1)
-        link_sum(self.paths, gain, borrowed)
-        free = limit - self.commitments() - borrowed[:-1]
-        slots, rates = np.zeros(self.n, np.intp), np.zeros(self.n)
-        n = rules.find_raises(self.table, self.paths, mute, gain, free, pressing, slots, rates)
-        return slots[:n], rates[:n]
-
-    def set_grants(self, slots: Rows, rates: Floats, seq: int) -> int:
-        """Grant the flows these rates, in messages from number `seq` on; returns how many of them
-        are raised."""
-        rows = self.rows
-        raised = int((rates > rows["grant"][slots]).sum())
-        rows["grant"][slots], rows["seq"][slots] = rates, range(seq, seq + len(slots))
-        return raised
+        return rules.overdue(self.table, slots, before)
 
     def shares(self, slots: Rows) -> Floats:
         """Goodput of each flow's path, divided among all flows of its job on the tightest link; inf
         when the path is not known."""
         paths, jobs = self.paths[slots], self.rows["job"][slots]
-        share: Floats = (self._goodput[paths] / self._crossing[jobs[:, None], paths]).min(axis=1)
+        share: Floats = (self.goodput[paths] / self._crossing[jobs[:, None], paths]).min(axis=1)
         return share
 
 
@@ -368,6 +312,8 @@ class Numbers:
 
     def __init__(self) -> None:
         self.names: list[Any] = []
+        self.turns: Ints = np.zeros(0, np.int64)
+        """How often each number was not in use, and then was again."""
         self._uses: list[int] = []
         self._numbers: dict[Hashable, int] = {}
         self._unused: dict[int, None] = {}
@@ -387,8 +333,10 @@ class Numbers:
                 number = len(self.names)
                 self.names.append(name)
                 self._uses.append(0)
+                self.turns = np.append(self.turns, 0)
             self._numbers[name] = number
         self._unused.pop(number, None)
+        self.turns[number] += not self._uses[number]
         self._uses[number] += 1
         return number
 

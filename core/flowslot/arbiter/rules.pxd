@@ -16,6 +16,7 @@ cdef packed struct Row:
     int64_t group
     double tightest
     double remaining
+    int64_t as_of
     double least
     double cap
     double sockets
@@ -41,8 +42,8 @@ cdef packed struct Row:
 # end
 
 cdef Py_ssize_t _pending
-cdef int64_t _never, _together, _free
-cdef double _least_left, _pressing, _of_link, _of_rate, _rounding, _inf
+cdef int64_t _never, _together
+cdef double _least_left, _pressing, _of_link, _of_rate, _rounding, _second, _inf
 
 # A view of memory that need not be checked again.
 @cython.locals(flows=Row[::1])
@@ -52,7 +53,8 @@ cpdef void report(
     int64_t now, Row[::1] rows, chosen_t at, const int64_t[:, ::1] said,
     const double[:, ::1] bounds, int64_t[:, ::1] phases,
 )
-cpdef void progress(Row[::1] rows, double seconds)
+@cython.locals(sent=double)
+cpdef void progress(int64_t now, Row[::1] rows)
 @cython.locals(seq=int64_t, rate=double)
 cpdef void acknowledge(int64_t now, Row[::1] rows, chosen_t at, const int64_t[::1] upto)
 @cython.locals(until=int64_t)
@@ -65,10 +67,12 @@ cdef inline double commitment(Row[::1] rows, Py_ssize_t i)
 cpdef void commitments(Row[::1] rows, paths_t paths, floats_t sums)
 @cython.locals(everywhere=double)
 cpdef void add_up(paths_t paths, given_t rates, floats_t sums)
-cpdef set overdue(Row[::1] rows, int64_t before)
+cpdef set overdue(Row[::1] rows, chosen_t at, int64_t before)
 cpdef bint unsettled(Row[::1] rows)
-@cython.locals(heard=cython.bint)
-cpdef bint settled(Row[::1] rows)
+cpdef void find_due(
+    int64_t now, Row[::1] rows, paths_t paths, Py_ssize_t n_links, given_t edges,
+    const int64_t[::1] times, int64_t[::1] due,
+)
 @cython.locals(
     goal=double, small=double, goals=double[:, ::1], wanted=floats_t, found=floats_t, sums=floats_t
 )
@@ -88,7 +92,9 @@ cpdef Py_ssize_t lower(
 cdef inline bint starved(Row[::1] rows, Py_ssize_t i)
 cdef void find_borrowers(Row[::1] rows, floats_t wish, rows_t first, rows_t following)
 @cython.locals(wish=floats_t, first=rows_t, following=rows_t)
-cpdef void borrow(Row[::1] rows, Py_ssize_t n_groups, chosen_t lowered, floats_t gain)
+cpdef void borrow(
+    Row[::1] rows, chosen_t slots, Py_ssize_t n_groups, chosen_t lowered, floats_t gain
+)
 @cython.locals(base=floats_t, room=floats_t, n=Py_ssize_t)
 cpdef Py_ssize_t find_raises(
     Row[::1] rows, paths_t paths, const uint8_t[::1] mute, given_t gain, given_t free, bint pressing,

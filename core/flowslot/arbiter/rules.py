@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # cython: infer_types=True
-"""Loops over the flows of the arbiter's ledger. Compiled (types: rules.pxd); interpreted, it does
-the same.
+"""Loops over flows: of the arbiter's ledger, or of a batch (see batch.py). Compiled (types:
+rules.pxd); interpreted, it does the same.
 
 `rows` is what `table` makes of ROW[F], see ledger.py. `paths` are int32[F, H], padded with L: a row
 of only L is a flow whose path is not known, which counts on every link. Rates are payload bytes/s,
@@ -21,8 +21,6 @@ COMPILED = not __file__.endswith(".py")
 PENDING = 4
 """Lowers per flow that may await their acknowledgement at the same time."""
 NEVER = -(2**62)
-FREE = -1
-"""In place of a session: the slot belongs to no flow."""
 LEAST_LEFT = 1 / 16
 """Of what was reported: an estimate never says that an active flow is done."""
 PRESSING = 0.25
@@ -35,10 +33,10 @@ TOGETHER_NS = 5_000_000
 begun yet are waited for this long."""
 
 # The same as C variables: rules.pxd declares them.
-_pending, _never, _free = PENDING, NEVER, FREE
+_pending, _never = PENDING, NEVER
 _least_left, _pressing = LEAST_LEFT, PRESSING
 _of_link, _of_rate = SMALL_OF_LINK, SMALL_OF_RATE
-_together, _rounding, _inf = TOGETHER_NS, 1e-9, math.inf
+_together, _rounding, _second, _inf = TOGETHER_NS, 1e-9, 1e9, math.inf
 
 
 def table(rows: Any) -> Any:
@@ -72,17 +70,18 @@ def report(  # noqa: PLR0917
             rows[i].began_at, rows[i].whole = phases[job, 0] if joins else begun, size
         elif now <= rows[i].began_at + _together:  # more of its sockets have begun
             rows[i].whole = max(rows[i].whole, size)
-        rows[i].inc, rows[i].remaining = said[k, 0], size
+        rows[i].inc, rows[i].remaining, rows[i].as_of = said[k, 0], size, now
         rows[i].cap, rows[i].sockets = bounds[k, 0], bounds[k, 1]
         rows[i].least = max(size * _least_left, 1.0) if size > 0 else 0.0
         rows[i].ready_at, rows[i].due_at = now - said[k, 2], now + said[k, 4]
         rows[i].period_ns, rows[i].next_bytes = said[k, 3], float(said[k, 5])
 
 
-def progress(rows: Any, seconds: float) -> None:
+def progress(now: int, rows: Any) -> None:
     """An active flow has sent grant x time elapsed (ADR 6)."""
     for i in range(len(rows)):
-        rows[i].remaining = max(rows[i].remaining - rows[i].grant * seconds, rows[i].least)
+        sent = rows[i].grant * ((now - rows[i].as_of) / _second)
+        rows[i].remaining, rows[i].as_of = max(rows[i].remaining - sent, rows[i].least), now
 
 
 def acknowledge(now: int, rows: Any, at: Rows, upto: Ints) -> None:
@@ -167,12 +166,13 @@ def add_up(paths: Paths, rates: Floats, sums: Floats) -> None:
         sums[link] += everywhere
 
 
-def overdue(rows: Any, before: int) -> set[int]:
-    """Sessions with a flow whose lowers have waited for any acknowledgement since `before`."""
+def overdue(rows: Any, at: Rows, before: int) -> set[int]:
+    """Sessions of those of the flows `rows[at]` whose lowers have waited for any acknowledgement
+    since `before`."""
     sessions = set()
-    for i in range(len(rows)):
-        if 0 < rows[i].oldest_pending < before:
-            sessions.add(int(rows[i].session))
+    for k in range(len(at)):
+        if 0 < rows[at[k]].oldest_pending < before:
+            sessions.add(int(rows[at[k]].session))
     return sessions
 
 
@@ -184,20 +184,31 @@ def unsettled(rows: Any) -> bool:
     return False
 
 
-def settled(rows: Any) -> bool:
-    """All hold standing grants, know that, and nothing is to change or to be heard of."""
+def find_due(  # noqa: PLR0917
+    now: int, rows: Any, paths: Paths, n_links: int, edges: Floats, times: Ints, due: Ints
+) -> None:
+    """When each flow is to be looked at although nothing is said: `due`, int64[F], which holds the
+    latest time before. `edges`, float64[F]: see Allocator.next_change. `times`, int64[4]: when the
+    next slot begins, when anticipation ends, when changes that can wait are made, and how long an
+    acknowledgement may take."""
     for i in range(len(rows)):
-        heard = rows[i].reported_standing and rows[i].pending_seq[0] == 0
-        if not (heard and rows[i].grant == rows[i].goal) and rows[i].session != _free:
-            return False
-    return True
+        if paths[i, 0] == n_links or edges[i] <= 0:
+            due[i] = min(due[i], times[0])
+        elif edges[i] < _inf:
+            due[i] = min(due[i], now + int(edges[i]) + 1)
+        if rows[i].anticipated:
+            due[i] = min(due[i], times[1] + 1)
+        if rows[i].goal != rows[i].grant or rows[i].standing != rows[i].reported_standing:
+            due[i] = min(due[i], times[0], times[2])
+        if rows[i].oldest_pending >= max(now - times[3], 1):
+            due[i] = min(due[i], rows[i].oldest_pending + times[3] + 1)
 
 
 # --- what is to change
 
 
 def settle(rows: Any, paths: Paths, target: Floats, since: int, capacity: Floats) -> None:
-    """Turn targets, float64[F], into goals; see Ledger.settle. `capacity`: float64[L]."""
+    """Turn targets, float64[F], into goals; see Batch.settle. `capacity`: float64[L]."""
     n_links = len(capacity)
     goals, sums = np.zeros((2, len(rows))), np.zeros(n_links + 1)
     wanted, found = goals[0], goals[1]
@@ -306,8 +317,9 @@ def find_borrowers(rows: Any, wish: Any, first: Any, following: Any) -> None:
                 following[i], first[rows[i].group] = first[rows[i].group], i
 
 
-def borrow(rows: Any, n_groups: int, lowered: Rows, gain: Floats) -> None:
+def borrow(rows: Any, slots: Rows, n_groups: int, lowered: Rows, gain: Floats) -> None:
     """Part of what the flows `lowered` have just lost is lent to others: `gain`, float64[F].
+    `slots`, intp[F]: what a borrower is called.
 
     One message tells the daemon both, so the two together never send more: what the lender is
     still committed to until it is acknowledged, the borrower is committed to instead.
@@ -328,7 +340,7 @@ def borrow(rows: Any, n_groups: int, lowered: Rows, gain: Floats) -> None:
         least = max(_of_link * rows[to].tightest, _of_rate * rows[to].goal)
         if rate == wish[to] or rate >= least:
             rows[i].pending_rate[0] -= rate
-            rows[i].lent, rows[i].borrower = rate, to
+            rows[i].lent, rows[i].borrower = rate, slots[to]
             gain[to] += rate
             wish[to] -= rate
             if wish[to] <= 0:
@@ -345,7 +357,7 @@ def find_raises(  # noqa: PLR0917
     raised: Rows,
     rates: Floats,
 ) -> int:
-    """How many flows get a message that raises nothing or something; see Ledger.raises.
+    """How many flows get a message that raises nothing or something; see Batch.raises.
 
     `free`, float64[L]: what may be given out. `pressing`: only of those that wait for it, and of
     borrowers. Put into `raised` and `rates`: indices, and what they may have.

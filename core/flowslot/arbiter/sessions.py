@@ -43,6 +43,9 @@ class Sessions:
         self._config = config
         self._lease = config.lease_ns + GUARD_NS
         self._synced: dict[int, Session] = {}
+        self._expiry = Nanos(0)
+        """No lease ends before."""
+        self._over: list[int] = []
         self._latest: dict[tuple[str, str], int] = {}
         """By owner and name: nobody takes another one's name away."""
 
@@ -74,7 +77,8 @@ class Sessions:
                 raise ProtocolError(f"there are already {theirs} sessions of {hello.owner}")
             if len(self._synced) >= self._config.max_sessions:
                 raise ProtocolError(f"there are already {len(self._synced)} sessions")
-        self._synced.pop(latest, None)
+        if self._synced.pop(latest, None) is not None:
+            self._over.append(latest)
         session = Session(hello.session, hello.daemon, now, hello.owner)
         self._synced[hello.session] = session
         self._latest.pop(name, None)
@@ -88,16 +92,29 @@ class Sessions:
         found = self._synced.get(session)
         return None if found is None or found.closed else found
 
-    def give_up(self, session: int) -> None:
-        """A lower of the session is overdue: it is not honoured any more."""
+    def give_up(self, session: int) -> bool:
+        """A lower of the session is overdue: it is not honoured any more. False: nor was it."""
         found = self._synced[session]
-        found.closed = found.overdue = True
+        honoured, found.closed, found.overdue = not found.closed, True, True
+        if honoured:
+            self._over.append(session)
+        return honoured
+
+    def take_over(self) -> list[int]:
+        """Sessions that are not honoured any more, since this was asked last, other than those
+        whose stream has closed."""
+        over, self._over = self._over, []
+        return over
 
     def expire(self, now: Nanos) -> list[Session]:
         """Remove and return the sessions whose lease has ended."""
+        if now < self._expiry:
+            return []
         over = [s for s in self._synced.values() if now >= s.heard + self._lease]
         for session in over:
             del self._synced[session.id]
+        self._over += [session.id for session in over]
+        self._expiry = self.next_expiry() or Nanos(0)
         return over
 
     def next_expiry(self) -> Nanos | None:

@@ -6,9 +6,9 @@ index L; arrays over links that are indexed by a path have L + 1 entries, the la
 bound. Rates are payload bytes/s, float64.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,13 +23,24 @@ Bools = NDArray[np.bool_]
 Paths = NDArray[np.int32]
 
 
+class Keys(NamedTuple):
+    """What tells N jobs or aggregates apart, from one allocation to the next.
+
+    A number that is used for another one, or again after all its flows had gone, has another
+    `turn`.
+    """
+
+    numbers: Rows  # [N] small, and different in the whole domain
+    turns: Ints  # [N]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class AllocationState:
-    """What an allocator sees: all flows of a contention domain, by slot. Read only.
+    """What an allocator sees: flows of a contention domain, and all flows that share a link or a
+    job with one of these. Read only. L, J and G (aggregates, a job's flows on one path) are those
+    of the flows that it sees.
 
-    A flow keeps its slot; a free slot looks like a flow whose path is not known (only L) and that
-    has nothing to send. Jobs and aggregates (a job's flows on one path) keep their numbers, until
-    all their flows have gone and another one needs a number.
+    A flow whose path is not known has one of only L, and nothing to send.
     A flow with `remaining` > 0 is active. An idle one is expected to become active in `due_ns`
     (negative: overdue), and was last active `idle_ns` ago.
     """
@@ -39,9 +50,10 @@ class AllocationState:
     goodput: Floats  # [L + 1]: what the links carry; last inf
     job: Ints  # [F]: index into job_names
     job_names: Sequence[str]
+    jobs: Keys  # of J
     flow: NDArray[np.uint64]  # [F]: identifier, for ties
-    aggregate: Ints  # [F]: index into aggregates
-    aggregates: Sequence[Hashable]  # their names
+    aggregate: Ints  # [F]: which of G
+    aggregates: Keys  # of G
     remaining: Floats  # [F] bytes, estimated for now
     cap: Floats  # [F] most it can use; 0: it cannot send now, and is stalled; inf: no bound
     sockets: Floats  # [F] at least 1: so many flows it is, to what is shared as TCP would
@@ -54,15 +66,17 @@ class AllocationState:
 
 
 class Allocator(Protocol):
-    """Runs in the arbiter: shares the links out among all flows of the domain."""
+    """Runs in the arbiter: shares links out among flows. What it says beside rates is about the
+    flows that it was asked for last."""
 
     def allocate(self, state: AllocationState, now: Nanos) -> Floats:
         """Target rate of each flow, float64[F]; their sum on each link is within its capacity."""
         ...
 
-    def next_change(self, state: AllocationState, now: Nanos) -> Nanos | None:
-        """Time at which the targets may change although nothing is reported; None: never."""
-        return None
+    def next_change(self, state: AllocationState) -> Floats:
+        """In how many ns each flow, by being there, may change targets although nothing is
+        reported, float64[F]; inf: never; 0: at any time, little by little."""
+        return np.full(len(state.remaining), np.inf)
 
     def standing(self) -> Bools | None:
         """Flows whose targets, as allocated last, hold in all phases of their jobs, bool[F].

@@ -98,6 +98,8 @@ class Switch(Generic[S]):
         self._peers: dict[S, Peer] = {}
         self._streams: dict[int, S] = {}
         self._ready: dict[S, None] = {}
+        self._with_decision: dict[S, None] = {}
+        """What waits for these travels with the next decision."""
         self._ended: dict[S, Exception] = {}
         self.next_wakeup = now
         """When to `decide` next, if nothing is said before. If that is not later than now: as soon
@@ -162,13 +164,14 @@ class Switch(Generic[S]):
         peer.refuse(refusals)
         if message.dones or demands or message.acks:
             self.changed(now)
-        if peer.waits and not self._due:
-            self._ready[stream] = None  # else it travels with the decision
+        if peer.waits:
+            (self._with_decision if self._due else self._ready)[stream] = None
 
     def leave(self, now: Nanos, stream: S) -> None:
         """A stream has closed. What its daemon holds stays committed until the lease ends."""
         peer = self._peers.pop(stream, None)
         self._ready.pop(stream, None)
+        self._with_decision.pop(stream, None)
         self._ended.pop(stream, None)
         if peer is not None:
             del self._streams[peer.session]
@@ -218,9 +221,11 @@ class Switch(Generic[S]):
             stream = self._streams.get(session)
             if stream is not None:
                 self._peers[stream].grant(grants)
-        for stream, peer in self._peers.items():
-            if peer.waits:
                 self._ready[stream] = None
-            if not self.arbiter.honours(peer.session):
+        waiting, self._with_decision = self._with_decision, {}
+        self._ready |= {stream: None for stream in waiting if self._peers[stream].waits}
+        for session in self.arbiter.take_over():
+            stream = self._streams.get(session)
+            if stream is not None:
                 self._ended[stream] = SessionEnded("the session's lease has ended; say Hello again")
         self.next_wakeup = self.arbiter.next_wakeup(now)

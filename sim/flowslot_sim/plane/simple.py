@@ -11,7 +11,7 @@ import numpy as np
 from flowslot.arbiter import ArbiterConfig
 from flowslot.model.slot import DEFAULT_SLOT
 from flowslot.model.units import Nanos
-from flowslot.policy.base import AllocationState, Allocator, HostPolicy
+from flowslot.policy.base import AllocationState, Allocator, HostPolicy, Keys
 from flowslot_sim.observed import NEVER, Observer
 from flowslot_sim.simulation import Control, Simulation
 
@@ -80,9 +80,10 @@ class Exact(Control):
         self._goal = self._allocator.allocate(state, now)
         parts = self._observer.split(self._goal)
         self._sim.network.pace(self._all, parts, self._unbounded)
-        change = self._allocator.next_change(state, now)
-        if change is not None:
-            self._sim.events.at(change, self._ask)
+        changes = self._allocator.next_change(state)
+        change = float(changes[changes > 0].min(initial=np.inf))
+        if change < np.inf:
+            self._sim.events.at(Nanos(now + int(change) + 1), self._ask)
 
     def _state(self, now: Nanos) -> AllocationState:
         seen = self._observer
@@ -94,9 +95,10 @@ class Exact(Control):
             goodput=self._sim.network.capacity,
             job=self._job,
             job_names=self._names,
+            jobs=Keys(np.arange(len(self._names)), np.zeros(len(self._names), np.int64)),
             flow=self._flow,
             aggregate=np.arange(n),
-            aggregates=list(range(n)),
+            aggregates=Keys(np.arange(n), np.zeros(n, np.int64)),
             remaining=seen.remaining(),
             cap=np.full(n, np.inf),
             sockets=self._sockets,

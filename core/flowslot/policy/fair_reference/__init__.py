@@ -12,12 +12,10 @@ second, each socket has a rate of its own, as under TCP. What a job gains there 
 sockets deserves less protection: the second run is SLACK times slower.
 """
 
-from collections.abc import Hashable, Sequence
-
 import numpy as np
 
 from flowslot.model.units import Nanos
-from flowslot.policy.base import AllocationState, Bools, Floats
+from flowslot.policy.base import AllocationState, Bools
 from flowslot.policy.fair_reference import fluid
 
 SLACK = 1.06
@@ -29,44 +27,43 @@ class FairReference:
 
     def __init__(self) -> None:
         self._between_jobs, self._between_sockets = fluid.Run(1.0), fluid.Run(SLACK)
-        self._jobs: list[Hashable] = []
-        self._aggregates: list[Hashable] = []
+        self._names: list[str] = []  # by number, as of the job's last look
+        self._turns = np.full((2, 0), -1)  # of jobs and of aggregates, by number, likewise
 
     def look(self, state: AllocationState, now: Nanos) -> Bools:
         """Go on to `now`; returns which jobs lag, bool[J]: the reference has ended the iteration
         that the job is in, or is about to begin."""
-        of, n = state.aggregate, len(state.aggregates)
-        volume = np.where(state.next_bytes > 0, state.next_bytes, state.remaining)
-        volume = np.where(state.paths[:, 0] < len(state.goodput) - 1, volume, 0.0)
-        sockets: Floats = np.bincount(of, np.where(volume > 0, state.sockets, 0.0), n).astype(float)
-        volume = np.bincount(of, volume, n).astype(np.float64)
-        member = np.zeros(n, np.intp)
-        member[of] = np.arange(len(of))
+        jobs, aggregates, of = state.jobs, state.aggregates, state.aggregate
+        need = np.zeros((len(state.job_names), len(state.goodput)))
+        sums = np.zeros((3, len(aggregates.numbers)))
+        member = np.zeros(len(aggregates.numbers), np.intp)
+        size = np.where(state.next_bytes > 0, state.next_bytes, state.remaining)
+        fluid.sum_up(state.paths, of, state.job, size, state.sockets, sums, member, need)
+        volume, sockets, part = sums
         job, paths = state.job[member], state.paths[member]
-        shape = len(state.job_names), len(state.goodput)
-        cells, each = job[:, None] * shape[1] + paths, np.repeat(volume, paths.shape[1])
-        need = (
-            np.bincount(cells.ravel(), each, shape[0] * shape[1]).astype(np.float64).reshape(shape)
-        )
-        most = need[:, :-1].max(axis=1)[job]
-        new_jobs = _renamed(self._jobs, state.job_names)
-        new = _renamed(self._aggregates, state.aggregates) | (np.bincount(of, minlength=n) == 0)
-        runs = self._between_jobs, self._between_sockets
-        weights = volume / np.where(most > 0, most, 1.0), sockets
-        for run, weight in zip(runs, weights, strict=True):
-            run.follow(new_jobs, new)
+        gone, others, new = self._new(state)
+        lags = np.zeros(len(state.job_names), np.bool_)
+        for run, weight in (self._between_jobs, part), (self._between_sockets, sockets):
+            run.begin(now, jobs, gone, others, aggregates, new)
             run.advance(now, job, paths, state.goodput, volume, weight)
             run.see(now, need, state.job, state.remaining, state.wait_ns, state.idle_ns)
-        lags: Bools = np.logical_or(*(run.job_rows["lead"] > 0 for run in runs))
+            lags |= run.end()
         return lags
 
-
-def _renamed(known: list[Hashable], names: Sequence[Hashable]) -> Bools:
-    """Which numbers have got another name since; `known`, the names then, becomes `names`."""
-    new = np.zeros(len(names), np.bool_)
-    if known != names:
-        known += [None] * (len(names) - len(known))
-        for i, name in enumerate(names):
-            if known[i] != name:
-                known[i], new[i] = name, True
-    return new
+    def _new(self, state: AllocationState) -> tuple[Bools, Bools, Bools]:
+        """Which jobs were gone, which of these are others now, and which aggregates are new."""
+        jobs, aggregates = state.jobs, state.aggregates
+        most = max(keys.numbers.max(initial=-1) + 1 for keys in (jobs, aggregates))
+        if most > self._turns.shape[1]:
+            self._turns = np.append(self._turns, np.full((2, most), -1), axis=1)
+            self._names += [""] * most
+        gone = self._turns[0, jobs.numbers] != jobs.turns
+        new = self._turns[1, aggregates.numbers] != aggregates.turns
+        others = np.zeros(len(gone), np.bool_)
+        for k in np.flatnonzero(gone).tolist():
+            number, name = jobs.numbers[k], state.job_names[k]
+            first = self._turns[0, number] < 0
+            others[k], self._names[number] = first or self._names[number] != name, name
+        self._turns[0, jobs.numbers] = jobs.turns
+        self._turns[1, aggregates.numbers] = aggregates.turns
+        return gone, others, new

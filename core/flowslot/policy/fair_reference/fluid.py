@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from flowslot.policy.base import Bools, Floats, Ints, Paths
+from flowslot.policy.base import Bools, Floats, Ints, Keys, Paths, Rows
 from flowslot.policy.fill import weighted
 
 COMPILED = not __file__.endswith(".py")
 
 JOB = np.dtype(
     [
+        ("now", np.float64),  # how far the reference has come with it
         ("runs", np.bool_),  # enough is known of the job
         ("lead", np.int64),  # iterations that the reference has ended more than the real job
         ("sends", np.bool_),  # in the reference; or else it computes
@@ -46,8 +47,46 @@ SMOOTHING = 0.25
 _most_work, _inf, _second, _rounding = MOST_WORK, math.inf, 1e9, 1e-9
 _pause, _pause_ns, _least_ns, _smoothing = PAUSE, PAUSE_NS, LEAST_NS, SMOOTHING
 
+_OPAQUE = np.dtype((np.void, JOB.itemsize))  # NumPy copies a row at once, not field by field
 _UNKNOWN = np.zeros((), JOB)
 _UNKNOWN["ended_at"] = math.nan
+
+
+def grown(rows: Any, n: int) -> Any:
+    """An array with at least `n` rows."""
+    more = max(n - len(rows), 0)
+    return np.append(rows, np.zeros(2 * more, rows.dtype)) if more else rows
+
+
+def sum_up(  # noqa: PLR0917
+    paths: Paths,
+    of: Ints,
+    job: Ints,
+    size: Floats,
+    sockets: Floats,
+    sums: Floats,
+    member: Rows,
+    need: Floats,
+) -> None:
+    """What each aggregate sends in an iteration. By flow: `paths`, int32[F, H]; its aggregate
+    (`of`) and `job`; bytes (`size`) and `sockets`. All zero before: `sums`, float64[3, G]: bytes,
+    sockets that have some, and the bytes as a part of those on the job's busiest link; `member`,
+    intp[G]: one of its flows; `need`, float64[J, L + 1]: bytes by job and link."""
+    last = need.shape[1] - 1
+    for i in range(len(of)):
+        member[of[i]] = i
+        if size[i] > 0 and paths[i, 0] < last:
+            sums[0, of[i]] += size[i]
+            sums[1, of[i]] += sockets[i]
+            for h in range(paths.shape[1]):
+                need[job[i], paths[i, h]] += size[i]
+    busiest = np.zeros(len(need))
+    for j in range(len(need)):
+        for link in range(last):
+            busiest[j] = max(busiest[j], need[j, link])
+    for k in range(len(member)):
+        most = busiest[job[member[k]]]
+        sums[2, k] = sums[0, k] / most if most > 0 else sums[0, k]
 
 
 def meet(need: Any, j: int, k: int) -> bool:
@@ -61,30 +100,44 @@ def meet(need: Any, j: int, k: int) -> bool:
 class Run:
     """One fair run. `slack`: time passes so many times slower in it.
 
-    `job_rows`: JOB[J] (`jobs`: the same for loops). By aggregate, float64[G]: `left`, the part of
-    the iteration that is not sent yet, and `speed`, the part of it that is sent per ns.
+    From `begin` to `end` it is about some of the jobs. `job_rows`: JOB[J] (`jobs`: the same for
+    loops). By aggregate, float64[G]: `left`, the part of the iteration that is not sent yet, and
+    `speed`, the part of it that is sent per ns.
     """
 
     def __init__(self, slack: float) -> None:
         self.slack, self.now = slack, 0.0
-        self.keep_jobs(np.zeros(0, JOB))
-        self.left, self.speed = np.zeros(0), np.zeros(0)
+        self.all_jobs, self.all_left = np.zeros(0, _OPAQUE), np.zeros(0)
+        self.make_room(0)
 
-    def keep_jobs(self, rows: Any) -> None:
-        """These are the jobs now: JOB[J]."""
-        self.job_rows = rows
-        self.jobs: Any = rows if COMPILED else rows.view(np.recarray)
+    def make_room(self, n: int) -> None:
+        """For `n` jobs. To type it takes longer than most loops."""
+        self.room = np.zeros(n, JOB)
+        self.typed: Any = self.room if COMPILED else self.room.view(np.recarray)
 
-    def follow(self, new_jobs: Bools, new: Bools) -> None:
-        """Jobs and aggregates come and go: which numbers have got another one, bool[J], bool[G]."""
-        more = len(new_jobs) - len(self.jobs)
-        if more > 0:
-            self.keep_jobs(np.append(self.job_rows, np.full(more, _UNKNOWN)))
-        self.job_rows[: len(new_jobs)][new_jobs] = _UNKNOWN
-        more = len(new) - len(self.left)
-        if more > 0:
-            self.left, self.speed = np.append(self.left, np.ones(more)), np.zeros(len(new))
-        np.asarray(self.left)[: len(new)][new] = 1.0
+    def begin(  # noqa: PLR0917
+        self, now: float, jobs: Keys, gone: Bools, others: Bools, aggregates: Keys, new: Bools
+    ) -> None:
+        """Look at these jobs and aggregates. Which of them were `gone` for a while (those stood
+        still), are `others` than before, or are `new`: bool[J], bool[J], bool[G]."""
+        self.all_jobs = grown(self.all_jobs, jobs.numbers.max(initial=-1) + 1)
+        self.all_left = grown(self.all_left, aggregates.numbers.max(initial=-1) + 1)
+        self.numbers, self.aggregates = jobs.numbers, aggregates.numbers
+        n, left = len(self.numbers), self.all_left[self.aggregates]
+        if n > len(self.room):
+            self.make_room(2 * n)
+        self.job_rows, self.jobs = self.room[:n], self.typed[:n]
+        self.job_rows.view(_OPAQUE)[:] = self.all_jobs[self.numbers]
+        self.job_rows[others], left[new] = _UNKNOWN, 1.0
+        self.job_rows["now"][gone] = now / self.slack
+        self.left, self.speed = left, np.zeros(len(left))
+
+    def end(self) -> Bools:
+        """Which of the jobs lag in this run, bool[J]."""
+        self.all_jobs[self.numbers] = self.job_rows.view(_OPAQUE)
+        self.all_left[self.aggregates] = np.asarray(self.left)
+        lags: Bools = self.job_rows["lead"] > 0
+        return lags
 
     # --- the real jobs
 
@@ -154,9 +207,13 @@ class Run:
         self, now: float, job: Ints, paths: Paths, goodput: Floats, volume: Floats, weight: Floats
     ) -> None:
         """Go on to `now`: aggregates send everything, and jobs compute. `goodput`: float64[L + 1];
-        `weight`, float64[G]: so much faster than others an aggregate may be."""
+        `weight`, float64[G]: so much faster than others an aggregate may be. A job takes part from
+        where it has come to: jobs that shared no link may not have come equally far."""
         self.job, self.volume = job, volume
         then, left, stale, n = now / self.slack, float(_most_work), True, 0
+        self.now = then
+        for j in range(len(self.jobs)):
+            self.now = min(self.now, self.jobs[j].now)
         limit, rate, sending = np.zeros(len(job)), np.zeros(len(job)), np.zeros(len(job), np.intp)
         self.count()
         while self.now < then and left > 0:
@@ -166,15 +223,26 @@ class Run:
                 for k in range(n):
                     self.speed[sending[k]] = rate[sending[k]] / volume[sending[k]] / _second
             step = self.until_next(sending[:n], then - self.now)
-            self.now += step
+            before, self.now = self.now, self.now + step
             stale = self.send(sending[:n], step)
             for j in range(len(self.jobs)):
-                if self.jobs[j].runs and not self.jobs[j].sends and self.now >= self.jobs[j].until:
+                stale = stale or before < self.jobs[j].now <= self.now
+                if self.computes(j) and self.now >= self.jobs[j].until:
                     self.start(j)
                     left -= len(job)
                     stale = True
             left -= n + len(self.jobs)
         self.now = then
+        for j in range(len(self.jobs)):
+            self.jobs[j].now = then
+
+    def takes_part(self, j: int) -> bool:
+        """Enough is known of the job, and the others have come as far as it has."""
+        return bool(self.jobs[j].runs and self.jobs[j].now <= self.now)
+
+    def computes(self, j: int) -> bool:
+        """It does in the reference, now."""
+        return self.takes_part(j) and not self.jobs[j].sends
 
     def count(self) -> None:
         """Flows have come and gone: what does each job send in the reference?"""
@@ -196,7 +264,8 @@ class Run:
         n = 0
         for i in range(len(self.job)):
             j, limit[i] = self.job[i], 0.0
-            if self.jobs[j].runs and self.jobs[j].sends and self.left[i] > 0 and self.volume[i] > 0:
+            sends = self.jobs[j].sends and self.takes_part(j)
+            if sends and self.left[i] > 0 and self.volume[i] > 0:
                 sending[n], limit[i] = i, _inf
                 n += 1
         return n
@@ -208,8 +277,10 @@ class Run:
             if self.speed[sending[k]] > 0:
                 step = min(step, self.left[sending[k]] / self.speed[sending[k]])
         for j in range(len(self.jobs)):
-            if self.jobs[j].runs and not self.jobs[j].sends:
+            if self.computes(j):
                 step = min(step, max(self.jobs[j].until - self.now, 0.0))
+            elif self.jobs[j].runs and self.jobs[j].now > self.now:
+                step = min(step, self.jobs[j].now - self.now)
         return step
 
     def send(self, sending: Any, step: float) -> bool:
@@ -227,7 +298,8 @@ class Run:
 
     def end_iteration(self, j: int) -> None:
         """In the reference, a job has sent everything, and computes."""
-        self.jobs[j].sends, self.jobs[j].until = False, self.now + self.jobs[j].compute
+        now = max(self.now, self.jobs[j].now)
+        self.jobs[j].sends, self.jobs[j].until = False, now + self.jobs[j].compute
         self.jobs[j].lead += 1
 
     def start(self, j: int) -> None:

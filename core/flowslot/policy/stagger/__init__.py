@@ -17,7 +17,7 @@ per iteration there.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,7 @@ NEARLY_DONE = 0.25
 """A job with at most this part of its iteration left is let finish by a partial arbiter."""
 SIZE_CLASS = 4.0
 """Jobs within this factor are of one size to a partial arbiter."""
+_SHAPES = 16  # numbers of flows, jobs and links whose arrays are kept for the next time
 
 
 class StaggerAllocator:
@@ -61,15 +62,17 @@ class StaggerAllocator:
         self._settled = False
         self._standing: Bools | None = None
         self._sharing = gang_rates.Sharing(0, 0, 0)
+        self._sharings: dict[tuple[int, int, int], gang_rates.Sharing] = {}
 
     def allocate(self, state: AllocationState, now: Nanos) -> Floats:
         """See Allocator."""
         shape = len(state.remaining), len(state.job_names), len(state.capacity) - 1
-        if self._sharing.shape != shape:
-            self._sharing = gang_rates.Sharing(*shape)
+        sharing = self._sharings.pop(shape, None) or gang_rates.Sharing(*shape)
+        self._sharing = self._sharings[shape] = sharing
+        if len(self._sharings) > _SHAPES:
+            del self._sharings[next(iter(self._sharings))]
         # A job that lags gets what it would have without us.
         floors = np.where(self._fair.look(state, now), 1.0, self._floor_share)
-        sharing = self._sharing
         _fill_in(sharing.rows, state)
         sharing.begin(state.paths, state.capacity, state.sockets)
         # No job shares a link: it does not matter which flows are active or due.
@@ -80,12 +83,13 @@ class StaggerAllocator:
         rates: Floats = sharing.rows["rate"].copy()
         return rates
 
-    def next_change(self, state: AllocationState, now: Nanos) -> Nanos | None:
-        """The next time at which an idle flow begins or ceases to count as about to start."""
-        if self._settled:
-            return None
-        edge = gang_rates.next_edge(state.remaining, state.next_bytes, state.due_ns, state.idle_ns)
-        return None if math.isinf(edge) else Nanos(now + int(edge) + 1)
+    def next_change(self, state: AllocationState) -> Floats:
+        """See Allocator: idle flows begin or cease to count as about to start; active jobs that
+        share a link age."""
+        first = np.full(len(state.remaining), np.inf)
+        if not self._settled:
+            self._sharing.find_edges(first)
+        return first
 
     def standing(self) -> Bools | None:
         """See Allocator: the flows of jobs that share no link with another one."""
@@ -117,10 +121,11 @@ class StaggerAllocator:
         sharing.stand(IDLE, _queue(sharing, names))
 
 
-def _jobs(sharing: gang_rates.Sharing, role: int) -> list[tuple[int, np.void]]:
-    """Number and row of JOB of each job that has flows with this role."""
+def _jobs(sharing: gang_rates.Sharing, role: int, *columns: str) -> Iterator[tuple[Any, ...]]:
+    """Number and these columns of JOB of each job that has flows with this role."""
     rows = sharing.per_job[role]
-    return [(j, rows[j]) for j in np.flatnonzero(rows["present"]).tolist()]
+    here = np.flatnonzero(rows["present"])
+    return zip(here.tolist(), *(rows[column][here].tolist() for column in columns), strict=True)
 
 
 def _turns(sharing: gang_rates.Sharing, names: Sequence[str], whole: list[float] | None) -> Rows:
@@ -129,9 +134,9 @@ def _turns(sharing: gang_rates.Sharing, names: Sequence[str], whole: list[float]
     sharing.time_active()
     seconds: list[float] = np.asarray(sharing.seconds).tolist()
     keys: dict[int, tuple[float, str]] = {}
-    for j, job in _jobs(sharing, ACTIVE):
+    for j, wait, period in _jobs(sharing, ACTIVE, "wait", "period"):
         bottleneck = seconds[j] * SECOND
-        waits = float(job["wait"] / (job["period"] or 4.0 * bottleneck + 1.0))
+        waits = wait / (period or 4.0 * bottleneck + 1.0)
         key = bottleneck / (1.0 + AGEING * waits)
         if whole is not None:
             seen = whole[j] * SECOND
@@ -145,10 +150,10 @@ def _turns(sharing: gang_rates.Sharing, names: Sequence[str], whole: list[float]
 def _queue(sharing: gang_rates.Sharing, names: Sequence[str]) -> Rows:
     """Jobs with idle flows, in the order in which these are expected back."""
     keys: dict[int, tuple[bool, float, str]] = {}
-    for j, job in _jobs(sharing, IDLE):
-        lost = bool(job["due"] < -max(OVERDUE_NS, job["period"] / 2))
+    for j, due, period, holds in _jobs(sharing, IDLE, "due", "period", "holds"):
+        lost = due < -max(OVERDUE_NS, period / 2)
         # Two jobs due at about the same time must not pass the capacity to and fro.
-        keys[j] = lost, float(job["due"]) - (NEAR_NS if job["holds"] else 0.0), names[j]
+        keys[j] = lost, due - (NEAR_NS if holds else 0.0), names[j]
     return _by_key(keys)
 
 

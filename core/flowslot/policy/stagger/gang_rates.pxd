@@ -35,7 +35,7 @@ cdef packed struct Job:
     double due
 # end
 
-cdef double _keep_ratio, _keep_slack, _near, _near_overdue, _worthwhile, _full
+cdef double _keep_ratio, _keep_slack, _near, _near_overdue, _overdue, _worthwhile, _full
 cdef double _rounding, _inf
 cdef int64_t _out, _active, _idle, _kept, _coming
 
@@ -46,6 +46,7 @@ cdef inline void add(paths_t paths, Py_ssize_t i, double amount, sums_t sums, Py
 @cython.locals(jobs=Py_ssize_t)
 cdef void contested(need_t need, rows_t links)
 cdef inline double lasts(double volume, double rate)
+cdef inline double earlier(double first, double edge)
 cdef double bottleneck(need_t need, Py_ssize_t job, given_t room, double least)
 
 cdef class Sharing:
@@ -56,15 +57,18 @@ cdef class Sharing:
     cdef sums_t sums
     cdef floats_t left, use, rates, most
     cdef readonly double[::1] seconds
-    cdef rows_t links, meets
+    cdef rows_t links, meets, first, following
     cdef paths_t paths
     cdef given_t capacity, sockets
 
+    @cython.locals(i=Py_ssize_t)
     cpdef void begin(self, paths_t paths, given_t capacity, given_t sockets)
     cdef void take_away(self)
+    cdef void take_used(self)
     cdef void raise_to_fill(self)
+    @cython.locals(hold=double)
     cdef bint fits(self, Py_ssize_t role, Py_ssize_t job)
-    @cython.locals(seconds=double, keeps=cython.bint)
+    @cython.locals(seconds=double, rate=double, keeps=cython.bint, i=Py_ssize_t)
     cdef void take(self, Py_ssize_t role, Py_ssize_t job)
     @cython.locals(found=cython.bint, settled=cython.bint)
     cpdef bint serve_uncontended(self)
@@ -82,7 +86,10 @@ cdef class Sharing:
     cpdef void time_whole(self)
     @cython.locals(part=double, total=double)
     cpdef void lay_floors(self, given_t parts)
+    @cython.locals(fit=cython.bint, i=Py_ssize_t)
     cpdef void serve(self, chosen_t order)
     cpdef void stand(self, Py_ssize_t role, chosen_t order)
     @cython.locals(more=double)
     cpdef void top_up(self)
+    @cython.locals(flow=Flow, edge=double)
+    cpdef void find_edges(self, floats_t first)

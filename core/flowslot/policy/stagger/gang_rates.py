@@ -71,7 +71,7 @@ JOB = np.dtype(  # of the job's flows with one role
 
 # The same as C variables: gang_rates.pxd declares them.
 _keep_ratio, _keep_slack, _full, _rounding = KEEP_RATIO, KEEP_SLACK_S, FULL, ROUNDING
-_near, _near_overdue = NEAR_NS, NEAR_OVERDUE_NS
+_near, _near_overdue, _overdue = NEAR_NS, NEAR_OVERDUE_NS, OVERDUE_NS
 _worthwhile = WORTHWHILE
 _out, _active, _idle, _kept, _coming, _inf = OUT, ACTIVE, IDLE, KEPT, COMING, math.inf
 
@@ -106,12 +106,9 @@ def bottleneck(need: Any, job: int, room: Any, least: float) -> float:
     return seconds
 
 
-def next_edge(remaining: Floats, following: Floats, due: Floats, idle: Floats) -> float:
-    """In how many ns the first idle flow begins or ceases to be near or overdue; inf: none.
-    `following`: `next_bytes`; all as in AllocationState."""
-    edges = np.array((due - NEAR_NS, due + NEAR_OVERDUE_NS, due + OVERDUE_NS, NEAR_NS - idle))
-    counts = (remaining <= 0) & (following > 0) & (edges > 0)
-    return float(edges[counts].min(initial=math.inf))
+def earlier(first: float, edge: float) -> float:
+    """`first`, or an edge that comes before that and is not over."""
+    return edge if 0 < edge < first else first
 
 
 class Sharing:
@@ -137,6 +134,8 @@ class Sharing:
         self.links = np.zeros(n_links + 1, np.intp)
         self.seconds, self.meets = np.zeros(n_jobs), np.zeros(n_jobs, np.intp)
         self.rates, self.most = np.zeros(n_flows), np.zeros(n_flows)
+        # A job's first flow, and the next one of the same job; -1: none.
+        self.first, self.following = np.zeros(n_jobs, np.intp), np.zeros(n_flows, np.intp)
 
     def begin(self, paths: Paths, capacity: Floats, sockets: Floats) -> None:
         """`rows` have been filled in: begin with all of `capacity`, float64[L + 1]. `sockets`,
@@ -144,8 +143,13 @@ class Sharing:
         self.paths, self.capacity, self.sockets = paths, capacity, sockets
         for link in range(len(capacity)):
             self.left[link] = max(capacity[link], 0.0)
-        for i in range(len(self.flows)):
+        for job in range(len(self.first)):
+            self.first[job] = -1
+        for k in range(len(self.flows)):
+            i = len(self.flows) - 1 - k
             self.flows[i].rate = 0.0
+            self.following[i] = self.first[self.flows[i].job]
+            self.first[self.flows[i].job] = i
 
     # --- helpers
 
@@ -153,6 +157,10 @@ class Sharing:
         """`rates` are given out: they are not left any more."""
         self.use[...] = 0.0
         link_sum(self.paths, self.rates, self.use)
+        self.take_used()
+
+    def take_used(self) -> None:
+        """`use` is not left any more."""
         for link in range(len(self.left)):
             self.left[link] = max(self.left[link] - self.use[link], 0.0)
 
@@ -170,9 +178,11 @@ class Sharing:
         self.take_away()
 
     def fits(self, role: int, job: int) -> bool:
-        """What a job's flows with one role hold is left on all links."""
+        """What a job's flows with one role hold is left on all links that they cross: elsewhere,
+        other jobs' floors may leave less than nothing, by rounding."""
         for link in range(len(self.left)):
-            if self.hold[role, job, link] > self.left[link] * (1 + _rounding):
+            hold = self.hold[role, job, link]
+            if hold > 0 and hold > self.left[link] * (1 + _rounding):
                 return False
         return True
 
@@ -181,17 +191,23 @@ class Sharing:
         they can; or the present goals, if these fit and are good enough. What active flows cannot
         use is left to others."""
         seconds, keeps = bottleneck(self.need[role], job, self.left, 0.0), self.fits(role, job)
-        for i in range(len(self.flows) if role == _active else 0):
-            if self.flows[i].job == job and self.flows[i].role == role:
+        i = self.first[job] if role == _active else -1
+        while i >= 0:
+            if self.flows[i].role == role:
                 seconds = max(seconds, lasts(self.flows[i].volume, self.flows[i].cap))
                 keeps = keeps and self.flows[i].goal <= self.flows[i].cap * (1 + _rounding)
+            i = self.following[i]
         keeps = keeps and self.jobs[role, job].lasts <= _keep_ratio * seconds + _keep_slack
-        for i in range(len(self.flows)):
-            self.rates[i] = 0.0
-            if self.flows[i].job == job and self.flows[i].role == role:
+        self.use[...] = 0.0
+        i = self.first[job]
+        while i >= 0:
+            if self.flows[i].role == role:
                 rate = self.flows[i].goal if keeps else lasts(self.flows[i].volume, seconds)
-                self.rates[i] = self.flows[i].rate = rate
-        self.take_away()
+                self.flows[i].rate = rate
+                for h in range(self.paths.shape[1]):
+                    self.use[self.paths[i, h]] += rate
+            i = self.following[i]
+        self.take_used()
 
     # --- which flows take part
 
@@ -356,13 +372,14 @@ class Sharing:
             job = order[k]
             for link in range(len(self.left)):
                 self.left[link] += self.sums[job, link]
-            fit = self.fits(_kept, job)
-            for i in range(len(self.flows)):
-                if self.flows[i].job == job and self.flows[i].role == _kept:
+            fit, i = self.fits(_kept, job), self.first[job]
+            while i >= 0:
+                if self.flows[i].role == _kept:
                     if fit:
                         self.flows[i].rate = self.flows[i].goal
                     else:
                         self.flows[i].role = _idle
+                i = self.following[i]
             for link in range(len(self.left) if fit else 0):
                 self.left[link] = max(self.left[link] - self.hold[_kept, job, link], 0.0)
             self.take(_active, job)
@@ -382,3 +399,21 @@ class Sharing:
             more = max(self.flows[i].cap - self.flows[i].rate, 0.0)
             self.most[i] = more if self.flows[i].role == _active else 0.0
         self.raise_to_fill()
+
+    # --- for how long
+
+    def find_edges(self, first: Floats) -> None:
+        """In how many ns each flow begins or ceases to be near, beside active siblings, or else
+        overdue: float64[F]; inf: never. 0: it is active beside another job, and the two change
+        places as they wait and lag."""
+        for i in range(len(self.flows)):
+            flow, edge = self.flows[i], _inf
+            if flow.role == _active and not flow.alone:
+                edge = 0.0
+            elif flow.role != _out and flow.remaining <= 0:
+                edge = earlier(edge, flow.due + max(_overdue, flow.period / 2))
+                if self.jobs[_active, flow.job].present:
+                    edge = earlier(edge, flow.due - _near)
+                    edge = earlier(edge, flow.due + _near_overdue)
+                    edge = earlier(edge, _near - flow.idle)
+            first[i] = edge

@@ -12,6 +12,7 @@ cdef packed struct Kernel:
     double most
     double growth
     double burst
+    double least
     double buffer
     double extra
     double credit

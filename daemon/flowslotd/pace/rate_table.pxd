@@ -4,7 +4,6 @@
 cimport cython
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
-from flowslot.model.top_up cimport burst, growth
 from flowslotd.flows.rows cimport Row
 
 # struct Ctl from flowslotd.pace.layout:CTL

@@ -129,8 +129,10 @@ static __always_inline void steer(struct sock *sk, struct flow *f, __u64 now)
 		mode = ctl->guaranteed ? FS_RESERVED : FS_CAPPED;
 		if (mode != f->mode)
 			enter(sk, f, mode, now);
-		rate = max64(min64(reserved(ctl, now) + f->extra, ctl->ceiling),
-			     max64(ctl->least, 1)); /* 0 would mean unpaced */
+		rate = reserved(ctl, now);
+		/* What a lender leaves is reserved, too; a rate of 0 would mean unpaced. */
+		rate = max64(min64(rate + f->extra, max64(ctl->ceiling, rate)),
+			     max64(ctl->least, 1));
 		rate = min64(rate + catch_up(tp, f, ctl, rate, now),
 			     max64(ctl->ceiling + ctl->ceiling / FS_OVER_SHARE, rate));
 		if (f->credit >= (__s32)tp->mss_cache)

@@ -40,7 +40,7 @@ class Ledger:
         self._found: list[list[Floats]] = [[] for _ in scenario.jobs]
 
     def account(self, now: Nanos, elapsed: Nanos) -> None:
-        """From now on, for `elapsed` ns, rates are as they are."""
+        """From `now` on, for `elapsed` ns, rates are as they are."""
         progress = self._sim.progress
         if any(len(one.ends) < self._scenario.warmup for one in progress):
             return

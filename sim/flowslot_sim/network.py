@@ -65,6 +65,8 @@ class Queues:
 
     def advance(self, network: Network, elapsed: Nanos) -> int:
         """So much time passes; how many flows end."""
+        if elapsed <= 0:
+            return 0
         self._now += elapsed
         n: int = queues.step(
             network.table,
@@ -168,6 +170,11 @@ class Network:
         self._queues = Queues(self, buffers)
         self.kernel = self._queues.kernel
         return self.kernel
+
+    @property
+    def queued(self) -> bool:
+        """Links have queues: rates are what moved in the last step."""
+        return self._queues is not None
 
     def share(self) -> None:
         """Find all rates anew if anything has changed."""

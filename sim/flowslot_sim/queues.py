@@ -124,6 +124,8 @@ def step(  # noqa: PLR0917
         for h in range(paths.shape[1]):
             wait += line[paths[i, h]].waiting / capacity[paths[i, h]]
         kernel[i].has = ready(rows, kernel, first, preds, i)
+        # It waits for its predecessors, not for a link.
+        rows[i].bound, rows[i].limit = kernel[i].has <= _eps and kernel[i].way <= _eps, 0.0
         steer(rows, kernel, i, wait, now, seconds)
         rows[i].rate /= seconds
         if rows[i].total - rows[i].sent <= _eps:

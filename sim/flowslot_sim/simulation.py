@@ -125,9 +125,12 @@ class Simulation:
         if min(by_itself, due) >= 1 << 62:
             raise Stalled(f"at {now / SECOND:.3f} s nothing is left to happen")
         then = Nanos(min(by_itself, due, until_ns))
-        if self.account is not None:
-            self.account(now, Nanos(then - now))
-        ended = network.advance(Nanos(then - now))
+        elapsed = Nanos(then - now)
+        if self.account is not None and not network.queued:
+            self.account(now, elapsed)
+        ended = network.advance(elapsed)
+        if self.account is not None and network.queued:
+            self.account(now, elapsed)  # only now it is known what has moved
         network.stale |= then == by_itself
         events.now = then
         if ended:

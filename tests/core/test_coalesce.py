@@ -27,6 +27,17 @@ def test_what_a_flow_waits_for_comes_at_once_and_the_rest_in_a_while() -> None:
     assert b.step()[2, 9].rate == 24.0
 
 
+def test_without_coalescing_nobody_spins_until_an_acknowledgement_comes() -> None:
+    b = Bench({7: (1, 0)})
+    b.step(f7=100.0)
+    b.demand(9, 0, session=2)
+    lowered = b.step(f7=50.0, f9=50.0)
+    now = Nanos(b.time * MILLISECOND)
+    assert b.arbiter.next_wakeup(now) >= now + MILLISECOND
+    b.ack(lowered[1, 7])
+    assert b.step()[2, 9].rate == 50.0
+
+
 def test_others_give_way_at_once_to_a_flow_that_has_too_little() -> None:
     b = Bench({7: (1, 0), 8: (1, 1)}, coalesce_ns=WHILE)
     b.step(f7=100.0, f8=100.0)

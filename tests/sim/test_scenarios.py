@@ -108,3 +108,13 @@ def test_bad_usage_is_one_line_and_status_2(more: list[str], said: str) -> None:
     command += [str(SCENARIOS / "two-equal.toml"), *more]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_budget_of_links_with_queues_adds_up() -> None:
+    """What a job's links did not carry for it is what its iterations take longer than Ideal."""
+    scenario = load(SCENARIOS / "ring4-two-jobs.toml")
+    budget = simulate(scenario, Options(("stagger",), 1, 10, budget=True)).runs[0].budget
+    assert len(budget) == 2
+    for job in budget:
+        lost = sum(ms for cause, ms in job.lost.items() if cause != "dependency")
+        assert lost == pytest.approx(job.iteration_ms - job.ideal_ms, abs=1.0)

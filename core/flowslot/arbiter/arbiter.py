@@ -209,6 +209,8 @@ class Arbiter:
             self._flows.look_at_all()
         slots = self._due(now)
         if not slots.size:
+            if self._coalesced_at is not None and now >= self._coalesced_at:
+                self._coalesced_at = None
             return {}
         batch = self._batch
         batch.open(slots, now)
@@ -230,7 +232,7 @@ class Arbiter:
         slot = self._next_slot(now)
         latest = slot if len(self._table) else FOREVER
         patience = ACK_LEASES * self.config.lease_ns
-        later = self._coalesced_at or Nanos(now + max(coalesce, 1))
+        later = self._coalesced_at or (Nanos(now + coalesce) if coalesce else slot)
         batch.close(edges, slot, later, patience, latest)
         return {session: grants[session] for session in sorted(grants)}
 

@@ -226,6 +226,6 @@ class Switch(Generic[S]):
         self._ready |= {stream: None for stream in waiting if self._peers[stream].waits}
         for session in self.arbiter.take_over():
             stream = self._streams.get(session)
-            if stream is not None:
+            if stream is not None and not self.arbiter.honours(session):
                 self._ended[stream] = SessionEnded("the session's lease has ended; say Hello again")
         self.next_wakeup = self.arbiter.next_wakeup(now)

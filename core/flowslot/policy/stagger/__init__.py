@@ -36,7 +36,8 @@ NEARLY_DONE = 0.25
 """A job with at most this part of its iteration left is let finish by a partial arbiter."""
 SIZE_CLASS = 4.0
 """Jobs within this factor are of one size to a partial arbiter."""
-_SHAPES = 16  # numbers of flows, jobs and links whose arrays are kept for the next time
+_SHAPES, _CELLS = 16, 1 << 18  # arrays are kept for so many numbers of flows, jobs and links, and
+# in all for so many jobs on links; the last ones always
 
 
 class StaggerAllocator:
@@ -69,8 +70,7 @@ class StaggerAllocator:
         shape = len(state.remaining), len(state.job_names), len(state.capacity) - 1
         sharing = self._sharings.pop(shape, None) or gang_rates.Sharing(*shape)
         self._sharing = self._sharings[shape] = sharing
-        if len(self._sharings) > _SHAPES:
-            del self._sharings[next(iter(self._sharings))]
+        self._forget_shapes()
         # A job that lags gets what it would have without us.
         floors = np.where(self._fair.look(state, now), 1.0, self._floor_share)
         _fill_in(sharing.rows, state)
@@ -82,6 +82,15 @@ class StaggerAllocator:
             self._take_turns(sharing, floors, state.job_names)
         rates: Floats = sharing.rows["rate"].copy()
         return rates
+
+    def _forget_shapes(self) -> None:
+        """The oldest ones, if there are too many."""
+        kept = self._sharings
+        cells = sum(jobs * links for _, jobs, links in kept)
+        while len(kept) > _SHAPES or (cells > _CELLS and len(kept) > 1):
+            oldest = next(iter(kept))
+            cells -= oldest[1] * oldest[2]
+            del kept[oldest]
 
     def next_change(self, state: AllocationState) -> Floats:
         """See Allocator: idle flows begin or cease to count as about to start; active jobs that

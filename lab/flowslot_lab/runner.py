@@ -195,7 +195,7 @@ class LiveRun:
             retransmits=after.retransmits - before.retransmits,
             utilisation=self._utilisation(before, after),
         )
-        self.check(evidence, run.retransmits)
+        self.check(evidence)
         if self.recorder is not None:
             run.budget = self.recorder.work_out(self.scenario, self.jobs, self.plane)
         return run
@@ -230,7 +230,7 @@ class LiveRun:
             self.plane.testify(evidence)
         return evidence
 
-    def check(self, evidence: Evidence, retransmits: int = 0) -> None:
+    def check(self, evidence: Evidence) -> None:
         """Raises RunFailed unless the evidence is what the policy needs."""
         expected = expected_bytes(self.scenario, self.scenario.warmup + self.iterations)
         missing = []
@@ -240,7 +240,7 @@ class LiveRun:
             missing.append("no reservation was granted")
         if self._kind in _PACED and evidence.rate_writes == 0:
             missing.append("no rate was written to the kernel")
-        missing += self._missing_of_rival(evidence, retransmits)
+        missing += self._missing_of_rival(evidence)
         switch = self.plane is not None and self.plane.use_switch
         if self._kind in _SCHEDULED and switch and evidence.scheduled == 0:
             missing.append("no schedule was accepted by a switch process")
@@ -253,14 +253,12 @@ class LiveRun:
             what = "; ".join([*missing, *evidence.errors])
             raise RunFailed(f"{self.scenario.name}, {self.policy}: {what}")
 
-    def _missing_of_rival(self, evidence: Evidence, retransmits: int) -> list[str]:
+    def _missing_of_rival(self, evidence: Evidence) -> list[str]:
         """A rival whose mechanism shows no effect was not measured."""
         rival = RIVALS.get(self.policy)
         missing = []
         if evidence.unmarked > evidence.marked:
             missing.append(f"{evidence.unmarked} packets bore no ECN, {evidence.marked} did")
-        if self.policy == "dctcp" and retransmits and not evidence.marked:
-            missing.append(f"{retransmits} packets were lost, and none was marked before")
         if rival is not None and rival.fair_queues:
             flows = max(self.scenario.flows_on_link().values())
             if evidence.queues < min(flows, 2):

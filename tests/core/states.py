@@ -41,7 +41,7 @@ def state(*flows: dict[str, Any], capacity: Sequence[float] = (100.0,)) -> Alloc
         jobs=keys(names),
         flow=np.arange(n, dtype=np.uint64),
         aggregate=np.arange(n),
-        aggregates=Keys(np.arange(n), np.zeros(n, np.int64)),
+        aggregates=Keys.lasting(n),
         remaining=left,
         cap=column("cap", np.inf),
         sockets=column("sockets", 1.0),

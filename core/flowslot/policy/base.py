@@ -33,6 +33,11 @@ class Keys(NamedTuple):
     numbers: Rows  # [N] small, and different in the whole domain
     turns: Ints  # [N]
 
+    @classmethod
+    def lasting(cls, n: int) -> "Keys":
+        """Of N that never change."""
+        return cls(np.arange(n), np.zeros(n, np.int64))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AllocationState:

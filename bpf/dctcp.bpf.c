@@ -122,7 +122,7 @@ __u32 BPF_PROG(dctcp_undo_cwnd, struct sock *sk)
 	return tcp_reno_undo_cwnd(sk);
 }
 
-/* The loader replaces the name, 15 characters, by one that is unique on the host. */
+/* The loader replaces the name by one that is unique on the host. */
 SEC(".struct_ops")
 struct tcp_congestion_ops dctcp_ops = {
 	.init = (void *)dctcp_init,
@@ -132,5 +132,5 @@ struct tcp_congestion_ops dctcp_ops = {
 	.cong_avoid = (void *)dctcp_cong_avoid,
 	.undo_cwnd = (void *)dctcp_undo_cwnd,
 	.flags = NEEDS_ECN,
-	.name = "fs_placeholder_",
+	.name = "dctcp_ops",
 };

@@ -4,7 +4,8 @@
 import ctypes
 import mmap
 import os
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Collection, Iterator
 from ctypes import c_char_p, c_int, c_size_t, c_uint32, c_uint64, c_void_p
 from errno import EINVAL
 from functools import cache
@@ -23,6 +24,10 @@ STRUCT_OPS = 44
 TCX_EGRESS = 47
 """BPF_TCX_EGRESS, the attach type of programs that see packets before clsact's filters do (Linux
 6.6)."""
+_STRUCT_OPS_MAP = 26
+"""BPF_MAP_TYPE_STRUCT_OPS."""
+_MAP_INFO = struct.Struct("=I20x16s")
+"""The beginning of struct bpf_map_info: type and name."""
 _MOST_PROGRAMS = 64
 """BPF_MPROG_MAX: at one place of a device."""
 PLACES = (
@@ -42,9 +47,13 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "bpf_object__find_map_by_name": (c_void_p, [c_void_p, c_char_p]),
     "bpf_map__fd": (c_int, [c_void_p]),
     "bpf_map__set_map_flags": (c_int, [c_void_p, c_uint32]),
+    "bpf_map__initial_value": (c_void_p, [c_void_p, c_void_p]),
     "bpf_map__set_max_entries": (c_int, [c_void_p, c_uint32]),
     "bpf_map__attach_struct_ops": (c_void_p, [c_void_p]),
     "bpf_map_update_elem": (c_int, [c_int, c_void_p, c_void_p, c_uint64]),
+    "bpf_map_get_next_id": (c_int, [c_uint32, c_void_p]),
+    "bpf_map_get_fd_by_id": (c_int, [c_uint32]),
+    "bpf_obj_get_info_by_fd": (c_int, [c_int, c_void_p, c_void_p]),
     "bpf_map_delete_elem": (c_int, [c_int, c_void_p]),
     "bpf_object__find_program_by_name": (c_void_p, [c_void_p, c_char_p]),
     "bpf_program__fd": (c_int, [c_void_p]),
@@ -109,6 +118,28 @@ def attached(device: int, place: int) -> list[int]:
     return ids[: count.value]
 
 
+def struct_ops_maps(names: Collection[str]) -> Iterator[tuple[str, int]]:
+    """Maps of struct_ops that are called so: name, and a descriptor, valid until the next one.
+    Raises OSError."""
+    number, info = c_uint32(0), ctypes.create_string_buffer(_MAP_INFO.size)
+    while True:
+        try:
+            library().bpf_map_get_next_id(number, ctypes.byref(number))
+        except FileNotFoundError:
+            return
+        try:
+            fd = int(library().bpf_map_get_fd_by_id(number))
+        except FileNotFoundError:
+            continue  # it has just gone
+        try:
+            library().bpf_obj_get_info_by_fd(fd, info, ctypes.byref(c_uint32(len(info))))
+            kind, name = _MAP_INFO.unpack(info.raw)
+            if kind == _STRUCT_OPS_MAP and (known := name.rstrip(b"\0").decode()) in names:
+                yield known, fd
+        finally:
+            os.close(fd)
+
+
 class Map:
     """A map of an object. Its methods raise OSError."""
 
@@ -119,6 +150,13 @@ class Map:
     def fd(self) -> int:
         """Descriptor, valid while the object is loaded."""
         return int(library().bpf_map__fd(self._pointer))
+
+    @property
+    def initial(self) -> ctypes.Array[ctypes.c_char]:
+        """Before loading: what a map of constants or variables will hold. Writable."""
+        size = c_size_t(0)
+        at = library().bpf_map__initial_value(self._pointer, ctypes.byref(size))
+        return (ctypes.c_char * size.value).from_address(at)
 
     def set_flags(self, flags: int) -> None:
         """Before loading."""

@@ -16,9 +16,15 @@ from flowslot.model.errors import ConfigError
 from flowslot.model.units import MILLISECOND, Nanos
 from flowslot_scenario import scenario as scenarios
 from flowslot_scenario.output import OutputOption, chosen, show
+from flowslot_sim.papers import cli as papers
 from flowslot_sim.plane.messages import Plant
 from flowslot_sim.plane.wire import Delays
+from flowslot_sim.recording.figures import draw
+from flowslot_sim.recording.options import FigureOption, TimelineOption, keep
+from flowslot_sim.recording.record import Recording
 from flowslot_sim.runner import POLICIES, Options, simulate
+from flowslot_sim.sweep import sweep
+from flowslot_sim.traces.cli import run_trace
 
 DELAY_MS, LOOK_MS = 1.5, 2.0
 """As measured in the lab (`flowslot lab run --budget`, a phase's steps): daemons ask 2 to 3 ms
@@ -30,6 +36,11 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
 )
+
+
+app.add_typer(papers.app)
+app.command(name="trace")(run_trace)
+app.command()(sweep)
 
 
 @app.callback()
@@ -73,12 +84,19 @@ def run(
     budget: Annotated[
         bool, typer.Option("--budget", help="show where the jobs' time goes, too")
     ] = False,
+    figure: FigureOption = None,
+    timeline: TimelineOption = None,
     output: OutputOption = "table",
 ) -> None:
-    """Simulate a scenario under each policy and compare."""
+    """Simulate a scenario under each policy and compare. Figures and timelines: of the first
+    seed."""
     loaded = scenarios.load(scenario, change or [])
     if seed is not None:
         loaded = loaded.model_copy(update={"seed": seed})
+    if loaded.losses:
+        raise ConfigError("losses", "", f"{scenario}: the simulator loses no packets")
+    if loaded.delays:
+        raise ConfigError("delays", "", f"{scenario}: the simulator has no long paths")
     per_rack = switches == "per-rack"
     if per_rack and not loaded.racks:
         raise ConfigError("--switches per-rack", "", f"{scenario}: its hosts have no `rack`")
@@ -86,4 +104,10 @@ def run(
     look = Nanos(round(look_ms * MILLISECOND))
     plant = Plant(delays=Delays(low=delay, high=delay), look_ns=look)
     options = Options(chosen(policy, POLICIES), seeds, iterations, switch, per_rack, plant, budget)
-    show(simulate(loaded, options), output)
+    recordings: dict[str, Recording] | None = {} if figure or timeline else None
+    results = simulate(loaded, options, recordings)
+    keep(recordings or {}, timeline)
+    if figure is not None and recordings:
+        slowdowns = {policy: results.slowdowns(policy).tolist() for policy in recordings}
+        draw(slowdowns, recordings, "iteration time / Ideal", figure)
+    show(results, output)

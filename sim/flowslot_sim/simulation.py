@@ -26,6 +26,10 @@ class Control:
     def start(self) -> None:
         """The run begins."""
 
+    def hold(self, now: Nanos, job: int) -> Nanos:
+        """When a job that is ready to send may begin; a time that is past: now."""
+        return now
+
     def began(self, now: Nanos, job: int, flows: Sequence[int]) -> None:
         """These flows of a job have begun an iteration."""
 
@@ -73,7 +77,7 @@ class Simulation:
         self.network = Network(self.flows, world.capacity)
         self.progress = [Progress() for _ in world.jobs]
         self._wanted = self._short = 0  # iterations, and jobs that have done fewer
-        self.account: Callable[[Nanos, Nanos], None] | None = None
+        self.accounts: list[Callable[[Nanos, Nanos], None]] = []
         """Told of each stretch of time, before it passes: now, and ns until rates may change."""
         self.control = make(self)
 
@@ -126,11 +130,11 @@ class Simulation:
             raise Stalled(f"at {now / SECOND:.3f} s nothing is left to happen")
         then = Nanos(min(by_itself, due, until_ns))
         elapsed = Nanos(then - now)
-        if self.account is not None and not network.queued:
-            self.account(now, elapsed)
+        for account in () if network.queued else self.accounts:
+            account(now, elapsed)
         ended = network.advance(elapsed)
-        if self.account is not None and network.queued:
-            self.account(now, elapsed)  # only now it is known what has moved
+        for account in self.accounts if network.queued else ():
+            account(now, elapsed)  # only now it is known what has moved
         network.stale |= then == by_itself
         events.now = then
         if ended:
@@ -148,6 +152,10 @@ class Simulation:
         self.events.at(now + length, partial(self._communicate, j))
 
     def _communicate(self, j: int, now: Nanos) -> None:
+        until = self.control.hold(now, j)
+        if until > now:
+            self.events.at(until, partial(self._communicate, j))
+            return
         rows = self.rows_of[j]
         progress = self.progress[j]
         progress.left, progress.sends_since = len(rows), now

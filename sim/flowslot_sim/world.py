@@ -93,15 +93,14 @@ Path = Callable[[str, str], tuple[int, ...]]
 
 
 def _job(scenario: Scenario, job: Job, path: Path, seed: int) -> SimJob:
-    flows = ring(job, path) if job.kind == "ring" else servers(job, path)
-    rounds = 2 * (job.workers - 1) if job.kind == "ring" else 0
+    flows = ring(job, path) if job.is_ring else servers(job, path)
     return SimJob(
         name=job.name,
         flows=tuple(flows),
         compute_ns=lambda iteration: job.compute_ns(seed, iteration),
         start_ns=Nanos(round(job.start_s * SECOND)),
         ideal_s=scenario.ideal_s(job),
-        latency_ns=round(rounds * scenario.rtt_us * 1000),
+        latency_ns=round(job.rounds * scenario.rtt_us * 1000),
     )
 
 
@@ -113,8 +112,8 @@ def ring(job: Job, path: Path) -> list[FlowSpec]:
     for rank, host in enumerate(job.hosts):
         peer = (rank + 1) % job.workers
         to = job.hosts[peer]
-        for channel in range(job.sockets):
-            before = (rank - 1) % job.workers * job.sockets + channel
+        for channel in range(job.flows):
+            before = (rank - 1) % job.workers * job.flows + channel
             flows.append(
                 FlowSpec(
                     host,

@@ -18,6 +18,7 @@ import flowslot.arbiter.rules
 import flowslot.policy.fair_reference
 import flowslot.policy.fair_reference.fluid
 import flowslot.policy.fill
+import flowslot.policy.job_links
 import flowslot.policy.stagger
 import flowslot.policy.stagger.gang_rates
 from flowslot.model.units import MILLISECOND, Nanos
@@ -26,6 +27,7 @@ from flowslot.policy.stagger import StaggerAllocator
 
 USERS = {
     flowslot.policy.fill: (),
+    flowslot.policy.job_links: (),
     flowslot.policy.stagger.gang_rates: (flowslot.policy.stagger,),
     flowslot.policy.fair_reference.fluid: (flowslot.policy.fair_reference,),
     flowslot.arbiter.connected: (flowslot.arbiter.ledger,),
@@ -36,8 +38,12 @@ SEEDS = pytest.mark.parametrize("seed", range(30))
 
 PLAIN = {module: plain(module) for module in USERS}
 for _module in PLAIN.values():  # which import some of these, compiled
-    for _name in {"crosses", "link_sum", "max_min", "weighted"} & vars(_module).keys():
-        setattr(_module, _name, getattr(PLAIN[flowslot.policy.fill], _name))
+    for _from, _names in (
+        (flowslot.policy.fill, {"crosses", "link_sum", "max_min", "weighted"}),
+        (flowslot.policy.job_links, {"JobLinks", "lasts"}),
+    ):
+        for _name in _names & vars(_module).keys():
+            setattr(_module, _name, getattr(PLAIN[_from], _name))
 
 
 def interpret(patch: pytest.MonkeyPatch) -> None:
@@ -88,7 +94,7 @@ def test_allocations_are_the_same(
     def run() -> list[Any]:
         allocator = StaggerAllocator(partial=partial)
         return [
-            (allocator.allocate(s, now), allocator.standing(), allocator.next_change(s))
+            (allocator.allocate(s, now), allocator.terms().standing, allocator.next_change(s))
             for s, now in states
         ]
 

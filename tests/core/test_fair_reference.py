@@ -12,6 +12,7 @@ from states import keys, state
 from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.policy.base import AllocationState, Keys
 from flowslot.policy.fair_reference import SLACK, FairReference
+from flowslot.policy.job_links import of
 
 MS = MILLISECOND
 
@@ -28,7 +29,10 @@ class Run:
 
     def at(self, ms: float, *sending: str, left: float = 100e6) -> list[bool]:
         """Which jobs lag, by name. Those in `sending` have so many bytes left."""
-        lags: list[bool] = self.fair.look(self.state(sending, left), Nanos(round(ms * MS))).tolist()
+        return self.look(self.state(sending, left), ms)
+
+    def look(self, state: AllocationState, ms: float) -> list[bool]:
+        lags: list[bool] = self.fair.look(state, Nanos(round(ms * MS)), of(state)).tolist()
         return lags
 
     def alone(self, job: str, ms: float) -> list[bool]:
@@ -47,8 +51,7 @@ class Run:
             aggregate=np.arange(len(mine)),
             aggregates=Keys(*(key[aggregates] for key in whole.aggregates)),
         )
-        lags: list[bool] = self.fair.look(state, Nanos(round(ms * MS))).tolist()
-        return lags
+        return self.look(state, ms)
 
     def learn(self) -> "Run":
         """All send from 0 to 100 ms and compute until 200: from then on they are known."""

@@ -3,12 +3,13 @@
 
 import random
 from collections import Counter
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
 
 from flowslot.arbiter.batch import Batch
-from flowslot.arbiter.ledger import Ledger
+from flowslot.arbiter.ledger import FOREVER, Ledger
 from flowslot.model.units import Nanos
 
 PATHS = ((0,), (1,), (0, 1), (2, 0, 1))
@@ -111,3 +112,45 @@ def test_who_has_nothing_comes_first() -> None:
 def test_what_is_raised_always_fits() -> None:
     rates = raised(table((9, 0.0, 30.0), (9, 0.0, 10.0), (9, 10.0, 50.0)), 20.0)
     assert rates == pytest.approx({0: 15.0, 1: 5.0})
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_part_is_due_when_a_flow_of_it_is(seed: int) -> None:
+    """Also when parts grow together, fall apart, and are numbered anew. By flow, `times` says when
+    it is to be looked at."""
+    rng, ledger = random.Random(seed), Ledger(np.full(9, 1.0))
+    times: dict[int, int] = {}
+    seen = 0
+    for now in range(1, 300):
+        there = sorted(times)
+        flow, kind = rng.randrange(30), rng.random()
+        if (1, flow) not in ledger.slots:
+            slot = ledger.add(1, flow, 1)
+            links = rng.choice(((0,), (1,), (1, 2), (3,), (3, 4), (5,), (6,), (7, 8)))
+            ledger.place(slot, str(links[0] // 3 if rng.random() < 0.1 else links[0]), links)
+            times[slot] = 0
+        elif kind < 0.4:
+            slot = ledger.slots[1, flow]
+            times |= dict.fromkeys(_together(ledger, slot, there), 0)
+            ledger.remove(1, flow)
+            del times[slot]
+        elif kind < 0.6:
+            ledger.acknowledge(Nanos(now), {ledger.slots[1, flow]: 1})
+            times[ledger.slots[1, flow]] = 0
+        due = ledger.due(Nanos(now)).tolist()
+        parts = {frozenset(_together(ledger, slot, times)) for slot in times}
+        wanted = [part for part in parts if min(times[slot] for slot in part) <= now]
+        assert due == sorted(slot for part in wanted for slot in part)
+        later = [min(times[slot] for slot in part) for part in parts if part not in wanted]
+        assert ledger.next_due(Nanos(now)) == min(later, default=FOREVER)
+        for part in wanted:
+            time = now + rng.randint(1, 20)
+            ledger.look_at[ledger.part[list(part)]] = time
+            times |= dict.fromkeys(part, time)
+        seen += bool(wanted) and len(wanted) < len(parts)
+    assert seen > 50
+
+
+def _together(ledger: Ledger, slot: int, slots: Iterable[int]) -> set[int]:
+    """Of these, those in the part that the slot is in, as `due` has numbered them last."""
+    return {other for other in slots if ledger.part[other] == ledger.part[slot]}

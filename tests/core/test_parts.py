@@ -190,7 +190,7 @@ class Settled(Told):
             self.ack(now, list(self.waiting))
         else:
             raise AssertionError("it never ends")
-        self.most_parts = max(self.most_parts, self.arbiter._flows._n_parts)
+        self.most_parts = max(self.most_parts, len(self.arbiter._flows._members))
         rows = self.arbiter._flows.rows
         rows = rows[rows["session"] >= 0]
         keys = zip(rows["session"].tolist(), rows["flow"].tolist(), strict=True)

@@ -14,7 +14,7 @@ from mlcc_hosts import view_of
 from states import NOW, state
 
 from flowslot.model.errors import FlowslotError
-from flowslot.model.units import MILLISECOND
+from flowslot.model.units import MILLISECOND, SECOND
 from flowslot.policy import registry
 from flowslot.policy.base import View
 from flowslot.policy.fill import link_sum
@@ -238,7 +238,7 @@ FLOW = st.fixed_dictionaries(
 )
 
 
-@pytest.mark.parametrize("name", ["stagger", "fair"])
+@pytest.mark.parametrize("name", ["stagger", "fair", "mltcp"])
 @settings(deadline=None, max_examples=150)
 @given(
     flows=st.lists(FLOW, min_size=1, max_size=12),
@@ -284,6 +284,24 @@ def test_stagger_paces_what_is_granted() -> None:
     assert pace.guaranteed.tolist() == [True, False]
 
 
+def test_mltcp_weighs_flows_by_what_they_have_sent() -> None:
+    make = registry.get("mltcp").allocator
+    assert make is not None
+    allocator = make(registry.PolicyOptions())
+
+    def mltcp(*flows: dict[str, Any]) -> list[float]:
+        return [round(r, 6) for r in allocator.allocate(state(*flows), NOW).tolist()]
+
+    begun, ending = {"job": "a", "left": 400, "next": 400}, {"job": "b", "left": 1e-9, "next": 400}
+    assert mltcp(begun, ending) == [round(100 / 9, 6), round(800 / 9, 6)]  # 1/4 to 2
+    assert mltcp(begun, {"job": "b"}) == [20.0, 80.0], "nothing is known of it: plain TCP"
+    assert mltcp({**begun, "sockets": 4}, {"job": "b"}) == [50.0, 50.0]
+    assert mltcp(begun, {**ending, "left": 0}) == [100.0, 0.0]
+    # 100 bytes/s: a 32nd of 400 bytes in an eighth of a second.
+    changes = allocator.next_change(state(begun, {**ending, "left": 0}))
+    assert changes.tolist() == [SECOND / 8, math.inf]
+
+
 def test_static_divides_by_the_number_of_flows() -> None:
     def rates(flows_on_link: Mapping[int, int] | None = None) -> dict[int, float]:
         pace = StaticPolicy(flows_on_link).decide(NOW, view())
@@ -296,7 +314,9 @@ def test_static_divides_by_the_number_of_flows() -> None:
 
 
 def test_registry() -> None:
-    assert registry.names() == ("stagger", "static", "fair", "mlcc", "mlcc-literal")
+    gates = "adadual srsf1 srsf2 srsf3 srsf-chunked"
+    planned = "mltcp mlcc mlcc-literal mlcc-prototype ccml mcs srpt"
+    assert registry.names() == tuple(f"stagger {gates} cassini static fair {planned}".split())
     fair = registry.get("fair")
     assert fair.host_policy is None and not fair.needs_arbiter
     with pytest.raises(

@@ -56,6 +56,8 @@ def test_never_over_commits_and_recovers(
     for event in events:
         happen(world, event)
     # Whatever happened: once messages arrive again, everything is put right.
+    for process in world.processes:
+        world.decide_by(process, 0)
     world.exchange(LEASE_SLOTS + 20, 60)
     assert all(lane.session.live for daemon in world.daemons for lane in daemon.lanes)
     world.report()

@@ -11,7 +11,7 @@ from arbiters import at
 
 from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.protocol import session as module
-from flowslot.protocol.grants import Granted
+from flowslot.protocol.grants import MOST_HOLD_NS, Granted
 from flowslot.protocol.messages import (
     Ack,
     Demand,
@@ -396,3 +396,63 @@ def test_the_next_stream_takes_over_what_is_held_and_says_everything_again() -> 
     assert one.lease_end == at(20 + ORPHAN), "a heartbeat of the old stream"
     assert talker.hear(51, [grant(1, 9.0, standing=True)]).raised == [1], "numbers begin anew"
     assert one.lease_end == at(40 + 240), "a grant proves that Hello has come"
+
+
+# --- holds
+
+
+def held(seq: int, ms: float, rate: float = 0.0, ack: bool = False) -> Grant:
+    return replace(grant(seq, rate, ack=ack), hold_ns=int(at(ms)))
+
+
+def test_a_held_flow_sends_nothing_until_the_time_is_over() -> None:
+    talker = begun()
+    news = talker.hear(3, [held(2, 30, 40.0, ack=True)])
+    assert news.lowered == [1] and [ack.seq for ack in news.acks] == [2]
+    assert talker.one.grant(1)[:3] == (1, 0.0, 0.0), "not even top-up"
+    assert talker.one.opened(at(32)) == []
+    assert (talker.one.next_wakeup(at(32)) or 0) <= at(33)
+    assert talker.one.opened(at(33)) == [1] and talker.one.opened(at(33)) == []
+    assert talker.one.grant(1)[:3] == (1, 40.0, 100.0)
+
+
+def test_another_grant_or_the_end_of_the_stream_ends_a_hold() -> None:
+    talker = begun()
+    talker.hear(2, [held(2, 500)])
+    news = talker.hear(3, [grant(3, 50.0)])
+    assert news.raised == [1] and talker.one.grant(1).rate == 50.0
+    talker.hear(4, [held(4, 500, 20.0)])
+    talker.one.closed(at(5))
+    assert talker.one.opened(at(5)) == [1]
+    assert talker.one.grant(1)[:3] == (1, 20.0, 100.0)
+
+
+def test_no_arbiter_holds_a_flow_for_ever() -> None:
+    talker, most = begun(), MOST_HOLD_NS / MILLISECOND
+    for k in range(1000):
+        ms = 120.0 * (k + 1)
+        talker.beat(ms)
+        talker.hear(ms + 2, [held(k + 2, 10**9)])
+        assert not talker.one.check(at(ms + 2)) and not talker.one.refuses(1)
+        if talker.one.opened(at(ms + 2)):
+            break
+        assert talker.one.grant(1).ceiling == 0.0
+    assert most <= ms <= most + 240
+
+
+def test_a_hold_on_a_flow_that_asks_for_nothing_is_no_question() -> None:
+    """Once it is withdrawn, nothing that the arbiter owes an answer is left."""
+    for nothing in (demand(1, 0), replace(demand(1), cap=0.0)):
+        talker = begun()
+        talker.one.demand(at(2), [nothing])
+        talker.hear(3, [held(2, 500)])
+        talker.hear(4, [grant(3, 0.0)])
+        for ms in range(120, 2 * PATIENCE, 120):
+            assert talker.beat(ms).left_alone == [] and not talker.one.refuses(1)
+
+
+def test_a_hold_is_an_answer() -> None:
+    talker = Talker()
+    talker.one.connect(at(0))
+    talker.say(0)
+    assert talker.hear(1, [held(1, 100)], echo=1).began and talker.one.live

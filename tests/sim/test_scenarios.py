@@ -96,12 +96,16 @@ def test_the_same_seed_gives_the_same_json() -> None:
     assert shown["runs"][0]["links"][0]["utilisation"] > 0.3
 
 
+DELAYS = '[{from_host="h1", to_host="h2", us=100}]'
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [
         (["--policy", "fare"], 'no policy is called "fare"; of: stagger'),
         (["--switches", "per-rack"], "its hosts have no `rack`"),
         (["--set", "links.rate_mbps=-1"], "field `links.rate_mbps`"),
+        (["--set", f"delays={DELAYS}"], "the simulator has no long paths"),
     ],
 )
 def test_bad_usage_is_one_line_and_status_2(more: list[str], said: str) -> None:

@@ -57,6 +57,12 @@ class Arbiter:
         """When to make the changes that no flow is waiting for; None: there are none."""
         self._raises = False  # the last step was made after the recovery
 
+    def use(self, allocator: Allocator) -> None:
+        """Decide by this one from now on. What is granted stays so until the next decision, which
+        changes it as any other does: lower first."""
+        self._allocator = allocator
+        self._flows.look_at_all()
+
     # --- what daemons say
 
     def hello(self, now: Nanos, hello: Hello) -> None:
@@ -319,8 +325,8 @@ class Arbiter:
         capacity = np.maximum(limit, 0.0) * (1 - 1e-8)
         state = batch.state(capacity)
         target = self._allocator.allocate(state, now)
-        standing = self._allocator.standing()
-        batch.settle(target, standing, capacity, now - self.config.lease_ns)
+        terms = self._allocator.terms()
+        batch.settle(target, terms, capacity, now - self.config.lease_ns)
         return self._allocator.next_change(state)
 
     def _mute(self, batch: Batch) -> Bools:
@@ -360,14 +366,14 @@ class Arbiter:
     def _write(
         self, batch: Batch, flows: Rows, must_ack: bool, grants: dict[int, list[Grant]]
     ) -> None:
-        rows = batch.rows
-        rows["reported_standing"][flows] = rows["standing"][flows]
-        columns = ("session", "flow", "inc", "seq", "grant", "tightest", "standing")
-        for session, flow, inc, seq, rate, tightest, standing, share in zip(
-            *(rows[column][flows].tolist() for column in columns),
+        rows, now = batch.tell(flows), batch.now
+        columns = ("session", "flow", "inc", "seq", "grant", "tightest", "standing", "hold", "most")
+        for session, flow, inc, seq, rate, tightest, standing, hold, each, share in zip(
+            *(rows[column].tolist() for column in columns),
             self._flows.shares(batch.slots[flows]).tolist(),
             strict=True,
         ):
-            ceiling, part = (tightest, share) if tightest < math.inf else (0.0, 0.0)
-            grant = Grant(flow, inc, seq, rate, ceiling, must_ack, standing, part)
+            ceiling, part = (min(tightest, each), share) if tightest < math.inf else (0.0, 0.0)
+            held = max(hold - now, 0)
+            grant = Grant(flow, inc, seq, rate, ceiling, must_ack, standing, part, held)
             grants.setdefault(session, []).append(grant)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from flowslot.arbiter import rules
 from flowslot.arbiter.ledger import ROW, Ledger
 from flowslot.model.units import Nanos
-from flowslot.policy.base import AllocationState, Bools, Floats, Ints, Keys, Paths, Rows
+from flowslot.policy.base import AllocationState, Bools, Floats, Ints, Keys, Paths, Rows, Terms
 from flowslot.policy.fill import link_sum
 
 _KEPT = 64  # batches whose numbering is kept: the same parts are looked at again and again
@@ -18,8 +18,11 @@ _OPAQUE = np.dtype((np.void, ROW.itemsize))  # NumPy copies a row at once, not f
 
 
 class Numbering(NamedTuple):
-    """What an allocator calls links, jobs and aggregates: see AllocationState."""
+    """What an allocator calls links, jobs and aggregates: see AllocationState; and what else does
+    not change: `rows`, of the ledger's paths, and `part`, of each flow."""
 
+    rows: Paths
+    part: Rows
     links: Rows
     paths: Paths
     job: Ints
@@ -49,13 +52,14 @@ class Batch:
         if n > len(self._room):
             self._room = np.zeros(2 * n, ROW)
             self._tables = rules.table(self._room)
-        self.slots, self._now = slots, now
+        self.slots, self.now = slots, now
+        self._here = self._numbering()
+        self._paths = self._here.rows
         self.rows: NDArray[np.void] = ledger.rows
-        self._paths, self._table = ledger.paths, ledger.table
+        self._table = ledger.table
         if n < ledger.n:
             self.rows, self._table = self._room[:n], self._tables[:n]
             self.rows.view(_OPAQUE)[:] = ledger.rows.view(_OPAQUE)[slots]
-            self._paths = ledger.paths[slots]
         self._until = 0  # when the flows that are waited for are not any more, see rules.see
         rules.progress(now, self._table)
 
@@ -66,8 +70,8 @@ class Batch:
         """
         ledger, rows, seen = self._ledger, self.rows, np.empty((6, len(self.slots)))
         n_links, phases = ledger.n_links, ledger.phases
-        self._until = rules.see(self._now, self._table, self._paths, n_links, phases, seen)
-        here = self._numbering()
+        self._until = rules.see(self.now, self._table, self._paths, n_links, phases, seen)
+        here = self._here
         return AllocationState(
             paths=here.paths,
             capacity=np.append(capacity, np.inf)[here.links],
@@ -87,54 +91,65 @@ class Batch:
             next_bytes=seen[4],
             idle_ns=seen[5],
             goal=rows["goal"],
+            links=here.links[:-1],
         )
 
     def _numbering(self) -> Numbering:
         """The same for the same flows, until some come or go."""
-        ledger, rows, key = self._ledger, self.rows, self.slots.tobytes()
+        ledger, key = self._ledger, self.slots.tobytes()
         if self._moves != ledger.moves or len(self._numberings) > _KEPT:
             self._numberings, self._moves = {}, ledger.moves
-        if key not in self._numberings:
-            used = np.zeros(ledger.n_links + 1, np.bool_)
-            used[ledger.n_links] = True
-            links, paths = _packed(self._paths, used)
-            jobs, job = _packed(rows["job"], np.zeros(len(ledger.jobs.names), np.bool_))
-            used = np.zeros(len(ledger.aggregates.names), np.bool_)
-            aggregates, aggregate = _packed(rows["aggregate"], used)
-            self._numberings[key] = Numbering(
-                links,
-                paths.astype(np.int32),
-                job,
-                [ledger.jobs.names[number] for number in jobs.tolist()],
-                Keys(jobs, ledger.jobs.turns[jobs]),
-                aggregate,
-                Keys(aggregates, ledger.aggregates.turns[aggregates]),
-            )
-        return self._numberings[key]
+        here = self._numberings.get(key)
+        return here or self._numberings.setdefault(key, self._number())
+
+    def _number(self) -> Numbering:
+        ledger, slots = self._ledger, self.slots
+        used, rows = np.zeros(ledger.n_links + 1, np.bool_), ledger.paths[slots]
+        used[ledger.n_links] = True
+        links, paths = _packed(rows, used)
+        used = np.zeros(len(ledger.jobs.names), np.bool_)
+        jobs, job = _packed(ledger.rows["job"][slots], used)
+        used = np.zeros(len(ledger.aggregates.names), np.bool_)
+        aggregates, aggregate = _packed(ledger.rows["aggregate"][slots], used)
+        return Numbering(
+            rows,
+            ledger.part[slots],
+            links,
+            paths.astype(np.int32),
+            job,
+            [ledger.jobs.names[number] for number in jobs.tolist()],
+            Keys(jobs, ledger.jobs.turns[jobs]),
+            aggregate,
+            Keys(aggregates, ledger.aggregates.turns[aggregates]),
+        )
 
     def unsettled(self) -> bool:
-        """Some grants are not (yet) what they are to be, or not reported to be standing."""
+        """See `rules.unsettled`."""
         return bool(rules.unsettled(self._table))
 
     def close(self, edges: Floats, slot: Nanos, coalesced: int, patience: int, latest: int) -> None:
         """What was decided is in force; look at the flows again as `rules.find_due` says."""
-        due = np.full(len(self.slots), latest)
-        times, n_links = np.array((slot, self._until, coalesced, patience)), self._ledger.n_links
-        rules.find_due(self._now, self._table, self._paths, n_links, edges, times, due)
-        self._ledger.look_at[self.slots] = due
-        if self.rows is not self._ledger.rows:
-            self._ledger.rows.view(_OPAQUE)[self.slots] = self.rows.view(_OPAQUE)
+        ledger, part = self._ledger, self._here.part
+        times = np.array((slot, self._until, coalesced, patience, latest))
+        rules.find_due(
+            self.now, self._table, self._paths, ledger.n_links, edges, times, part, ledger.look_at
+        )
+        if self.rows is not ledger.rows:
+            ledger.rows.view(_OPAQUE)[self.slots] = self.rows.view(_OPAQUE)
 
     # --- from target rates to messages
 
-    def settle(self, target: Floats, standing: Bools | None, capacity: Floats, since: int) -> None:
+    def settle(self, target: Floats, terms: Terms, capacity: Floats, since: int) -> None:
         """Turn targets, float64[F], into goals: small changes are ignored, except to zero.
 
         Ignored lowers add up, so on a link whose goals exceed `capacity` none is ignored. Flows
-        without a path keep what they hold, if that was said after `since`. `standing`: which
-        targets hold in all phases, bool[F]; None: none.
+        without a path keep what they hold, if that was said after `since`. `terms`: what goes with
+        the targets.
         """
-        self.rows["standing"] = False if standing is None else standing
+        self.rows["standing"] = False if terms.standing is None else terms.standing
+        self.rows["hold"] = 0 if terms.hold is None else terms.hold
+        most = np.inf if terms.most is None else terms.most
+        self.rows["most"] = most / self.rows["sockets"]  # each may top up by itself
         rules.settle(self._table, self._paths, target, since, capacity)
 
     def in_the_way(self, mute: Bools, limit: Floats) -> Bools:
@@ -148,7 +163,7 @@ class Batch:
         there is room for one more lower; returns these flows, the first of which gets message
         number `seq`."""
         lowered = np.zeros(len(self.slots), np.intp)
-        return lowered[: rules.lower(self._now, self._table, may, seq, lowered)]
+        return lowered[: rules.lower(self.now, self._table, may, seq, lowered)]
 
     def borrow(self, lowered: Rows) -> Floats:
         """Rates that flows take over from those in `lowered`, float64[F].
@@ -187,8 +202,15 @@ class Batch:
         are raised."""
         rows = self.rows
         raised = int((rates > rows["grant"][flows]).sum())
-        rows["grant"][flows], rows["seq"][flows] = rates, range(seq, seq + len(flows))
+        rows["grant"][flows], rows["seq"][flows] = rates, np.arange(seq, seq + len(flows))
         return raised
+
+    def tell(self, flows: Rows) -> NDArray[np.void]:
+        """Copies of the rows of these flows, which are told of them: ROW[n]."""
+        said: NDArray[np.void] = self.rows.view(_OPAQUE)[flows].view(ROW)
+        for told in ("standing", "hold", "most"):
+            self.rows[f"reported_{told}"][flows] = said[told]
+        return said
 
 
 def _packed(numbers: NDArray[np.integer], used: Bools) -> tuple[Rows, Rows]:

@@ -3,6 +3,7 @@
 
 from bisect import insort
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,10 @@ ROW = np.dtype(  # times are absolute, ns; rules.pxd has the same columns in the
         ("seq", np.int64),  # number of that message
         ("oldest_pending", np.int64),  # since when lowers wait for a next acknowledgement; 0: none
         ("held_since", np.int64),  # when a Hello first named it
+        ("hold", np.int64),  # until when it is to send nothing; 0: it may
+        ("reported_hold", np.int64),
+        ("most", np.float64),  # up to which each of its sockets may top up
+        ("reported_most", np.float64),
         ("standing", np.bool_),
         ("reported_standing", np.bool_),
         ("anticipated", np.bool_),  # expected to begin now, see rules.see
@@ -54,10 +59,11 @@ _EXACT = 1 + 1e-9
 """Sums of rates have rounding errors."""
 _EMPTY = np.zeros((), ROW)
 _EMPTY["session"], _EMPTY["group"], _EMPTY["idle_since"] = FREE, -1, NEVER
-_EMPTY["tightest"] = _EMPTY["cap"] = np.inf
+_EMPTY["tightest"] = _EMPTY["cap"] = _EMPTY["most"] = _EMPTY["reported_most"] = np.inf
 _EMPTY["sockets"] = 1.0
 AT_ONCE, FOREVER = 0, 2**62
 """Times."""
+NO_SLOTS: Rows = np.zeros(0, np.intp)
 
 
 class Ledger:
@@ -89,9 +95,11 @@ class Ledger:
         self.phases = np.full((1, 2), NEVER)  # [J, 2], see rules.report
         self.jobs.take("")  # 0, of flows whose job and path are not known, and of free slots
         self.aggregates.take(("", ()))
-        self._all_look_at: Ints = np.zeros(0, np.int64)
         self._all_parts: Rows = np.zeros(0, np.intp)
-        self._n_parts, self._moved = 0, False  # flows have come or gone, or have another path
+        self.look_at = np.full(1, AT_ONCE)
+        """Of each part; the last one: of slots in none."""
+        self._members: list[Rows] = []  # of each part: its slots, ascending
+        self._moved = False  # flows have come or gone, or have another path
         self.moves = 0
         """So often has `due` seen that."""
         self._resize(0)
@@ -107,7 +115,7 @@ class Ledger:
         row = self.rows[slot]
         row["session"], row["flow"], row["inc"] = session, flow, inc
         self.jobs.take("")
-        self.look_at[slot], self._moved = AT_ONCE, True
+        self._moved = True
         return slot
 
     def remove(self, session: int, flow: int) -> None:
@@ -120,7 +128,7 @@ class Ledger:
         rows["lent"][lenders] = 0.0
         self._leave(slot)
         rows[slot], self.paths[slot] = _EMPTY, self.n_links
-        self.part[slot], self.look_at[slot] = -1, FOREVER
+        self.part[slot] = -1
         insort(self._free, slot)
         n = self.n
         while self._free and self._free[-1] == n - 1:
@@ -171,7 +179,8 @@ class Ledger:
         if rate <= row["grant"]:
             row["oldest_pending"] = 0
         row["inc"], row["grant"], row["goal"] = inc, rate, rate
-        row["reported_standing"], row["lent"] = False, 0.0
+        row["reported_standing"], row["reported_hold"], row["lent"] = False, 0, 0.0
+        row["reported_most"] = np.nan  # it keeps a ceiling that another arbiter may have said
         row["pending_seq"], row["pending_rate"] = 0, 0.0
 
     def path(self, slot: int) -> tuple[int, ...]:
@@ -205,7 +214,7 @@ class Ledger:
     def _leave(self, slot: int) -> None:
         """The flow is not part of its job any more, nor on its path."""
         if self.part[slot] >= 0:
-            self.look_at[self.part == self.part[slot]] = AT_ONCE
+            self.look_at[self.part[slot]] = AT_ONCE
         self._moved, row = True, self.rows[slot]
         self.jobs.drop(int(row["job"]))
         if row["group"] >= 0:
@@ -219,11 +228,10 @@ class Ledger:
             more = np.full((room, self._all_paths.shape[1]), self.n_links, np.int32)
             self._all_paths = np.concatenate((self._all_paths, more))
             self._all_rows = np.concatenate((self._all_rows, np.full(room, _EMPTY)))
-            self._all_look_at = np.append(self._all_look_at, np.full(room, FOREVER))
             self._all_parts = np.append(self._all_parts, np.full(room, -1))
         self.n = n
         self.rows, self.paths = self._all_rows[:n], self._all_paths[:n]
-        self.look_at, self.part = self._all_look_at[:n], self._all_parts[:n]
+        self.part = self._all_parts[:n]
         self.table = rules.table(self.rows)
 
     # --- when to look at them
@@ -231,16 +239,26 @@ class Ledger:
     def due(self, now: Nanos) -> Rows:
         """Slots of all flows of the parts of which something was said, or whose time has come."""
         if self._moved:
-            session, job = self.rows["session"], self.rows["job"]
-            n_jobs = len(self.jobs.names)
-            self._n_parts = connected.parts(
-                session, job, self.paths, self.n_links, n_jobs, self.part
-            )
-            self._moved, self.moves = False, self.moves + 1
-        due = np.zeros(self._n_parts + 1, np.bool_)  # by part; the last one: of free slots
-        due[self.part[self.look_at <= now]] = True
-        due[-1] = False
-        return np.flatnonzero(due[self.part])
+            self._find_parts()
+        parts = np.flatnonzero(self.look_at[:-1] <= now).tolist()
+        if len(parts) == 1:
+            return self._members[parts[0]]
+        members = [NO_SLOTS, *(self._members[part] for part in parts)]
+        return np.sort(np.concatenate(members), kind="stable")
+
+    def _find_parts(self) -> None:
+        """Number the parts anew. One in which anything is new, or was to be looked at, is."""
+        before = self.look_at[self.part]  # of flows that are new: at once
+        session, job = self.rows["session"], self.rows["job"]
+        n_jobs = len(self.jobs.names)
+        n = connected.parts(session, job, self.paths, self.n_links, n_jobs, self.part)
+        self.look_at = np.full(n + 1, FOREVER)
+        np.minimum.at(self.look_at, self.part, before)
+        self.look_at[-1] = AT_ONCE
+        order = np.argsort(self.part, kind="stable")
+        ends = np.searchsorted(self.part[order], np.arange(n + 1))
+        self._members = [order[a:b] for a, b in pairwise(ends.tolist())]
+        self._moved, self.moves = False, self.moves + 1
 
     def next_due(self, now: Nanos) -> int:
         """When the time of the next part comes, after now."""
@@ -252,11 +270,11 @@ class Ledger:
 
     def look_at_session(self, session: int) -> None:
         """The same for a session's flows."""
-        self.look_at[self.rows["session"] == session] = AT_ONCE
+        self.look_at[self.part[self.rows["session"] == session]] = AT_ONCE
 
     def _touch(self, now: Nanos, slot: int) -> Any:
         """The flow's row, with an estimate of what remains, before its grant is changed."""
-        self.look_at[slot] = AT_ONCE
+        self.look_at[self.part[slot]] = AT_ONCE
         rules.progress(now, self.table[slot : slot + 1])
         return self.rows[slot]
 
@@ -270,7 +288,7 @@ class Ledger:
         ]
         at, bounds = np.array(slots, np.intp), np.array([(d.cap, d.sockets) for d in demands])
         rules.report(now, self.table, at, np.array(said, np.int64), bounds, self.phases)
-        self.look_at[at] = AT_ONCE
+        self.look_at[self.part[at]] = AT_ONCE
 
     def commitments(self) -> Floats:
         """What flows may be sending at on each link, float64[L]; unknown paths count on all."""
@@ -292,18 +310,17 @@ class Ledger:
         """In each slot, everything up to message `seqs[slot]` has been applied."""
         slots = np.fromiter(seqs, np.intp, len(seqs))
         rules.acknowledge(now, self.table, slots, np.fromiter(seqs.values(), np.int64, len(seqs)))
-        self.look_at[slots] = AT_ONCE
+        self.look_at[self.part[slots]] = AT_ONCE
 
     def overdue(self, slots: Rows, before: int) -> set[int]:
         """See rules.overdue."""
         return rules.overdue(self.table, slots, before)
 
     def shares(self, slots: Rows) -> Floats:
-        """Goodput of each flow's path, divided among all flows of its job on the tightest link; inf
-        when the path is not known."""
-        paths, jobs = self.paths[slots], self.rows["job"][slots]
-        share: Floats = (self.goodput[paths] / self._crossing[jobs[:, None], paths]).min(axis=1)
-        return share
+        """See rules.find_shares."""
+        shares = np.zeros(len(slots))
+        rules.find_shares(self.table, self.paths, slots, self.goodput, self._crossing, shares)
+        return shares
 
 
 class Numbers:

@@ -32,6 +32,10 @@ cdef packed struct Row:
     int64_t seq
     int64_t oldest_pending
     int64_t held_since
+    int64_t hold
+    int64_t reported_hold
+    double most
+    double reported_most
     uint8_t standing
     uint8_t reported_standing
     uint8_t anticipated
@@ -68,10 +72,19 @@ cpdef void commitments(Row[::1] rows, paths_t paths, floats_t sums)
 @cython.locals(everywhere=double)
 cpdef void add_up(paths_t paths, given_t rates, floats_t sums)
 cpdef set overdue(Row[::1] rows, chosen_t at, int64_t before)
+cpdef void find_shares(
+    Row[::1] rows, paths_t paths, chosen_t at, given_t goodput, const int64_t[:, ::1] crossing,
+    floats_t shares,
+)
 cpdef bint unsettled(Row[::1] rows)
+@cython.locals(told=cython.bint)
+cdef inline bint less_told(Row[::1] rows, Py_ssize_t i)
+@cython.locals(told=cython.bint)
+cdef inline bint untold(Row[::1] rows, Py_ssize_t i)
+@cython.locals(due=int64_t)
 cpdef void find_due(
     int64_t now, Row[::1] rows, paths_t paths, Py_ssize_t n_links, given_t edges,
-    const int64_t[::1] times, int64_t[::1] due,
+    const int64_t[::1] times, chosen_t part, int64_t[::1] look_at,
 )
 @cython.locals(
     goal=double, small=double, goals=double[:, ::1], wanted=floats_t, found=floats_t, sums=floats_t

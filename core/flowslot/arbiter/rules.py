@@ -176,32 +176,73 @@ def overdue(rows: Any, at: Rows, before: int) -> set[int]:
     return sessions
 
 
+def find_shares(  # noqa: PLR0917
+    rows: Any, paths: Paths, at: Rows, goodput: Floats, crossing: Ints, shares: Floats
+) -> None:
+    """Goodput of the path of each of the flows `rows[at]`, divided among all flows of its job on
+    the tightest link: `shares`, float64[n]; inf when the path is not known. `goodput`,
+    float64[L + 1]; `crossing`, int64[J, L + 1]: flows by job and link."""
+    for k in range(len(at)):
+        i, shares[k] = at[k], _inf
+        for h in range(paths.shape[1]):
+            link = paths[i, h]
+            if link < len(goodput) - 1:
+                shares[k] = min(shares[k], goodput[link] / crossing[rows[i].job, link])
+
+
 def unsettled(rows: Any) -> bool:
-    """Some grants are not (yet) what they are to be, or not reported to be standing."""
-    for i in range(len(rows)):
-        if rows[i].goal != rows[i].grant or rows[i].reported_standing != rows[i].standing:
+    """Some grants are not (yet) what they are to be, or what goes with them is not reported."""
+    for i in range(len(rows)):  # noqa: SIM110 (a generator is not compiled to a loop)
+        if rows[i].goal != rows[i].grant or untold(rows, i):
             return True
     return False
 
 
+def less_told(rows: Any, i: int) -> bool:
+    """What flow `i` has to be told about holds and top-up makes room for others, or ends a hold."""
+    told: bool = rows[i].hold != rows[i].reported_hold or rows[i].most < rows[i].reported_most
+    return told
+
+
+def untold(rows: Any, i: int) -> bool:
+    """What goes with the grant of flow `i` is not what was reported."""
+    told: bool = (
+        rows[i].standing == rows[i].reported_standing
+        and rows[i].hold == rows[i].reported_hold
+        and rows[i].most == rows[i].reported_most
+    )
+    return not told
+
+
 def find_due(  # noqa: PLR0917
-    now: int, rows: Any, paths: Paths, n_links: int, edges: Floats, times: Ints, due: Ints
+    now: int,
+    rows: Any,
+    paths: Paths,
+    n_links: int,
+    edges: Floats,
+    times: Ints,
+    part: Rows,
+    look_at: Ints,
 ) -> None:
-    """When each flow is to be looked at although nothing is said: `due`, int64[F], which holds the
-    latest time before. `edges`, float64[F]: see Allocator.next_change. `times`, int64[4]: when the
-    next slot begins, when anticipation ends, when changes that can wait are made, and how long an
-    acknowledgement may take."""
+    """When parts are to be looked at although nothing is said: `look_at`, int64[P + 1]. `part`,
+    intp[F]: of each flow. `edges`, float64[F]: see Allocator.next_change. `times`, int64[5]: when
+    the next slot begins, when anticipation ends, when changes that can wait are made, how long an
+    acknowledgement may take, and the latest time to look."""
     for i in range(len(rows)):
+        look_at[part[i]] = times[4]
+    for i in range(len(rows)):
+        due = times[4]
         if paths[i, 0] == n_links or edges[i] <= 0:
-            due[i] = min(due[i], times[0])
+            due = min(due, times[0])
         elif edges[i] < _inf:
-            due[i] = min(due[i], now + int(edges[i]) + 1)
+            due = min(due, now + int(edges[i]) + 1)
         if rows[i].anticipated:
-            due[i] = min(due[i], times[1] + 1)
-        if rows[i].goal != rows[i].grant or rows[i].standing != rows[i].reported_standing:
-            due[i] = min(due[i], times[0], times[2])
+            due = min(due, times[1] + 1)
+        if rows[i].goal != rows[i].grant or untold(rows, i):
+            due = min(due, times[0], times[2])
         if rows[i].oldest_pending >= max(now - times[3], 1):
-            due[i] = min(due[i], rows[i].oldest_pending + times[3] + 1)
+            due = min(due, rows[i].oldest_pending + times[3] + 1)
+        look_at[part[i]] = min(look_at[part[i]], due)
 
 
 # --- what is to change
@@ -371,10 +412,9 @@ def find_raises(  # noqa: PLR0917
         grant, goal = rows[i].grant, rows[i].goal
         if pressing:
             meant = (goal > grant and gain[i] > 0) or goal - grant > _pressing * goal
+            meant = meant or (goal == grant and less_told(rows, i))
         else:
-            meant = goal > grant or (
-                goal == grant and rows[i].standing != rows[i].reported_standing
-            )
+            meant = goal > grant or (goal == grant and untold(rows, i))
         if meant and not mute[i] and paths[i, 0] < last:
             # Up to the commitment a raise costs no room: the flow may still be sending that much.
             base[n] = min(commitment(rows, i) + gain[i], goal)

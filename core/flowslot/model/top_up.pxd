@@ -3,9 +3,11 @@
 cimport cython
 
 cdef double _slowest, _fastest, _waiting, _served, _fits_per_us, _burst_part, _burst_us, _least, _held_part
+cdef double _noticed
 
 @cython.locals(part=double)
 cpdef double growth(double rate, double share, double queue_us)
 cpdef double burst(double share, double queue_us)
 cpdef double highest(double rate, double ceiling, double share, double path_share)
-cpdef double least(double share)
+@cython.locals(lowest=double)
+cpdef double least(double share, double ceiling)

@@ -8,6 +8,9 @@ shares are bytes/s. A flow's share: its bottleneck, divided among its job's flow
 how long its path's smallest buffer lasts at its link's rate.
 """
 
+from flowslot.model.slot import DEFAULT_SLOT
+from flowslot.model.units import SECOND
+
 FEEDBACK_MS = 4.0
 """Time after which a queue that is too long shows in the RTT. Until then a job's top-up may..."""
 QUEUE_PART = 0.3
@@ -38,10 +41,14 @@ lasts, loses its extra; and so long it takes its bucket to fill."""
 AHEAD_BYTES, SEGMENT_BYTES = 1 << 17, 1448
 """FS_AHEAD: so far below nothing may a bucket be. What is left to a flow that has no backlog."""
 
+NOTICED_RATE = SEGMENT_BYTES * SECOND / DEFAULT_SLOT
+"""Bytes/s: a segment in a slot. No ceiling makes a flow slower: at a few bytes/s it would wait for
+minutes after its last segment, whatever it may send by then."""
+
 # The same as C variables: top_up.pxd declares them.
 _slowest, _fastest, _waiting, _served = SLOWEST_PER_MS, FASTEST_PER_MS, WAITING, SERVED
 _burst_part, _burst_us = BURST_PART, 1000.0 * BURST_MS
-_least, _held_part = LEAST_RATE, HELD_PART
+_least, _held_part, _noticed = LEAST_RATE, HELD_PART, NOTICED_RATE
 # Growing by g per ms, top-up sends g t^2 / 2 too much in t ms: that must fit.
 _fits_per_us = 2.0 * QUEUE_PART / 1000.0 / FEEDBACK_MS**2
 
@@ -69,6 +76,8 @@ def highest(rate: float, ceiling: float, share: float, path_share: float) -> flo
     return ceiling
 
 
-def least(share: float) -> float:
-    """A lower rate than this becomes this one. `share`: 0 where it is not known."""
-    return min(_least, _held_part * share) if share > 0 else _least
+def least(share: float, ceiling: float) -> float:
+    """A lower rate than this becomes this one. `share`: 0 where it is not known. `ceiling`: what
+    an arbiter lets a flow that tops up have at most; 0: the flow does not. See NOTICED_RATE."""
+    lowest = min(_least, _held_part * share) if share > 0 else _least
+    return min(lowest, max(ceiling, _noticed)) if ceiling > 0 else lowest

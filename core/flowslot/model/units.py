@@ -11,6 +11,7 @@ Rate = NewType("Rate", float)
 Nanos = NewType("Nanos", int)
 
 SECOND = Nanos(10**9)
+MICROSECOND = Nanos(10**3)
 MILLISECOND = Nanos(10**6)
 
 MSS_BYTES = 1448

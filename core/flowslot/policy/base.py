@@ -68,6 +68,30 @@ class AllocationState:
     next_bytes: Floats  # [F] bytes per iteration, 0 = unknown
     idle_ns: Floats  # [F] (inf: never active; 0 when active)
     goal: Floats  # [F]: what the flow was to have after the last allocation
+    links: Rows | None = None
+    """[L] numbers of the links in the whole domain, from one allocation to the next; None: their
+    indices."""
+
+    @property
+    def link_numbers(self) -> Rows:
+        """[L], see `links`."""
+        return np.arange(len(self.capacity) - 1) if self.links is None else self.links
+
+
+class Terms(NamedTuple):
+    """What goes with the targets of F flows."""
+
+    standing: Bools | None = None
+    """[F]: the target holds in all phases of the job: the flow's activity is not reported any more.
+    None: no flow's."""
+    hold: Ints | None = None
+    """[F]: until when (the arbiter's clock) the flow is to send nothing, not even top-up; 0: it
+    may. None: all may."""
+    most: Floats | None = None
+    """[F]: bytes/s up to which it may top up; the target, if that is more. None: no bound."""
+
+
+NO_TERMS = Terms()
 
 
 class Allocator(Protocol):
@@ -83,12 +107,9 @@ class Allocator(Protocol):
         reported, float64[F]; inf: never; 0: at any time, little by little."""
         return np.full(len(state.remaining), np.inf)
 
-    def standing(self) -> Bools | None:
-        """Flows whose targets, as allocated last, hold in all phases of their jobs, bool[F].
-
-        Their activity is not reported any more. None: no flow's.
-        """
-        return None
+    def terms(self) -> Terms:
+        """What goes with the targets that were allocated last."""
+        return NO_TERMS
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,7 +4,7 @@
 import numpy as np
 
 from flowslot.model.units import Nanos
-from flowslot.policy.base import AllocationState, Allocator, Floats
+from flowslot.policy.base import AllocationState, Allocator, Bools, Floats
 from flowslot.policy.fill import weighted
 
 
@@ -14,7 +14,12 @@ class FairAllocator(Allocator):
 
     def allocate(self, state: AllocationState, now: Nanos) -> Floats:
         """See Allocator."""
-        most = np.where(state.remaining > 0, state.cap, 0.0)
-        rates = np.zeros(len(most))
-        weighted(state.paths, state.capacity, most, state.sockets, rates)
-        return rates
+        return share_fairly(state, np.ones(len(state.job_names), np.bool_))
+
+
+def share_fairly(state: AllocationState, sends: Bools) -> Floats:
+    """Max-min fair rates of the active sockets of the jobs that send, bool[J]; others have none."""
+    most = np.where((state.remaining > 0) & sends[state.job], state.cap, 0.0)
+    rates = np.zeros(len(most))
+    weighted(state.paths, state.capacity, most, state.sockets, rates)
+    return rates

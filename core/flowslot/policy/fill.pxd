@@ -14,8 +14,8 @@ cdef double _inf
 cpdef void link_sum(paths_t paths, given_t rates, floats_t sums)
 cpdef void max_min(paths_t paths, given_t capacity, given_t limit, floats_t rate)
 @cython.locals(
-    left=floats_t, sums=double[:, ::1], share=floats_t, taken=floats_t, wish=floats_t,
-    counts=Py_ssize_t[:, ::1], users=rows_t, tight=rows_t, rows=rows_t, levels=floats_t, n=Py_ssize_t,
+    work=floats_t, left=floats_t, share=floats_t, taken=floats_t, wish=floats_t, levels=floats_t,
+    counts=rows_t, users=rows_t, tight=rows_t, rows=rows_t, n=Py_ssize_t,
 )
 cpdef Py_ssize_t weighted(paths_t paths, given_t capacity, given_t limit, given_t weight, floats_t rate)
 cdef void find_shares(

@@ -2,8 +2,8 @@
 # cython: infer_types=True
 """Sums over paths, and max-min fair rates. Compiled (fill.pxd); interpreted, it does the same.
 
-F flows, L links. `paths` are int32[F, H], padded with L. Arrays over links have L + 1 entries; the
-last one belongs to the padding. Rates are bytes/s. Results go into the last argument.
+F flows, L links. `paths` are int32[F, H], padded with L at their ends. Arrays over links have L + 1
+entries; the last one belongs to the padding. Rates are bytes/s. Results go into the last argument.
 """
 
 import math
@@ -39,11 +39,14 @@ def weighted(paths: Paths, capacity: Floats, limit: Floats, weight: Floats, rate
     round to round, so both are final; that takes far fewer rounds than one link at a time.
     """
     last, n, visits = len(capacity) - 1, 0, 0
-    left, sums = np.maximum(capacity, 0.0), np.zeros((3, last + 1))
-    share, taken, wish = sums[0], sums[1], sums[2]
-    counts = np.zeros((2, last + 1), np.intp)
-    users, tight = counts[0], counts[1]
-    rows, levels = np.zeros(len(limit), np.intp), np.zeros(len(limit))
+    # Two arrays in all: making one takes as long as most of these loops.
+    work, counts = np.zeros(4 * last + 4 + len(limit)), np.zeros(2 * last + 2 + len(limit), np.intp)
+    left, share = work[: last + 1], work[last + 1 : 2 * last + 2]
+    taken, wish = work[2 * last + 2 : 3 * last + 3], work[3 * last + 3 : 4 * last + 4]
+    users, tight = counts[: last + 1], counts[last + 1 : 2 * last + 2]
+    levels, rows = work[4 * last + 4 :], counts[2 * last + 2 :]
+    for link in range(last + 1):
+        left[link] = max(capacity[link], 0.0)
     for i in range(len(limit)):
         rate[i] = 0.0
         if limit[i] > 0:
@@ -69,6 +72,8 @@ def find_shares(  # noqa: PLR0917
         users[link], wish[link] = 0, 0.0
     for k in range(len(rows)):
         for h in range(paths.shape[1]):
+            if paths[rows[k], h] >= last:
+                break
             users[paths[rows[k], h]] += 1
             wish[paths[rows[k], h]] += weight[rows[k]]
     for link in range(last):
@@ -87,9 +92,13 @@ def find_levels(  # noqa: PLR0917
     for k in range(len(rows)):
         i, level = rows[k], limit[rows[k]] / weight[rows[k]]
         for h in range(paths.shape[1]):
+            if paths[i, h] >= last:
+                break
             level = min(level, share[paths[i, h]])
         levels[i] = level
         for h in range(paths.shape[1]):
+            if paths[i, h] >= last:
+                break
             if level >= share[paths[i, h]] * (1 - 1e-12):
                 tight[paths[i, h]] += 1
     for link in range(last + 1):
@@ -101,7 +110,7 @@ def settle(  # noqa: PLR0917
 ) -> int:
     """Set the rates that are final among the flows `rows`. The other flows move to the front;
     returns how many these are. `taken`, float64[L + 1]: what was given out."""
-    others = 0
+    others, last = 0, len(taken) - 1
     for link in range(len(taken)):
         taken[link] = 0.0
     for k in range(len(rows)):
@@ -109,6 +118,8 @@ def settle(  # noqa: PLR0917
         if levels[i] >= limit[i] / weight[i] or crosses(paths, i, tight):
             rate[i] = min(levels[i] * weight[i], limit[i])
             for h in range(paths.shape[1]):
+                if paths[i, h] >= last:
+                    break
                 taken[paths[i, h]] += rate[i]
         else:
             rows[others] = i
@@ -118,7 +129,9 @@ def settle(  # noqa: PLR0917
 
 def crosses(paths: Any, i: int, links: Any) -> bool:
     """Flow `i` crosses one of the links that `links`, intp[L + 1], is not 0 for."""
-    for h in range(paths.shape[1]):  # noqa: SIM110 (a generator is not compiled to a loop)
+    for h in range(paths.shape[1]):
+        if paths[i, h] >= len(links) - 1:
+            break
         if links[paths[i, h]]:
             return True
     return False

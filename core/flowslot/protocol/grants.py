@@ -6,9 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from flowslot.model.units import Nanos
+from flowslot.model.units import SECOND, Nanos
 from flowslot.protocol.messages import Ack, Done, Grant, Held, Hello
 
+MOST_HOLD_NS = 10 * SECOND
+"""A flow that wants to send is held back for no longer, whatever an arbiter says."""
 _MAX_DROPPED = 4096  # flows remembered after their end, against grants still on their way
 
 
@@ -82,6 +84,8 @@ class Grants:
         self._daemon = daemon
         self._lease_ns = lease_ns
         self._entries: dict[int, _Entry] = {}
+        self._holds: dict[int, int] = {}
+        """Flows that send nothing for now, and until when."""
         self._dropped: dict[int, int] = {}
         self._hello_at = Nanos(0)
 
@@ -90,6 +94,7 @@ class Grants:
         self.expired(now)
         self.session = session
         self._dropped.clear()
+        self._holds.clear()
         self._hello_at = now
         if self.lease_end is None:
             # Nothing is held: a grant made in this session is what the lease is for.
@@ -124,12 +129,16 @@ class Grants:
                 self._entries[grant.flow] = entry
             if grant.seq <= entry.seq:
                 continue
-            before, entry.granted = entry.granted, _checked(grant)
+            before, entry.granted = self.of(grant.flow), _checked(grant)
             entry.inc, entry.seq = max(entry.inc, grant.inc), grant.seq
             entry.given_back = False
-            if entry.granted.rate < before.rate:
+            self._holds.pop(grant.flow, None)
+            if grant.hold_ns > 0:
+                self._holds[grant.flow] = now + min(grant.hold_ns, MOST_HOLD_NS)
+            after = self.of(grant.flow)
+            if after.rate < before.rate:
                 lowered.append(grant.flow)
-            elif entry.granted[:4] != before[:4]:  # the share alone changes nothing
+            elif after[:4] != before[:4]:  # the share alone changes nothing
                 raised.append(grant.flow)
             if grant.must_ack:
                 acks.append(Ack(grant.flow, grant.inc, grant.seq))
@@ -154,12 +163,42 @@ class Grants:
             self.session = self.lease_end = None
             self._entries.clear()
             self._dropped.clear()
+            self._holds.clear()
         return self.lease_end is None
 
     def of(self, flow: int) -> Granted:
-        """What a flow may send; nothing when it has no grant."""
+        """What a flow may send; nothing when it has no grant, or is held."""
         entry = self._entries.get(flow)
-        return entry.granted if entry is not None else Granted(flow, 0.0, 0.0)
+        if entry is None:
+            return Granted(flow, 0.0, 0.0)
+        held = flow in self._holds
+        return entry.granted._replace(rate=0.0, ceiling=0.0) if held else entry.granted
+
+    def held(self, flow: int) -> bool:
+        """It sends nothing for now."""
+        return flow in self._holds
+
+    def let_go(self, flow: int, by: int) -> None:
+        """It is held until then at most."""
+        if flow in self._holds:
+            self._holds[flow] = min(self._holds[flow], by)
+
+    def let_all_go(self, by: Nanos) -> None:
+        """Nothing is held for longer."""
+        for flow in self._holds:
+            self.let_go(flow, by)
+
+    @property
+    def hold_end(self) -> int | None:
+        """When the first hold ends; None: there is none."""
+        return min(self._holds.values(), default=None)
+
+    def opened(self, now: Nanos) -> list[int]:
+        """Flows whose hold has ended since this was asked last."""
+        over = [flow for flow, end in self._holds.items() if end <= now]
+        for flow in over:
+            del self._holds[flow]
+        return over
 
     def give_back(self, flow: int) -> bool:
         """Stop using a flow's grant. False: it has none that the arbiter knows by its number."""
@@ -183,6 +222,7 @@ class Grants:
         A later flow of the same identifier must start with a higher incarnation.
         """
         entry = self._entries.pop(flow, None)
+        self._holds.pop(flow, None)
         inc = max(inc, entry.inc) if entry else inc
         self._dropped.pop(flow, None)
         self._dropped[flow] = inc

@@ -180,6 +180,8 @@ class Host:
             changes.grants = [self.grant(flow) for flow in lost]
         elif self.own is not None and now >= self.own.next_wakeup:
             changes.grants = self.own.settle(now)
+        opened = dict.fromkeys(flow for session in self.sessions for flow in session.opened(now))
+        changes.grants += map(self.grant, opened)
         return changes
 
     def next_wakeup(self, now: Nanos) -> Nanos | None:

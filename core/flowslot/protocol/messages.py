@@ -105,12 +105,14 @@ class HeartbeatEcho:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Send `flow` at `rate`; with top-up up to `ceiling`. `must_ack`: it lowers the rate.
+    """Send `flow` at `rate`; with top-up each of its sockets up to `ceiling`. `must_ack`: it lowers
+    the rate.
 
     `standing`: it holds in all phases of the job, so nobody needs to know when the flow is active;
     only a change of what was announced (`next_bytes`) is news. When a later grant is not standing,
     the daemon answers it with a Demand. `share`: what the flow would have if all flows of its job,
-    and nobody else, shared the path equally; 0 = unknown.
+    and nobody else, shared the path equally; 0 = unknown. `hold_ns`: for so long the flow sends
+    nothing, not even top-up, unless another grant comes before; a hold ends with its stream, too.
     """
 
     flow: int
@@ -121,6 +123,7 @@ class Grant:
     must_ack: bool
     standing: bool = False
     share: float = 0.0
+    hold_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,3 +168,5 @@ class FromArbiter:
     grants: Sequence[Grant] = ()
     refusals: Sequence[Refusal] = ()
     echo: HeartbeatEcho | None = None
+    policy: str = ""
+    """By which it decides from now on, for display; "": as before, or it does not say."""

@@ -42,7 +42,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from flowslot.model.units import MILLISECOND, SECOND, Nanos
-from flowslot.protocol.grants import Granted, Grants, nothing_said
+from flowslot.protocol.grants import MOST_HOLD_NS, Granted, Grants, nothing_said
 from flowslot.protocol.heartbeats import BEAT_SLOTS, Heartbeats
 from flowslot.protocol.messages import (
     Ack,
@@ -71,6 +71,11 @@ def aged(demand: Demand, by_ns: int) -> Demand:
         # At most a period: a flow with a standing grant has not been reported for long.
         wait_ns = min(wait_ns + by_ns, max(wait_ns, demand.period_ns))
     return replace(demand, wait_ns=wait_ns, next_in_ns=demand.next_in_ns - by_ns)
+
+
+def _asks(demand: Demand) -> bool:
+    """It is for more than nothing."""
+    return demand.remaining > 0 and demand.cap > 0
 
 
 @dataclass(slots=True)
@@ -116,6 +121,8 @@ class Session:
         self.links = frozenset(links)
         self.live = False
         """What the arbiter has granted is to be enforced."""
+        self.policy = ""
+        """By which the arbiter decides, as it says; "": it does not."""
         self._names = tuple(names)
         self._index = {link: i for i, link in enumerate(links)}
         self._paths: dict[tuple[int, ...], tuple[int, ...]] = {}
@@ -166,6 +173,10 @@ class Session:
         """There is something to say, apart from a heartbeat that may be overdue."""
         return bool(self._dirty or self._dones or self._acks or self._beats)
 
+    def held(self, flow: int) -> bool:
+        """The arbiter holds the flow back for now."""
+        return self._grants.held(flow)
+
     def grant(self, flow: int) -> Granted:
         """What a flow may send. NaN: the arbiter has no say (yet)."""
         return self._grants.of(flow) if flow in self._grants else nothing_said(flow)
@@ -196,7 +207,7 @@ class Session:
         flow = demand.flow
         self._known[flow] = (demand, now)
         self._dirty[flow] = None
-        if demand.remaining <= 0 or demand.cap <= 0:  # nothing is what it asks for
+        if not _asks(demand):
             self._asked.pop(flow, None)
         elif self._grants.of(flow).rate <= 0 and flow not in self._refused:
             self._asked.setdefault(flow, now)
@@ -268,6 +279,7 @@ class Session:
         if self._open:
             self._heart.rest()
             self._grants.cut(Nanos(now + ORPHAN_SLOTS * self._slot_ns))
+            self._grants.let_all_go(now)  # nobody is there who could let them go in time
         self._open = self._dialling = self._beats = False
         self._synced_at = None
 
@@ -305,6 +317,7 @@ class Session:
         news = News(message.session)
         if not self._open or message.session != self._grants.session:
             return news
+        self.policy = message.policy or self.policy
         if message.echo is not None:
             news.round_trip_ns = self._heart.echoed(now, message.echo)
             if news.round_trip_ns is not None:
@@ -314,6 +327,7 @@ class Session:
             self._check_live(now, news)
         for refusal in message.refusals:
             self._asked.pop(refusal.flow, None)
+            self._grants.let_go(refusal.flow, now)
             known = self._known.get(refusal.flow)
             if known is not None:
                 self._refused.add(refusal.flow)
@@ -330,6 +344,11 @@ class Session:
         self._refused.difference_update(grant.flow for grant in message.grants)
         changes = self._grants.receive(now, message.session, message.grants)
         news.lowered, news.raised, news.acks = changes
+        for grant in message.grants:
+            known = self._known.get(grant.flow)
+            if grant.hold_ns > 0 and known is not None and _asks(known[0]):
+                since = self._asked.setdefault(grant.flow, now)
+                self._grants.let_go(grant.flow, since + MOST_HOLD_NS)
         raised = [flow for flow in news.raised if self._grants.of(flow).rate > 0]
         asked = [self._asked.pop(flow) for flow in raised if flow in self._asked]
         if asked and self.live:  # not the wait for an arbiter that has just started
@@ -341,7 +360,8 @@ class Session:
         since = now - self._patience_ns
         if max(self._live_at, self._synced_at or now) > since:
             return  # it has only just begun
-        for flow in [flow for flow, at in self._asked.items() if at <= since]:
+        unheard = [flow for flow, at in self._asked.items() if at <= since and not self.held(flow)]
+        for flow in unheard:
             del self._asked[flow]
             self._refused.add(flow)
             news.left_alone.append(flow)
@@ -357,13 +377,19 @@ class Session:
     def next_wakeup(self, now: Nanos) -> Nanos | None:
         """When to `dial`, `check` and `take_message` next, if nothing is said before; later than
         now. None: no need to."""
-        due, end = self._heart.due, self._grants.lease_end
+        due, end, opens = self._heart.due, self._grants.lease_end, self._grants.hold_end
         times = [due] if due is not None and due > now else []
+        if opens is not None:
+            times.append(Nanos(max(opens, now + 1)))
         if end is not None or self.live:  # though it be over: nobody has checked yet
             times.append(Nanos(max(end or now, now + 1)))
         if not (self._open or self._dialling):
             times.append(Nanos(max(self._retry_at, now + 1)))
         return min(times, default=None)
+
+    def opened(self, now: Nanos) -> list[int]:
+        """Flows whose hold has ended since this was asked last: put their grants into force."""
+        return self._grants.opened(now)
 
     def check(self, now: Nanos) -> bool:
         """True, once: the lease of a live session has ended, and all its grants are void."""
@@ -374,14 +400,14 @@ class Session:
         return lost
 
     def _check_live(self, now: Nanos, news: News) -> None:
-        """Live once grants are there, or no flow waits for any.
+        """Live once grants are there, or no flow waits for any: a hold is an answer, too.
 
         An arbiter that has just started grants nothing for a lease.
         """
         since = self._synced_at
         if self.live or since is None or self._grants.expired(now):
             return
-        if not self._asked or now - since >= self._patience_ns:
+        if all(map(self.held, self._asked)) or now - since >= self._patience_ns:
             self.live = news.began = True
             self._live_at = now
 

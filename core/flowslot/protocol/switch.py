@@ -50,11 +50,12 @@ class Peer:
     grants: dict[int, Grant] = field(default_factory=dict)
     refusals: dict[int, Refusal] = field(default_factory=dict)
     echo: HeartbeatEcho | None = None
+    policy: str = ""
 
     @property
     def waits(self) -> bool:
         """Something is to be sent."""
-        return bool(self.grants or self.refusals or self.echo)
+        return bool(self.grants or self.refusals or self.echo or self.policy)
 
     def grant(self, grants: Sequence[Grant]) -> None:
         """Keep these for sending."""
@@ -73,27 +74,30 @@ class Peer:
     def take(self) -> FromArbiter:
         """All that waits, as one message; nothing waits any more."""
         grants, refusals = list(self.grants.values()), list(self.refusals.values())
-        message = FromArbiter(self.session, grants, refusals, self.echo)
-        self.grants, self.refusals, self.echo = {}, {}, None
+        message = FromArbiter(self.session, grants, refusals, self.echo, self.policy)
+        self.grants, self.refusals, self.echo, self.policy = {}, {}, None, ""
         return message
 
 
 class Switch(Generic[S]):
     """An arbiter and the streams that it answers to. `now`: monotonic ns, never going back."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0917
         self,
         now: Nanos,
         names: Sequence[str],
         goodput: Sequence[float],
         config: ArbiterConfig,
         allocator: Allocator,
+        policy: str = "",
     ) -> None:
-        """`names`, `goodput`: of each link; payload bytes/s."""
+        """`names`, `goodput`: of each link; payload bytes/s. `policy`: what daemons are told of the
+        allocator; "": nothing."""
         self.arbiter = Arbiter(goodput, config, allocator)
         self.link_index = {name: i for i, name in enumerate(names)}
         self.steps = 0
         """Decisions so far."""
+        self.policy = policy
         self._config = config
         self._peers: dict[S, Peer] = {}
         self._streams: dict[int, S] = {}
@@ -137,6 +141,7 @@ class Switch(Generic[S]):
         if not self.arbiter.honours(session):
             raise SessionEnded("an outdated Hello: the daemon has a newer session")
         self._peers[stream] = Peer(session, tuple(links), self._config.max_flows_per_session)
+        self._peers[stream].policy = self.policy
         self._streams[session] = stream
         self.changed(now)
 
@@ -202,6 +207,15 @@ class Switch(Generic[S]):
         return demand if path == demand.links else replace(demand, links=path)
 
     # --- deciding
+
+    def use(self, now: Nanos, allocator: Allocator, policy: str) -> None:
+        """Decide by another policy from now on; see Arbiter.use."""
+        self.arbiter.use(allocator)
+        self.policy = policy
+        for stream, peer in self._peers.items():
+            peer.policy = policy
+            self._with_decision[stream] = None
+        self.changed(now)
 
     def changed(self, now: Nanos) -> None:
         """Something was reported: decide at once, or soon."""

@@ -41,6 +41,9 @@ class FluidKernel:
         self._observer = observer
         self._entries = [_Entry() for _ in observer.bunches]
         self._rows = [np.array(bunch.rows, np.intp) for bunch in observer.bunches]
+        self._tightest = [
+            min(sim.world.capacity[link] for link in bunch.links) for bunch in observer.bunches
+        ]
         self.writes = 0
         """Rates put into force."""
         if self._limited:
@@ -73,8 +76,12 @@ class FluidKernel:
         reserved: Floats = np.zeros(len(rows))
         if said:
             reserved = self._observer.split_one(b, grant.rate)
-        unbounded = self._tops_up or not said
-        network.pace(rows, reserved, np.full(len(rows), math.inf) if unbounded else reserved)
+        ceilings = np.full(len(rows), math.inf)
+        if said and not self._tops_up:
+            ceilings = reserved
+        elif said and grant.ceiling < self._tightest[b]:
+            ceilings = np.maximum(reserved, grant.ceiling)
+        network.pace(rows, reserved, ceilings)
         if self._limited:
             self._limit(rows, reserved, grant, said)
 
@@ -87,7 +94,8 @@ class FluidKernel:
             one["limited"] = said
             one["most"] = highest(rate, grant.ceiling, share, taking_turns)
             one["growth"] = 1e3 * growth(rate, share, queue_us)
-            one["burst"], one["least"] = burst(share, queue_us), least(share)
+            one["burst"] = burst(share, queue_us)
+            one["least"] = least(share, grant.ceiling if grant.ceiling > rate else 0.0)
 
     def in_force(self, b: int) -> bool:
         """An arbiter's rate, more than nothing, is in force for a bunch."""

@@ -17,6 +17,7 @@ import numpy as np
 from flowslot.model.units import Nanos
 from flowslot.policy.base import AllocationState, Bools
 from flowslot.policy.fair_reference import fluid
+from flowslot.policy.job_links import JobLinks
 
 SLACK = 1.06
 """No job is much slower than so many times what sockets of equal rights would make of it."""
@@ -27,18 +28,18 @@ class FairReference:
 
     def __init__(self) -> None:
         self._between_jobs, self._between_sockets = fluid.Run(1.0), fluid.Run(SLACK)
-        self._names: list[str] = []  # by number, as of the job's last look
+        self._names: list[str | None] = []  # by number, as of the job's last look
         self._turns = np.full((2, 0), -1)  # of jobs and of aggregates, by number, likewise
 
-    def look(self, state: AllocationState, now: Nanos) -> Bools:
+    def look(self, state: AllocationState, now: Nanos, cells: JobLinks) -> Bools:
         """Go on to `now`; returns which jobs lag, bool[J]: the reference has ended the iteration
-        that the job is in, or is about to begin."""
+        that the job is in, or is about to begin. `cells`: of the state's paths."""
         jobs, aggregates, of = state.jobs, state.aggregates, state.aggregate
-        need = np.zeros((len(state.job_names), len(state.goodput)))
+        need = np.zeros(cells.count)
         sums = np.zeros((3, len(aggregates.numbers)))
         member = np.zeros(len(aggregates.numbers), np.intp)
-        size = np.where(state.next_bytes > 0, state.next_bytes, state.remaining)
-        fluid.sum_up(state.paths, of, state.job, size, state.sockets, sums, member, need)
+        size = state.remaining, state.next_bytes
+        fluid.sum_up(cells, of, state.job, *size, state.sockets, sums, member, need)
         volume, sockets, part = sums
         job, paths = state.job[member], state.paths[member]
         gone, others, new = self._new(state)
@@ -46,24 +47,22 @@ class FairReference:
         for run, weight in (self._between_jobs, part), (self._between_sockets, sockets):
             run.begin(now, jobs, gone, others, aggregates, new)
             run.advance(now, job, paths, state.goodput, volume, weight)
-            run.see(now, need, state.job, state.remaining, state.wait_ns, state.idle_ns)
-            lags |= run.end()
+            run.see(now, cells, need, state.job, state.remaining, state.wait_ns, state.idle_ns)
+            run.end(lags)
         return lags
 
     def _new(self, state: AllocationState) -> tuple[Bools, Bools, Bools]:
         """Which jobs were gone, which of these are others now, and which aggregates are new."""
         jobs, aggregates = state.jobs, state.aggregates
-        most = max(keys.numbers.max(initial=-1) + 1 for keys in (jobs, aggregates))
+        most = max(fluid.end_of(jobs.numbers), fluid.end_of(aggregates.numbers))
         if most > self._turns.shape[1]:
             self._turns = np.append(self._turns, np.full((2, most), -1), axis=1)
-            self._names += [""] * most
-        gone = self._turns[0, jobs.numbers] != jobs.turns
-        new = self._turns[1, aggregates.numbers] != aggregates.turns
-        others = np.zeros(len(gone), np.bool_)
-        for k in np.flatnonzero(gone).tolist():
-            number, name = jobs.numbers[k], state.job_names[k]
-            first = self._turns[0, number] < 0
-            others[k], self._names[number] = first or self._names[number] != name, name
-        self._turns[0, jobs.numbers] = jobs.turns
-        self._turns[1, aggregates.numbers] = aggregates.turns
+            self._names += [None] * most
+        gone, others = np.zeros((2, len(jobs.numbers)), np.bool_)
+        new = np.zeros(len(aggregates.numbers), np.bool_)
+        if fluid.find_new(jobs, self._turns[0], gone):
+            for k in np.flatnonzero(gone).tolist():
+                number, name = jobs.numbers[k], state.job_names[k]
+                others[k], self._names[number] = self._names[number] != name, name
+        fluid.find_new(aggregates, self._turns[1], new)
         return gone, others, new

@@ -5,6 +5,7 @@ cimport cython
 from libc.stdint cimport int64_t, uint8_t
 
 from flowslot.policy.fill cimport chosen_t, floats_t, given_t, paths_t, rows_t, weighted
+from flowslot.policy.job_links cimport JobLinks
 
 # struct Job from flowslot.policy.fair_reference.fluid:JOB
 cdef packed struct Job:
@@ -19,33 +20,50 @@ cdef packed struct Job:
     double ended_at
 # end
 
+ctypedef const int64_t[::1] turns_t
+
 cdef double _inf, _second, _rounding, _pause, _pause_ns, _least_ns, _smoothing
 cdef int _most_work
 
-@cython.locals(last=Py_ssize_t, busiest=floats_t, most=double)
+# A view of memory that need not be checked again.
+@cython.locals(same=Job[::1])
+cdef Job[::1] typed(rows)
+@cython.locals(end=Py_ssize_t)
+cpdef Py_ssize_t end_of(chosen_t numbers)
+@cython.locals(numbers=chosen_t, now=turns_t, n=Py_ssize_t)
+cpdef Py_ssize_t find_new(keys, int64_t[::1] turns, uint8_t[::1] new)
+@cython.locals(most=double, size=double)
 cpdef void sum_up(
-    paths_t paths, const int64_t[:] of, const int64_t[:] job, given_t size, given_t sockets,
-    double[:, ::1] sums, rows_t member, double[:, ::1] need,
+    JobLinks cells, const int64_t[:] of, const int64_t[:] job, given_t remaining,
+    given_t following, given_t sockets, double[:, ::1] sums, rows_t member, floats_t need,
 )
-cdef bint meet(const double[:, ::1] need, Py_ssize_t j, Py_ssize_t k)
+cdef bint meets(JobLinks cells, given_t need, Py_ssize_t k, rows_t uses)
 
 cdef class Run:
     cdef double slack, now
-    cdef object all_jobs, all_left, numbers, aggregates, room, job_rows
-    cdef Job[::1] typed, jobs
-    cdef floats_t left, speed
+    cdef object all_rows
+    cdef chosen_t numbers, aggregates
+    cdef Job[::1] all_jobs, unknown, room, jobs
+    cdef floats_t all_left, floats, left, speed, limit, rate
+    cdef rows_t sending
     cdef const int64_t[:] job
     cdef given_t volume
 
-    cdef void make_room(self, Py_ssize_t n)
+    @cython.locals(n=Py_ssize_t)
+    cpdef void begin(
+        self, double now, jobs, const uint8_t[::1] gone, const uint8_t[::1] others, aggregates,
+        const uint8_t[::1] new,
+    )
+    cpdef void end(self, uint8_t[::1] lags)
     @cython.locals(work=double[:, ::1], sends=floats_t, waits=floats_t, idles=floats_t)
     cpdef void see(
-        self, double now, const double[:, ::1] need, const int64_t[:] job, given_t remaining,
+        self, double now, JobLinks cells, given_t need, const int64_t[:] job, given_t remaining,
         given_t wait, given_t idle,
     )
     @cython.locals(took=double)
     cdef void begin_anew(self, Py_ssize_t j, double at)
-    cdef void forgive(self, Py_ssize_t j, const double[:, ::1] need)
+    @cython.locals(uses=rows_t)
+    cdef void forgive(self, Py_ssize_t j, JobLinks cells, given_t need)
     cdef void restart(self, Py_ssize_t j)
     @cython.locals(
         left=double, before=double, stale=cython.bint, limit=floats_t, rate=floats_t, sending=rows_t, n=Py_ssize_t

@@ -2,10 +2,10 @@
 # cython: infer_types=True
 """A fair run from event to event. Compiled (types: fluid.pxd); interpreted, it does the same.
 
-F flows, G aggregates, J jobs, L links; arrays over links have L + 1 entries, of which the last one
-counts for nothing. `paths`: int32[G, H], padded with L; `job`: int64[G]; `volume`, float64[G]:
-bytes per iteration; `need`, float64[J, L + 1]: the same by job and link. Times are ns, rates
-payload bytes/s.
+F flows, G aggregates, J jobs, L links, C cells (see JobLinks); arrays over links have L + 1
+entries, of which the last one counts for nothing. `paths`: int32[G, H], padded with L; `job`:
+int64[G]; `volume`, float64[G]: bytes per iteration; `need`, float64[C]: the same by job and link.
+Times are ns, rates payload bytes/s.
 """
 
 import math
@@ -15,6 +15,7 @@ import numpy as np
 
 from flowslot.policy.base import Bools, Floats, Ints, Keys, Paths, Rows
 from flowslot.policy.fill import weighted
+from flowslot.policy.job_links import JobLinks
 
 COMPILED = not __file__.endswith(".py")
 
@@ -47,8 +48,7 @@ SMOOTHING = 0.25
 _most_work, _inf, _second, _rounding = MOST_WORK, math.inf, 1e9, 1e-9
 _pause, _pause_ns, _least_ns, _smoothing = PAUSE, PAUSE_NS, LEAST_NS, SMOOTHING
 
-_OPAQUE = np.dtype((np.void, JOB.itemsize))  # NumPy copies a row at once, not field by field
-_UNKNOWN = np.zeros((), JOB)
+_UNKNOWN = np.zeros(1, JOB)
 _UNKNOWN["ended_at"] = math.nan
 
 
@@ -58,41 +58,64 @@ def grown(rows: Any, n: int) -> Any:
     return np.append(rows, np.zeros(2 * more, rows.dtype)) if more else rows
 
 
+def typed(rows: Any) -> Any:
+    """JOB[n] for loops. To type it takes longer than most of these."""
+    same = rows if COMPILED else rows.view(np.recarray)
+    return same
+
+
+def end_of(numbers: Rows) -> int:
+    """The largest one, and 1 more; 0: there is none."""
+    end = 0
+    for k in range(len(numbers)):
+        end = max(end, numbers[k] + 1)
+    return end
+
+
+def find_new(keys: Keys, turns: Ints, new: Bools) -> int:
+    """Which of these have other turns than `turns`, int64[at least as many as the largest number],
+    says; it says the same afterwards. `new`: bool[N], all False before. Returns how many."""
+    numbers, now, n = keys.numbers, keys.turns, 0
+    for k in range(len(numbers)):
+        if turns[numbers[k]] != now[k]:
+            turns[numbers[k]], new[k] = now[k], True
+            n += 1
+    return n
+
+
 def sum_up(  # noqa: PLR0917
-    paths: Paths,
+    cells: JobLinks,
     of: Ints,
     job: Ints,
-    size: Floats,
+    remaining: Floats,
+    following: Floats,
     sockets: Floats,
     sums: Floats,
     member: Rows,
     need: Floats,
 ) -> None:
-    """What each aggregate sends in an iteration. By flow: `paths`, int32[F, H]; its aggregate
-    (`of`) and `job`; bytes (`size`) and `sockets`. All zero before: `sums`, float64[3, G]: bytes,
-    sockets that have some, and the bytes as a part of those on the job's busiest link; `member`,
-    intp[G]: one of its flows; `need`, float64[J, L + 1]: bytes by job and link."""
-    last = need.shape[1] - 1
+    """What each aggregate sends in an iteration. By flow: its aggregate (`of`) and `job`; bytes
+    `remaining`, those of the `following` iteration (0: unknown), and `sockets`. All zero before:
+    `sums`, float64[3, G]: bytes, sockets that have some, and the bytes as a part of those on the
+    job's busiest link; `member`, intp[G]: one of its flows; `need`: bytes by job and link."""
     for i in range(len(of)):
         member[of[i]] = i
-        if size[i] > 0 and paths[i, 0] < last:
-            sums[0, of[i]] += size[i]
+        size = following[i] if following[i] > 0 else remaining[i]
+        if size > 0 and cells.cell[i, 0] >= 0:
+            sums[0, of[i]] += size
             sums[1, of[i]] += sockets[i]
-            for h in range(paths.shape[1]):
-                need[job[i], paths[i, h]] += size[i]
-    busiest = np.zeros(len(need))
-    for j in range(len(need)):
-        for link in range(last):
-            busiest[j] = max(busiest[j], need[j, link])
+            cells.add(i, size, need)
     for k in range(len(member)):
-        most = busiest[job[member[k]]]
+        j, most = job[member[k]], 0.0
+        for c in range(cells.start[j], cells.start[j + 1]):
+            most = max(most, need[c])
         sums[2, k] = sums[0, k] / most if most > 0 else sums[0, k]
 
 
-def meet(need: Any, j: int, k: int) -> bool:
-    """Whether two jobs use the same link."""
-    for link in range(need.shape[1] - 1):  # noqa: SIM110 (a generator is not compiled to a loop)
-        if need[j, link] > 0 and need[k, link] > 0:
+def meets(cells: JobLinks, need: Any, k: int, uses: Any) -> bool:
+    """Whether a job sends on a link that `uses`, intp[L], is not 0 for."""
+    for c in range(cells.start[k], cells.start[k + 1]):
+        if need[c] > 0 and uses[cells.link[c]]:
             return True
     return False
 
@@ -100,49 +123,67 @@ def meet(need: Any, j: int, k: int) -> bool:
 class Run:
     """One fair run. `slack`: time passes so many times slower in it.
 
-    From `begin` to `end` it is about some of the jobs. `job_rows`: JOB[J] (`jobs`: the same for
-    loops). By aggregate, float64[G]: `left`, the part of the iteration that is not sent yet, and
-    `speed`, the part of it that is sent per ns.
+    From `begin` to `end` it is about some of the jobs: `jobs`, JOB[J]. By aggregate, float64[G]:
+    `left`, the part of the iteration that is not sent yet, `speed`, the part of it that is sent per
+    ns, and room for what `advance` works with. To make arrays takes longer than most loops.
     """
 
     def __init__(self, slack: float) -> None:
         self.slack, self.now = slack, 0.0
-        self.all_jobs, self.all_left = np.zeros(0, _OPAQUE), np.zeros(0)
-        self.make_room(0)
-
-    def make_room(self, n: int) -> None:
-        """For `n` jobs. To type it takes longer than most loops."""
-        self.room = np.zeros(n, JOB)
-        self.typed: Any = self.room if COMPILED else self.room.view(np.recarray)
+        self.all_rows, self.unknown = np.zeros(0, JOB), typed(_UNKNOWN)
+        self.all_jobs, self.all_left = typed(self.all_rows), np.zeros(0)
+        self.room = typed(np.zeros(0, JOB))
+        self.floats, self.sending = np.zeros(0), np.zeros(0, np.intp)
 
     def begin(  # noqa: PLR0917
         self, now: float, jobs: Keys, gone: Bools, others: Bools, aggregates: Keys, new: Bools
     ) -> None:
         """Look at these jobs and aggregates. Which of them were `gone` for a while (those stood
         still), are `others` than before, or are `new`: bool[J], bool[J], bool[G]."""
-        self.all_jobs = grown(self.all_jobs, jobs.numbers.max(initial=-1) + 1)
-        self.all_left = grown(self.all_left, aggregates.numbers.max(initial=-1) + 1)
         self.numbers, self.aggregates = jobs.numbers, aggregates.numbers
-        n, left = len(self.numbers), self.all_left[self.aggregates]
-        if n > len(self.room):
-            self.make_room(2 * n)
-        self.job_rows, self.jobs = self.room[:n], self.typed[:n]
-        self.job_rows.view(_OPAQUE)[:] = self.all_jobs[self.numbers]
-        self.job_rows[others], left[new] = _UNKNOWN, 1.0
-        self.job_rows["now"][gone] = now / self.slack
-        self.left, self.speed = left, np.zeros(len(left))
+        if end_of(self.numbers) > len(self.all_jobs):
+            self.all_rows = grown(self.all_rows, end_of(self.numbers))
+            self.all_jobs = typed(self.all_rows)
+        if len(self.numbers) > len(self.room):
+            self.room = typed(np.zeros(2 * len(self.numbers), JOB))
+        self.jobs = self.room[: len(self.numbers)]
+        for k in range(len(self.numbers)):
+            self.jobs[k] = self.all_jobs[self.numbers[k]]
+            if others[k]:
+                self.jobs[k] = self.unknown[0]
+            if gone[k]:
+                self.jobs[k].now = now / self.slack
+        if end_of(self.aggregates) > len(self.all_left):
+            self.all_left = grown(np.asarray(self.all_left), end_of(self.aggregates))
+        n = len(self.aggregates)
+        if n > len(self.sending):
+            self.floats, self.sending = np.zeros(8 * n), np.zeros(2 * n, np.intp)
+        self.left, self.speed = self.floats[:n], self.floats[n : 2 * n]
+        self.limit, self.rate = self.floats[2 * n : 3 * n], self.floats[3 * n : 4 * n]
+        for k in range(n):
+            self.speed[k] = 0.0
+            self.left[k] = 1.0 if new[k] else self.all_left[self.aggregates[k]]
 
-    def end(self) -> Bools:
-        """Which of the jobs lag in this run, bool[J]."""
-        self.all_jobs[self.numbers] = self.job_rows.view(_OPAQUE)
-        self.all_left[self.aggregates] = np.asarray(self.left)
-        lags: Bools = self.job_rows["lead"] > 0
-        return lags
+    def end(self, lags: Bools) -> None:
+        """Set `lags`, bool[J], of the jobs that lag in this run."""
+        for k in range(len(self.numbers)):
+            self.all_jobs[self.numbers[k]] = self.jobs[k]
+            if self.jobs[k].lead > 0:
+                lags[k] = True
+        for k in range(len(self.aggregates)):
+            self.all_left[self.aggregates[k]] = self.left[k]
 
     # --- the real jobs
 
     def see(  # noqa: PLR0917
-        self, now: float, need: Floats, job: Ints, remaining: Floats, wait: Floats, idle: Floats
+        self,
+        now: float,
+        cells: JobLinks,
+        need: Floats,
+        job: Ints,
+        remaining: Floats,
+        wait: Floats,
+        idle: Floats,
     ) -> None:
         """Find the jobs whose real communication has begun or ended since the last look.
 
@@ -162,7 +203,7 @@ class Run:
             if sends[j] and not self.jobs[j].active:
                 self.jobs[j].active = True
                 self.begin_anew(j, now - waits[j])
-                self.forgive(j, need)
+                self.forgive(j, cells, need)
             elif self.jobs[j].active and not sends[j]:
                 self.jobs[j].active = False
                 self.jobs[j].ended_at = now - idles[j] if idles[j] < _inf else now
@@ -182,14 +223,17 @@ class Run:
             self.jobs[j].runs, self.jobs[j].compute = True, took
             self.restart(j)
 
-    def forgive(self, j: int, need: Any) -> None:
+    def forgive(self, j: int, cells: JobLinks, need: Any) -> None:
         """Where all jobs lag, none can be helped: all would have their fair shares for ever, and
         never take turns again. Such a job begins anew together with the reference."""
         if self.jobs[j].lead <= 0:
             return
         others = 0
+        uses = np.zeros(cells.links, np.intp)
+        for c in range(cells.start[j], cells.start[j + 1]):
+            uses[cells.link[c]] = need[c] > 0
         for k in range(len(self.jobs)):
-            if self.jobs[k].runs and meet(need, j, k):
+            if self.jobs[k].runs and meets(cells, need, k, uses):
                 if self.jobs[k].lead <= 0:
                     return
                 others += 1
@@ -214,7 +258,7 @@ class Run:
         self.now = then
         for j in range(len(self.jobs)):
             self.now = min(self.now, self.jobs[j].now)
-        limit, rate, sending = np.zeros(len(job)), np.zeros(len(job)), np.zeros(len(job), np.intp)
+        limit, rate, sending = self.limit, self.rate, self.sending
         self.count()
         while self.now < then and left > 0:
             if stale:

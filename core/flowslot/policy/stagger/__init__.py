@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from flowslot.model.schedule import constant
 from flowslot.model.units import SECOND, Nanos
-from flowslot.policy.base import AllocationState, Bools, Floats, Pace, Rows, View
+from flowslot.policy.base import AllocationState, Bools, Floats, Pace, Rows, Terms, View
 from flowslot.policy.fair_reference import FairReference
 from flowslot.policy.stagger import gang_rates
 from flowslot.policy.stagger.gang_rates import ACTIVE, COMING, IDLE, NEAR_NS, OVERDUE_NS
@@ -37,7 +37,7 @@ NEARLY_DONE = 0.25
 SIZE_CLASS = 4.0
 """Jobs within this factor are of one size to a partial arbiter."""
 _SHAPES, _CELLS = 16, 1 << 18  # arrays are kept for so many numbers of flows, jobs and links, and
-# in all for so many jobs on links; the last ones always
+# in all for so many entries of paths; the last ones always
 
 
 class StaggerAllocator:
@@ -62,19 +62,21 @@ class StaggerAllocator:
         self._top_up = top_up
         self._settled = False
         self._standing: Bools | None = None
-        self._sharing = gang_rates.Sharing(0, 0, 0)
-        self._sharings: dict[tuple[int, int, int], gang_rates.Sharing] = {}
+        self._sharing = gang_rates.Sharing(0, 0, 0, 0)
+        self._sharings: dict[tuple[int, int, int, int], gang_rates.Sharing] = {}
 
     def allocate(self, state: AllocationState, now: Nanos) -> Floats:
         """See Allocator."""
-        shape = len(state.remaining), len(state.job_names), len(state.capacity) - 1
+        n, longest = state.paths.shape
+        shape = n, len(state.job_names), len(state.capacity) - 1, longest
         sharing = self._sharings.pop(shape, None) or gang_rates.Sharing(*shape)
         self._sharing = self._sharings[shape] = sharing
         self._forget_shapes()
-        # A job that lags gets what it would have without us.
-        floors = np.where(self._fair.look(state, now), 1.0, self._floor_share)
         _fill_in(sharing.rows, state)
-        sharing.begin(state.paths, state.capacity, state.sockets)
+        sharing.begin(state.paths, state.job, state.capacity, state.sockets)
+        # A job that lags gets what it would have without us.
+        lags = self._fair.look(state, now, sharing.cells)
+        floors = np.where(lags, 1.0, self._floor_share)
         # No job shares a link: it does not matter which flows are active or due.
         self._settled = sharing.serve_uncontended()
         self._standing = sharing.rows["uncontended"].copy()
@@ -86,10 +88,10 @@ class StaggerAllocator:
     def _forget_shapes(self) -> None:
         """The oldest ones, if there are too many."""
         kept = self._sharings
-        cells = sum(jobs * links for _, jobs, links in kept)
+        cells = sum(flows * longest for flows, *_, longest in kept)
         while len(kept) > _SHAPES or (cells > _CELLS and len(kept) > 1):
             oldest = next(iter(kept))
-            cells -= oldest[1] * oldest[2]
+            cells -= oldest[0] * oldest[3]
             del kept[oldest]
 
     def next_change(self, state: AllocationState) -> Floats:
@@ -100,9 +102,9 @@ class StaggerAllocator:
             self._sharing.find_edges(first)
         return first
 
-    def standing(self) -> Bools | None:
-        """See Allocator: the flows of jobs that share no link with another one."""
-        return self._standing
+    def terms(self) -> Terms:
+        """See Allocator: grants of the flows of jobs that share no link with another one stand."""
+        return Terms(self._standing)
 
     def _take_turns(
         self, sharing: gang_rates.Sharing, floors: Floats, names: Sequence[str]

@@ -5,6 +5,7 @@ cimport cython
 from libc.stdint cimport int64_t, uint8_t
 
 from flowslot.policy.fill cimport crosses, floats_t, given_t, link_sum, weighted, paths_t, rows_t, chosen_t
+from flowslot.policy.job_links cimport JobLinks, lasts
 
 # struct Flow from flowslot.policy.stagger.gang_rates:FLOW
 cdef packed struct Flow:
@@ -39,34 +40,24 @@ cdef double _keep_ratio, _keep_slack, _near, _near_overdue, _overdue, _worthwhil
 cdef double _rounding, _inf
 cdef int64_t _out, _active, _idle, _kept, _coming
 
-ctypedef double[:, ::1] sums_t
-ctypedef const double[:, ::1] need_t
-
-cdef inline void add(paths_t paths, Py_ssize_t i, double amount, sums_t sums, Py_ssize_t job)
-@cython.locals(jobs=Py_ssize_t)
-cdef void contested(need_t need, rows_t links)
-cdef inline double lasts(double volume, double rate)
-cdef inline double earlier(double first, double edge)
-cdef double bottleneck(need_t need, Py_ssize_t job, given_t room, double least)
+cdef double earlier(double first, double edge)
 
 cdef class Sharing:
-    cdef readonly object shape, rows, per_job
+    cdef readonly object rows, per_job
+    cdef readonly JobLinks cells
     cdef Flow[::1] flows
     cdef Job[:, ::1] jobs
-    cdef double[:, :, ::1] need, hold
-    cdef sums_t sums
-    cdef floats_t left, use, rates, most
+    cdef double[:, ::1] need, hold
+    cdef floats_t sums, left, use, rates, most
     cdef readonly double[::1] seconds
-    cdef rows_t links, meets, first, following
+    cdef rows_t links, meets
     cdef paths_t paths
     cdef given_t capacity, sockets
 
     @cython.locals(i=Py_ssize_t)
-    cpdef void begin(self, paths_t paths, given_t capacity, given_t sockets)
+    cpdef void begin(self, paths_t paths, const int64_t[:] job, given_t capacity, given_t sockets)
     cdef void take_away(self)
-    cdef void take_used(self)
     cdef void raise_to_fill(self)
-    @cython.locals(hold=double)
     cdef bint fits(self, Py_ssize_t role, Py_ssize_t job)
     @cython.locals(seconds=double, rate=double, keeps=cython.bint, i=Py_ssize_t)
     cdef void take(self, Py_ssize_t role, Py_ssize_t job)
@@ -84,7 +75,7 @@ cdef class Sharing:
     cpdef void find_coming(self)
     cpdef void time_active(self)
     cpdef void time_whole(self)
-    @cython.locals(part=double, total=double)
+    @cython.locals(part=double)
     cpdef void lay_floors(self, given_t parts)
     @cython.locals(fit=cython.bint, i=Py_ssize_t)
     cpdef void serve(self, chosen_t order)

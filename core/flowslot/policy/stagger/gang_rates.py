@@ -3,9 +3,9 @@
 """How jobs share links, flow by flow. Compiled (types: gang_rates.pxd); interpreted, it does the
 same. __init__.py says what is done in which order, and why.
 
-F flows, L links, J jobs. `paths` are int32[F, H], padded with L; arrays over links have L + 1
-entries, of which the last one counts for nothing. Rates are bytes/s; times are ns, or seconds where
-they are named so.
+F flows, L links, J jobs, C cells (see JobLinks). `paths` are int32[F, H], padded with L; arrays
+over links have L + 1 entries, of which the last one counts for nothing. Rates are bytes/s; times
+are ns, or seconds where they are named so.
 """
 
 import math
@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from flowslot.policy.base import Floats, Paths, Rows
+from flowslot.policy.base import Floats, Ints, Paths, Rows
 from flowslot.policy.fill import crosses, link_sum, weighted
+from flowslot.policy.job_links import JobLinks, lasts
 
 COMPILED = not __file__.endswith(".py")
 
@@ -76,36 +77,6 @@ _worthwhile = WORTHWHILE
 _out, _active, _idle, _kept, _coming, _inf = OUT, ACTIVE, IDLE, KEPT, COMING, math.inf
 
 
-def add(paths: Any, i: int, amount: float, sums: Any, job: int) -> None:
-    """Add an amount to a job's sums, float64[J, L + 1], on the links of flow `i`."""
-    for h in range(paths.shape[1]):
-        if paths[i, h] < sums.shape[1] - 1:
-            sums[job, paths[i, h]] += amount
-
-
-def contested(need: Any, links: Any) -> None:
-    """Set `links`, intp[L + 1], to 1 where more than one job has bytes to send, to 0 elsewhere."""
-    for link in range(need.shape[1]):
-        jobs = 0
-        for job in range(need.shape[0]):
-            jobs += need[job, link] > 0
-        links[link] = jobs > 1
-
-
-def lasts(volume: float, rate: float) -> float:
-    """Seconds that so many bytes take; for ever without a rate."""
-    return volume / rate if rate > 0 else _inf
-
-
-def bottleneck(need: Any, job: int, room: Any, least: float) -> float:
-    """Seconds that a job needs on its slowest link; `least`: none counts as slower than that."""
-    seconds = 0.0
-    for link in range(need.shape[1]):
-        if need[job, link] > 0:
-            seconds = max(seconds, lasts(need[job, link], max(room[link], least)))
-    return seconds
-
-
 def earlier(first: float, edge: float) -> float:
     """`first`, or an edge that comes before that and is not over."""
     return edge if 0 < edge < first else first
@@ -116,40 +87,35 @@ class Sharing:
     another: making the arrays takes longer than using them.
 
     `rows`: FLOW[F], to be filled in by the caller; `flows`: the same for loops. By role: `per_job`,
-    JOB[5, J] (`jobs`: the same for loops), and sums over job and link, float64[5, J, L + 1]:
-    `need`, of bytes, and `hold`, of present goals. `left`: float64[L + 1], not yet given out.
-    `seconds`: float64[J], of what was timed last.
+    JOB[5, J] (`jobs`: the same for loops), and sums by job and link, float64[5, C]: `need`, of
+    bytes, and `hold`, of present goals. `left`: float64[L + 1], not yet given out. `seconds`:
+    float64[J], of what was timed last.
     """
 
-    def __init__(self, n_flows: int, n_jobs: int, n_links: int) -> None:
-        self.shape = n_flows, n_jobs, n_links
+    def __init__(self, n_flows: int, n_jobs: int, n_links: int, longest: int) -> None:
         self.rows = np.zeros(n_flows, FLOW)
         self.per_job = np.zeros((5, n_jobs), JOB)
         self.flows: Any = self.rows if COMPILED else self.rows.view(np.recarray)
         self.jobs: Any = self.per_job if COMPILED else self.per_job.view(np.recarray)
-        self.need = np.zeros((5, n_jobs, n_links + 1))
-        self.hold = np.zeros((5, n_jobs, n_links + 1))
-        self.sums = np.zeros((n_jobs, n_links + 1))
+        self.cells = JobLinks(n_flows, n_jobs, n_links, longest)
+        self.need = np.zeros((5, n_flows * longest))
+        self.hold = np.zeros((5, n_flows * longest))
+        self.sums = np.zeros(n_flows * longest)
         self.left, self.use = np.zeros(n_links + 1), np.zeros(n_links + 1)
         self.links = np.zeros(n_links + 1, np.intp)
         self.seconds, self.meets = np.zeros(n_jobs), np.zeros(n_jobs, np.intp)
         self.rates, self.most = np.zeros(n_flows), np.zeros(n_flows)
-        # A job's first flow, and the next one of the same job; -1: none.
-        self.first, self.following = np.zeros(n_jobs, np.intp), np.zeros(n_flows, np.intp)
 
-    def begin(self, paths: Paths, capacity: Floats, sockets: Floats) -> None:
-        """`rows` have been filled in: begin with all of `capacity`, float64[L + 1]. `sockets`,
-        float64[F]: as so many flows each one counts where shares are equal."""
+    def begin(self, paths: Paths, job: Ints, capacity: Floats, sockets: Floats) -> None:
+        """`rows` have been filled in, of flows of `job`, int64[F]: begin with all of `capacity`,
+        float64[L + 1]. `sockets`, float64[F]: as so many flows each one counts where shares are
+        equal."""
         self.paths, self.capacity, self.sockets = paths, capacity, sockets
         for link in range(len(capacity)):
             self.left[link] = max(capacity[link], 0.0)
-        for job in range(len(self.first)):
-            self.first[job] = -1
-        for k in range(len(self.flows)):
-            i = len(self.flows) - 1 - k
+        for i in range(len(self.flows)):
             self.flows[i].rate = 0.0
-            self.following[i] = self.first[self.flows[i].job]
-            self.first[self.flows[i].job] = i
+        self.cells.find(paths, job)
 
     # --- helpers
 
@@ -157,10 +123,6 @@ class Sharing:
         """`rates` are given out: they are not left any more."""
         self.use[...] = 0.0
         link_sum(self.paths, self.rates, self.use)
-        self.take_used()
-
-    def take_used(self) -> None:
-        """`use` is not left any more."""
         for link in range(len(self.left)):
             self.left[link] = max(self.left[link] - self.use[link], 0.0)
 
@@ -178,11 +140,9 @@ class Sharing:
         self.take_away()
 
     def fits(self, role: int, job: int) -> bool:
-        """What a job's flows with one role hold is left on all links that they cross: elsewhere,
-        other jobs' floors may leave less than nothing, by rounding."""
-        for link in range(len(self.left)):
-            hold = self.hold[role, job, link]
-            if hold > 0 and hold > self.left[link] * (1 + _rounding):
+        """What a job's flows with one role hold is left on all links that they cross."""
+        for c in range(self.cells.start[job], self.cells.start[job + 1]):
+            if self.hold[role, c] > self.left[self.cells.link[c]] * (1 + _rounding):
                 return False
         return True
 
@@ -190,24 +150,28 @@ class Sharing:
         """Rates of a job's flows with one role, as a gang: all end at the same time, as early as
         they can; or the present goals, if these fit and are good enough. What active flows cannot
         use is left to others."""
-        seconds, keeps = bottleneck(self.need[role], job, self.left, 0.0), self.fits(role, job)
-        i = self.first[job] if role == _active else -1
+        seconds = self.cells.bottleneck(self.need[role], job, self.left, 0.0)
+        keeps = self.fits(role, job)
+        i = self.cells.first[job] if role == _active else -1
         while i >= 0:
             if self.flows[i].role == role:
                 seconds = max(seconds, lasts(self.flows[i].volume, self.flows[i].cap))
                 keeps = keeps and self.flows[i].goal <= self.flows[i].cap * (1 + _rounding)
-            i = self.following[i]
+            i = self.cells.following[i]
         keeps = keeps and self.jobs[role, job].lasts <= _keep_ratio * seconds + _keep_slack
-        self.use[...] = 0.0
-        i = self.first[job]
+        i = self.cells.first[job]
+        for c in range(self.cells.start[job], self.cells.start[job + 1]):
+            self.use[self.cells.link[c]] = 0.0
         while i >= 0:
             if self.flows[i].role == role:
                 rate = self.flows[i].goal if keeps else lasts(self.flows[i].volume, seconds)
                 self.flows[i].rate = rate
                 for h in range(self.paths.shape[1]):
                     self.use[self.paths[i, h]] += rate
-            i = self.following[i]
-        self.take_used()
+            i = self.cells.following[i]
+        for c in range(self.cells.start[job], self.cells.start[job + 1]):
+            link = self.cells.link[c]
+            self.left[link] = max(self.left[link] - self.use[link], 0.0)
 
     # --- which flows take part
 
@@ -240,17 +204,17 @@ class Sharing:
         """Which jobs meet others (`meets`), and how long an iteration of each takes (`seconds`)."""
         for link in range(len(self.left)):
             self.links[link] = self.capacity[link] <= 0
-        self.sums[...] = 0.0
+        self.cells.clear(self.sums)
         for i in range(len(self.flows)):
             closed, following = crosses(self.paths, i, self.links), self.flows[i].next
             volume = following if following > 0 else self.flows[i].remaining
             self.flows[i].role = _out if closed else _idle
             self.flows[i].volume = 0.0 if closed else volume
-            add(self.paths, i, self.flows[i].volume, self.sums, self.flows[i].job)
-        contested(self.sums, self.links)
+            self.cells.add(i, self.flows[i].volume, self.sums)
+        self.cells.contested(self.sums, self.links)
         for job in range(len(self.meets)):
             self.meets[job] = 0
-            self.seconds[job] = bottleneck(self.sums, job, self.left, 0.0)
+            self.seconds[job] = self.cells.bottleneck(self.sums, job, self.left, 0.0)
         for i in range(len(self.flows)):
             unknown = self.flows[i].volume > 0 and self.flows[i].next <= 0
             if unknown or crosses(self.paths, i, self.links):
@@ -258,11 +222,11 @@ class Sharing:
 
     def classify(self) -> None:
         """Which flows take part in the turns: active ones, and idle ones that will send."""
-        self.sums[...] = 0.0
+        self.cells.clear(self.sums)
         for i in range(len(self.flows)):
             if self.flows[i].remaining > 0 and self.flows[i].role != _out:
-                add(self.paths, i, self.flows[i].remaining, self.sums, self.flows[i].job)
-        contested(self.sums, self.links)
+                self.cells.add(i, self.flows[i].remaining, self.sums)
+        self.cells.contested(self.sums, self.links)
         for i in range(len(self.flows)):
             flow = self.flows[i]
             # What a dependency leaves unused matters only where another job could use it.
@@ -278,8 +242,8 @@ class Sharing:
 
     def sum_up(self, role: int) -> None:
         """Sum up the flows with one role: `need`, `hold` and `jobs`."""
-        self.need[role, ...] = 0.0
-        self.hold[role, ...] = 0.0
+        self.cells.clear(self.need[role])
+        self.cells.clear(self.hold[role])
         for k in range(self.jobs.shape[1]):
             job = self.jobs[role, k]
             job.present, job.fresh, job.holds, job.lasts = False, False, False, 0.0
@@ -289,8 +253,8 @@ class Sharing:
             flow = self.flows[i]
             if flow.role == role:
                 job = self.jobs[role, flow.job]
-                add(self.paths, i, flow.volume, self.need[role], flow.job)
-                add(self.paths, i, flow.goal, self.hold[role], flow.job)
+                self.cells.add(i, flow.volume, self.need[role])
+                self.cells.add(i, flow.goal, self.hold[role])
                 job.present = True
                 job.fresh, job.holds = job.fresh or flow.goal <= 0, job.holds or flow.goal > 0
                 job.wait, job.period = max(job.wait, flow.wait), max(job.period, flow.period)
@@ -305,8 +269,8 @@ class Sharing:
 
         `need` of theirs is what they will send soon.
         """
-        self.need[_kept, ...] = 0.0
-        self.hold[_kept, ...] = 0.0
+        self.cells.clear(self.need[_kept])
+        self.cells.clear(self.hold[_kept])
         for i in range(len(self.flows)):
             flow = self.flows[i]
             job = self.jobs[_active, flow.job]
@@ -314,9 +278,9 @@ class Sharing:
             near = -_near_overdue <= flow.due <= _near or flow.idle < _near
             if idle and near and flow.alone and flow.goal > 0 and job.present and not job.fresh:
                 self.flows[i].role = _kept
-                add(self.paths, i, flow.goal, self.hold[_kept], flow.job)
+                self.cells.add(i, flow.goal, self.hold[_kept])
                 if flow.due <= _near:
-                    add(self.paths, i, flow.volume, self.need[_kept], flow.job)
+                    self.cells.add(i, flow.volume, self.need[_kept])
 
     def find_coming(self) -> None:
         """Idle flows of active jobs are still to come, unless they have ended in this phase: those
@@ -330,20 +294,20 @@ class Sharing:
     def time_active(self) -> None:
         """Seconds that each job needs for what is active, or KEPT and soon active, if it has all
         links for its own: `seconds`."""
+        for c in range(self.cells.count):
+            self.sums[c] = self.need[_active, c] + self.need[_kept, c]
         for job in range(len(self.seconds)):
-            for link in range(len(self.left)):
-                self.sums[job, link] = self.need[_active, job, link] + self.need[_kept, job, link]
-            self.seconds[job] = bottleneck(self.sums, job, self.capacity, 1.0)
+            self.seconds[job] = self.cells.bottleneck(self.sums, job, self.capacity, 1.0)
 
     def time_whole(self) -> None:
         """The same for whole iterations of all flows that are not OUT."""
-        self.sums[...] = 0.0
+        self.cells.clear(self.sums)
         for i in range(len(self.flows)):
             if self.flows[i].role != _out:
                 whole = max(self.flows[i].next, self.flows[i].remaining)
-                add(self.paths, i, whole, self.sums, self.flows[i].job)
+                self.cells.add(i, whole, self.sums)
         for job in range(len(self.seconds)):
-            self.seconds[job] = bottleneck(self.sums, job, self.capacity, 1.0)
+            self.seconds[job] = self.cells.bottleneck(self.sums, job, self.capacity, 1.0)
 
     # --- what each flow gets
 
@@ -353,15 +317,15 @@ class Sharing:
         for i in range(len(self.flows)):
             self.most[i] = self.flows[i].cap if self.flows[i].role == _active else 0.0
         weighted(self.paths, self.left, self.most, self.sockets, self.rates)
-        self.sums[...] = 0.0
+        self.cells.clear(self.sums)
         for i in range(len(self.flows)):
             part = parts[self.flows[i].job]
-            add(self.paths, i, part * self.rates[i], self.sums, self.flows[i].job)
-        for link in range(len(self.left) - 1):
-            total = 0.0
-            for job in range(self.sums.shape[0]):
-                total += self.sums[job, link]
-            self.left[link] -= total
+            self.cells.add(i, part * self.rates[i], self.sums)
+        self.use[...] = 0.0
+        for c in range(self.cells.count):
+            self.use[self.cells.link[c]] += self.sums[c]
+        for link in range(len(self.left) - 1):  # floors may be too much for it, by rounding
+            self.left[link] = max(self.left[link] - self.use[link], 0.0)
 
     def serve(self, order: Rows) -> None:
         """Give the jobs, in this order, their floors and what is left.
@@ -370,26 +334,28 @@ class Sharing:
         """
         for k in range(len(order)):
             job = order[k]
-            for link in range(len(self.left)):
-                self.left[link] += self.sums[job, link]
-            fit, i = self.fits(_kept, job), self.first[job]
+            for c in range(self.cells.start[job], self.cells.start[job + 1]):
+                self.left[self.cells.link[c]] += self.sums[c]
+            fit, i = self.fits(_kept, job), self.cells.first[job]
             while i >= 0:
                 if self.flows[i].role == _kept:
                     if fit:
                         self.flows[i].rate = self.flows[i].goal
                     else:
                         self.flows[i].role = _idle
-                i = self.following[i]
-            for link in range(len(self.left) if fit else 0):
-                self.left[link] = max(self.left[link] - self.hold[_kept, job, link], 0.0)
+                i = self.cells.following[i]
+            if fit:
+                for c in range(self.cells.start[job], self.cells.start[job + 1]):
+                    link = self.cells.link[c]
+                    self.left[link] = max(self.left[link] - self.hold[_kept, c], 0.0)
             self.take(_active, job)
 
     def stand(self, role: int, order: Rows) -> None:
         """Give the idle flows with one role what is left, job by job, where it is worthwhile."""
         for k in range(len(order)):
             job = order[k]
-            alone = bottleneck(self.need[role], job, self.capacity, 1.0)
-            seconds = bottleneck(self.need[role], job, self.left, 0.0)
+            alone = self.cells.bottleneck(self.need[role], job, self.capacity, 1.0)
+            seconds = self.cells.bottleneck(self.need[role], job, self.left, 0.0)
             if self.jobs[role, job].present and seconds <= _worthwhile * alone:
                 self.take(role, job)
 

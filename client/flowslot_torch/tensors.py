@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients on their way."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from flowslot_torch.engines import Array
+
+_PARTS = 1 << 16
+
+
+@dataclass(eq=False, slots=True)
+class Tensor:
+    """A gradient on its way, or a part of one. `index`: of the layer's parameter, alike on all
+    ranks; `order`: how late it was ready in the last backward pass, from 0; `priority`: larger goes
+    first, and of equal ones what was ready first."""
+
+    index: int
+    array: Array
+    order: int = 0
+    part: int = 0
+    priority: int = 0
+    whole: Whole | None = None
+
+    @property
+    def id(self) -> int:
+        """Alike on all ranks."""
+        return self.index * _PARTS + self.part
+
+    def split(self, elements: int) -> list[Tensor]:
+        """Parts of at most so many elements."""
+        if elements < 1 or -(-len(self.array) // elements) > _PARTS:
+            raise ValueError(f"elements: {elements} make none, or more than {_PARTS} parts")
+        starts = range(0, len(self.array), elements)
+        return [
+            Tensor(self.index, self.array[a : a + elements], self.order, i, self.priority)
+            for i, a in enumerate(starts)
+        ]
+
+
+@dataclass(eq=False, slots=True)
+class Whole:
+    """What is waited for."""
+
+    index: int
+    left: int = 1
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+def index_of(of: int) -> int:
+    """The index of the tensor with this id."""
+    return of // _PARTS
+
+
+def fuse(tensors: Sequence[Tensor], buffer: Array) -> None:
+    """Copy them into a buffer, one after the other."""
+    at = 0
+    for tensor in tensors:
+        buffer[at : at + len(tensor.array)] = tensor.array
+        at += len(tensor.array)
+
+
+def unfuse(buffer: Array, tensors: Sequence[Tensor]) -> None:
+    """And back."""
+    at = 0
+    for tensor in tensors:
+        tensor.array[:] = buffer[at : at + len(tensor.array)]
+        at += len(tensor.array)

@@ -70,6 +70,14 @@ enum flowslot_role {
     FLOWSLOT_PULL,   /* parameter server to worker */
     FLOWSLOT_RECEIVE /* this end only receives: its socket is left alone */
 };
+enum flowslot_collective { /* 0: not known */
+    FLOWSLOT_BROADCAST = 1,
+    FLOWSLOT_REDUCE,
+    FLOWSLOT_ALL_GATHER,
+    FLOWSLOT_REDUCE_SCATTER,
+    FLOWSLOT_ALL_REDUCE,
+    FLOWSLOT_SEND /* from one rank to another */
+};
 enum flowslot_transport { FLOWSLOT_NO_TRANSPORT, FLOWSLOT_TCP, FLOWSLOT_RDMA, FLOWSLOT_UDP };
 enum flowslot_message { FLOWSLOT_REGISTER = 1, FLOWSLOT_REPLY, FLOWSLOT_BEGIN, FLOWSLOT_END };
 enum flowslot_quiet { /* any other value: as FLOWSLOT_QUIET_ALL */
@@ -106,7 +114,10 @@ struct flowslot_slot { /* one writer each */
     uint64_t t_iteration_start_ns; /* CLOCK_MONOTONIC */
     uint64_t t_update_ns;
     uint64_t phases; /* iterations so far that had bytes to send; 0: an older library */
-    uint8_t reserved[88];
+    uint32_t collective; /* enum flowslot_collective: the last one that is known; 0: none */
+    uint32_t reserved1;
+    uint64_t period_ns; /* from one iteration to the next, as told from outside; 0: not told, 1: unknown */
+    uint8_t reserved[72];
 };
 
 /* Registration: datagrams on a SOCK_SEQPACKET Unix socket. REGISTER carries the memfd. */
@@ -143,6 +154,8 @@ FLOWSLOT_ASSERT(rank, offsetof(struct flowslot_slot, rank) == 88);
 FLOWSLOT_ASSERT(iteration, offsetof(struct flowslot_slot, iteration) == 104);
 FLOWSLOT_ASSERT(update, offsetof(struct flowslot_slot, t_update_ns) == 152);
 FLOWSLOT_ASSERT(phases, offsetof(struct flowslot_slot, phases) == 160);
+FLOWSLOT_ASSERT(collective, offsetof(struct flowslot_slot, collective) == 168);
+FLOWSLOT_ASSERT(period, offsetof(struct flowslot_slot, period_ns) == 176);
 FLOWSLOT_ASSERT(message, sizeof(struct flowslot_register) == 56);
 FLOWSLOT_ASSERT(reply, sizeof(struct flowslot_reply) == 264);
 FLOWSLOT_ASSERT(doorbell, sizeof(struct flowslot_doorbell) == 16);
@@ -537,6 +550,25 @@ static inline void flowslot_flow_close(struct flowslot_flow *flow) {
     flowslot__unlock(flow->job);
     flowslot__ring(flow, FLOWSLOT_END);
     flow->slot = NULL;
+}
+
+/*
+ * The flow's part in its job, where it becomes known, or another, only while the flow is open; -1 (of
+ * `collective`: 0) is not known. What is as it was costs nothing.
+ */
+static inline void flowslot_flow_part(struct flowslot_flow *flow, int32_t rank, int32_t peer,
+                                      int32_t channel, uint32_t collective) {
+    struct flowslot_slot *slot = flow->slot;
+    if (!flowslot__live(flow)) return;
+    if (FLOWSLOT_GET(slot->rank) == rank && FLOWSLOT_GET(slot->peer) == peer &&
+        FLOWSLOT_GET(slot->channel) == channel && FLOWSLOT_GET(slot->collective) == collective)
+        return;
+    flowslot__write_begin(slot);
+    FLOWSLOT_SET(slot->rank, rank);
+    FLOWSLOT_SET(slot->peer, peer);
+    FLOWSLOT_SET(slot->channel, channel);
+    FLOWSLOT_SET(slot->collective, collective);
+    flowslot__write_end(slot);
 }
 
 /*

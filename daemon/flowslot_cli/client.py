@@ -26,13 +26,13 @@ class CommandError(FlowslotError):
         self.status = status
 
 
-def ask(path: Path, command: str, timeout_s: float = 5.0) -> dict[str, Any]:
-    """The daemon's answer. Raises CommandError."""
+def ask(path: Path, command: str, timeout_s: float = 5.0, **more: Any) -> dict[str, Any]:
+    """The daemon's answer. `more`: what the command takes. Raises CommandError."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
             peer.settimeout(timeout_s)
             peer.connect(os.fspath(path))
-            peer.sendall(json.dumps({"cmd": command}).encode() + b"\n")
+            peer.sendall(json.dumps({"cmd": command, **more}).encode() + b"\n")
             with peer.makefile("rb") as stream:
                 line = stream.readline()
         if not line:

@@ -142,6 +142,89 @@ def reload(
     _show("reload", output, runtime_dir, watch=False)
 
 
+policy = typer.Typer(
+    help="The policy of a running daemon or switch process.", rich_markup_mode=None
+)
+app.add_typer(policy, name="policy", no_args_is_help=True)
+
+
+@policy.command("show")
+def policy_show(
+    output: OutputOption = "table",
+    runtime_dir: RuntimeDirOption = RUNTIME_DIR,
+) -> None:
+    """The policy in force, and of a daemon's switch processes theirs."""
+    _tell(ask(runtime_dir / "control.sock", "policy"), output)
+
+
+@policy.command("set")
+def policy_set(
+    name: Annotated[str, typer.Argument(help="of the policy")],
+    output: OutputOption = "table",
+    runtime_dir: RuntimeDirOption = RUNTIME_DIR,
+) -> None:
+    """Go on under another policy until the next reload or restart. No connection is lost. A switch
+    process's (--runtime-dir) is that of its whole domain; a daemon's is its host's."""
+    _tell(ask(runtime_dir / "control.sock", "set-policy", SET_S, name=name), output)
+
+
+SET_S = 15.0
+
+
+def _tell(answer: dict[str, Any], output: str) -> None:
+    if output != "table":
+        typer.echo(as_text(answer, output))
+        return
+    typer.echo(f"{answer['process']}: {answer['policy']}")
+    for one in answer["switches"]:
+        state = "" if one["live"] else ", not live"
+        typer.echo(f"  switch process {one['switch']}: {one['policy'] or 'not known'}{state}")
+
+
+PidOption = Annotated[int | None, typer.Option("--pid", help="a process")]
+CgroupOption = Annotated[
+    str | None, typer.Option("--cgroup", help="a control group's path, with those below it")
+]
+
+
+@app.command()
+def enlist(
+    pid: PidOption = None,
+    cgroup: CgroupOption = None,
+    job: Annotated[
+        str | None, typer.Option(help="its name, the same on all hosts; else $FLOWSLOT_JOB")
+    ] = None,
+    runtime_dir: RuntimeDirOption = RUNTIME_DIR,
+) -> None:
+    """Schedule a job that reports nothing: its sockets' counters tell, and its iterations are
+    learnt."""
+    if (pid is None) == (cgroup is None):
+        raise CommandError("needs either --pid or --cgroup", BAD_INPUT)
+    path = runtime_dir / "control.sock"
+    _tell_targets("enlisted", ask(path, "enlist", pid=pid, cgroup=cgroup, job=job))
+
+
+@app.command()
+def release(
+    pid: PidOption = None,
+    cgroup: CgroupOption = None,
+    everything: Annotated[bool, typer.Option("--all", help="all that was enlisted")] = False,
+    runtime_dir: RuntimeDirOption = RUNTIME_DIR,
+) -> None:
+    """Leave alone what was enlisted: its sockets are as they were before."""
+    if [pid is None, cgroup is None, not everything].count(False) != 1:
+        raise CommandError("needs one of --pid, --cgroup, --all", BAD_INPUT)
+    answer = ask(runtime_dir / "control.sock", "release", pid=pid, cgroup=cgroup)
+    _tell_targets("released", answer)
+
+
+def _tell_targets(what: str, answer: dict[str, Any]) -> None:
+    for target in answer["targets"]:
+        kind = "pid" if "pid" in target else "cgroup"
+        job = f", job {target['job']}" if target["job"] else ""
+        typer.echo(f"{what}: {kind} {target[kind]}{job}")
+
+
 @app.command()
 def version() -> None:
     """The installed version."""

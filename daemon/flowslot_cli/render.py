@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from flowslot.model.units import wire_bps
+from flowslot_shm.layout import CHANNELS
 
 Data = dict[str, Any]
 NONE = "-"
@@ -90,6 +91,8 @@ def status(data: Data) -> RenderableType:
         arbiter += f" {domain['switch']}"
     if domain.get("switch_pid"):
         arbiter += f" (pid {domain['switch_pid']})"
+    if domain.get("policy", "") not in {"", data["policy"]}:
+        arbiter += f", deciding by {domain['policy']}"
     gone = [one["switch"] for one in domain.get("switches", ()) if not one["live"]]
     if gone and domain["state"] == "switch":
         arbiter += f", without {', '.join(gone)}"
@@ -138,7 +141,8 @@ def _tls(data: Data) -> list[tuple[str, str]]:
 def _unpatched(data: Data) -> str:
     """Processes that do not register, where they are watched."""
     found = {name: data[name] for name in ("processes", "connections")}
-    return _counts(found) if data["watching"] else ""
+    enlisted = {"enlisted": len(data["targets"])} if data["targets"] else {}
+    return _counts(enlisted | found) if data["watching"] else ""
 
 
 def _feedback(data: Data) -> str:
@@ -151,7 +155,7 @@ def _feedback(data: Data) -> str:
 def jobs(data: Data) -> RenderableType:
     """`flowslot jobs`: all of a job's flows together, then how far each of them is."""
     flows = [
-        {**flow, "job": job["job"], "ranks": _ranks(flow)}
+        {**flow, "job": job["job"], "ranks": _ranks(flow, _communicators(job["progress"]))}
         for job in data["jobs"]
         for flow in job["progress"]
     ]
@@ -161,14 +165,29 @@ def jobs(data: Data) -> RenderableType:
         f"job flows active iteration period_s {left}",
         "no job has registered on this host",
     )
-    keys = "job role ranks destination state iteration ready_bytes sent_bytes acked_bytes"
+    collective = "collective" if any(flow["collective"] for flow in flows) else ""
+    keys = f"job role {collective} ranks destination state iteration"
+    keys += " ready_bytes sent_bytes acked_bytes"
     return Group(table, "", _table(flows, f"{keys} {left}")) if flows else table
 
 
-def _ranks(flow: Data) -> str:
-    """-1: not known, as from outside."""
-    rank, peer = (NONE if flow[end] == -1 else flow[end] for end in ("rank", "peer"))
-    return f"{rank} to {peer}" + (f" #{flow['channel']}" if flow["channel"] else "")
+def _communicators(flows: list[Data]) -> list[int]:
+    """Those that a job's channels belong to. Of all but the first one, numbers are arbitrary."""
+    return sorted({flow["channel"] // CHANNELS for flow in flows if flow["channel"] >= 0})
+
+
+def _ranks(flow: Data, communicators: list[int]) -> str:
+    """From which to which; of a ring with the one before. -1: not known, as from outside. The
+    channel, and which of several communicators has it."""
+    ends = [NONE if flow[end] == -1 else flow[end] for end in ("rank", "peer")]
+    if flow["previous"] is not None:
+        ends.insert(0, flow["previous"])
+    said, number = " to ".join(map(str, ends)), flow["channel"]
+    if number > 0 or (number == 0 and len(communicators) > 1):
+        said += f" #{number % CHANNELS}"
+    if number >= 0 and len(communicators) > 1:
+        said += f" of communicator {communicators.index(number // CHANNELS) + 1}"
+    return said
 
 
 def flows(data: Data) -> RenderableType:

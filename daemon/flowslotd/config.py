@@ -2,12 +2,11 @@
 """The daemon's configuration file, and what it refers to."""
 
 import logging
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, FiniteFloat
+from pydantic import Field, FiniteFloat
 
 from flowslot.model.errors import ConfigError, FlowslotError, why_unreadable
 from flowslot.model.settings import PathText, Settings, one_of, parse_toml
@@ -16,8 +15,9 @@ from flowslot.model.topology import Topology, parse_topology
 from flowslot.model.topology_file import Name
 from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.policy import registry
+from flowslot.policy.job_classes import JobClass
 from flowslot.policy.registry import PolicySpec
-from flowslot_proto.files import read_text
+from flowslot_proto.files import SocketFolder, read_text
 from flowslot_proto.tls import TlsFiles, TlsSettings, open_files
 
 _log = logging.getLogger(__name__)
@@ -58,16 +58,6 @@ class UnpatchedSettings(Settings):
     pslite: bool = False
 
 
-def _socket_folder(text: str) -> str:
-    if len(os.fsencode(text)) > _MAX_FOLDER:
-        raise ValueError(f"must have at most {_MAX_FOLDER} bytes: paths of sockets are short")
-    return text
-
-
-_MAX_FOLDER = 90
-SocketFolder = Annotated[PathText, AfterValidator(_socket_folder)]
-
-
 class DaemonSettings(Settings):
     """`flowslotd --config FILE`."""
 
@@ -84,6 +74,8 @@ class DaemonSettings(Settings):
     pacing: PacingSettings = PacingSettings()
     static: StaticSettings = StaticSettings()
     arbiter: ArbiterSettings = ArbiterSettings()
+    classes: Annotated[tuple[JobClass, ...], Field(max_length=64)] = ()
+    """Of jobs, as in the switch process's configuration: for the daemon's own arbiter."""
     unpatched: UnpatchedSettings = UnpatchedSettings()
     trace_file: PathText | None = None
     """For measurements: where to write when demands, grants and rates came (flowslotd/trace.py)."""
@@ -166,8 +158,19 @@ def load(file: Path) -> Config:
         problem = f"cannot read {topology_file}: {why_unreadable(error)}"
         raise ConfigError(str(file), "topology", problem) from None
     topology = parse_topology(text, str(topology_file))
+    return _complete(Config(file, topology_file, settings, topology))
+
+
+def with_policy(old: Config, name: str) -> Config:
+    """The same under another policy. Raises ConfigError."""
+    settings = old.settings.model_copy(update={"policy": name})
+    return _complete(replace(old, settings=settings))
+
+
+def _complete(config: Config) -> Config:
+    """Checked as a whole, with its certificates. Raises ConfigError."""
+    file, settings, topology = config.file, config.settings, config.topology
     spec = _check(settings, topology, file)
-    config = Config(file, topology_file, settings, topology)
     asks = settings.enforces(spec) and (spec.needs_arbiter or spec.feedback)
     reached = config.switches if asks else []
     settings.tls.check(str(file), [topology.switches[name].address for name in reached])
@@ -206,6 +209,9 @@ def _check(settings: DaemonSettings, topology: Topology, file: Path) -> PolicySp
             hint = one_of(link, topology.link_index)
             problem = f'no link is called "{link}" in {settings.topology}; {hint}'
             raise ConfigError(source, f"static.flows_on_link.{link}", problem)
+    if settings.policy == "mltcp":
+        problem = "mltcp is the kernel's, not a daemon's: `flowslot mltcp on`, and any other policy"
+        raise ConfigError(source, "policy", problem)
     try:
         return registry.get(settings.policy)
     except FlowslotError as error:

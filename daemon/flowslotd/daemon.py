@@ -18,22 +18,23 @@ from typing import ParamSpec
 from flowslot.model.errors import ConfigError, FlowslotError
 from flowslot.model.slot import SlotClock, Tick
 from flowslot.model.units import MILLISECOND, SECOND, Nanos
+from flowslot_proto.control import Control, Json, named
 from flowslot_proto.systemd import Notifier
+from flowslot_proto.unix_socket import claim
 from flowslot_shm.layout import Message
 from flowslotd import report
 from flowslotd.clock import monotonic, thread_cpu, wall
-from flowslotd.config import Config, load_again
-from flowslotd.control import Control, Json
+from flowslotd.config import Config, load_again, with_policy
 from flowslotd.engine import Engine
 from flowslotd.flows.flow_info import Source
 from flowslotd.flows.flow_table import FlowTable
 from flowslotd.metrics import Metrics
 from flowslotd.observe.binding import holds_socket
 from flowslotd.observe.observer import Ended, Observer
+from flowslotd.observe.passive import commands
 from flowslotd.observe.passive.service import PassiveSources
 from flowslotd.observe.registration import Record, RegistrationServer
 from flowslotd.passes import Passes
-from flowslotd.unix_socket import claim
 from flowslotd.uplinks import Uplinks
 
 _log = logging.getLogger(__name__)
@@ -97,6 +98,11 @@ class Daemon:
             {name: partial(show, self) for name, show in report.COMMANDS.items()},
             {"reload": self.reload},
             self.bug,
+            {
+                "set-policy": named(self.set_policy),
+                "enlist": partial(commands.enlist, self.passive),
+                "release": partial(commands.release, self.passive),
+            },
         )
         self.engine = self._build(self.config)
         async with AsyncExitStack() as stack:  # undone in the opposite order
@@ -378,6 +384,17 @@ class Daemon:
             _log.info("reloaded: %s", ", ".join(names) or "nothing changed")
             config.remark()
             return {"file": str(config.file), "changed": ", ".join(names)}
+
+    async def set_policy(self, name: str) -> Json:
+        """Go on under another policy, until the next reload or restart: all flows are let go, and
+        decided on anew. A bad name changes nothing. Raises ConfigError."""
+        async with self._reload_lock:
+            config = with_policy(self.config, name)
+            if name != self.config.settings.policy and not self._stop.is_set():
+                await self._replace(config)
+                self._notifier.ready(self._describe())
+                _log.info("policy: %s", name)
+        return report.policy(self)
 
     async def _replace(self, config: Config) -> None:
         """Go on with `config`, or with the old one if that cannot be. Raises ConfigError."""

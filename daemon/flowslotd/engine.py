@@ -156,16 +156,15 @@ def open_source(
 
 def _own(config: Config, spec: PolicySpec, options: PolicyOptions) -> Callable[[Nanos], Loopback]:
     """Makes the arbiter of this host's own links."""
-    assert spec.allocator is not None, f"{spec.name} asks no arbiter for grants"
-    allocator, settings, topology = spec.allocator, config.settings, config.topology
-    options = replace(options, partial=True)
+    settings, topology = config.settings, config.topology
+    options = replace(options, partial=True, classes=settings.classes)
 
     def make(now: Nanos) -> Loopback:
         return Loopback(
             now,
             topology.host_links(settings.host),
             topology.capacity().tolist(),
-            allocator=allocator(options),
+            allocator=registry.allocator(spec.name, options),
             config=ArbiterConfig(
                 target=settings.arbiter.target,
                 slot_ns=config.grid.slot_ns,

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flowslot_proto.control import Answer, Json
 from flowslot_proto.tls import utc_now
-from flowslot_shm.layout import SLOT, State
+from flowslot_shm.layout import SLOT, Collective, Role, State
 from flowslotd.clock import monotonic
-from flowslotd.control import Answer, Json
 from flowslotd.flows.flow_info import FlowInfo
 from flowslotd.flows.rows import Records
+from flowslotd.observe.passive import commands
 from flowslotd.pace.pacer import PaceEntry
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def status(daemon: Daemon) -> Json:
         },
         "unpatched": {
             "watching": daemon.passive.watching,
+            **commands.describe(daemon.passive.enlisted),
             "processes": len(daemon.passive.records),
             "connections": sum(source.flows for source in daemon.passive.records.values()),
         },
@@ -84,15 +86,36 @@ def status(daemon: Daemon) -> Json:
     }
 
 
+def policy(daemon: Daemon) -> Json:
+    """The policy that runs here, and those of the arbiters that grant this host its rates."""
+    domain = daemon.engine.source.describe()["domain"]
+    streams = domain.get("switches") or ([domain] if domain.get("switch") else [])
+    return {
+        "process": f"daemon of {daemon.config.settings.host}",
+        "policy": daemon.config.settings.policy,
+        "switches": [
+            {"switch": one["switch"], "policy": one.get("policy") or None, "live": one["live"]}
+            for one in streams
+        ],
+    }
+
+
 def jobs(daemon: Daemon) -> Json:
     """Jobs with flows that start at this host."""
     table = daemon.table
     paced, said = _paced(daemon), _said(daemon)
+    before = _previous(said)
     listed = []
     for number, name in enumerate(table.jobs):
         at = np.flatnonzero(table.rows["job"] == number)
         rows = table.rows[at]
-        progress = [_progress(table.infos[i], table.rows[i], said, paced) for i in at.tolist()]
+        progress = [
+            {
+                **_progress(table.infos[i], table.rows[i], said, paced),
+                "previous": before.get(_place(table.infos[i])),
+            }
+            for i in at.tolist()
+        ]
         rates = [flow["rate"] for flow in progress if flow["rate"] is not None]
         listed.append(
             {
@@ -127,6 +150,26 @@ def _said(daemon: Daemon) -> dict[tuple[int, int], Records]:
     return found
 
 
+_Place = tuple[int, int, int]
+"""In rings: source, rank, channel."""
+COLLECTIVES = {int(kind): kind.name.lower().replace("_", "-") for kind in Collective}
+
+
+def _place(info: FlowInfo) -> _Place | None:
+    return (info.source, info.rank, info.channel) if info.role == Role.RING else None
+
+
+def _previous(said: Mapping[tuple[int, int], Records]) -> dict[_Place | None, int | None]:
+    """The rank before, by place, as the ends of flows that arrive here tell it; None: two do."""
+    found: dict[_Place | None, int | None] = {}
+    for (source, _), slot in said.items():
+        rank, peer, channel = (int(slot[field]) for field in ("rank", "peer", "channel"))
+        if slot["role"] == Role.RECEIVE and min(rank, peer, channel) >= 0:
+            same = found.setdefault((source, rank, channel), peer) == peer
+            found[source, rank, channel] = peer if same else None
+    return found
+
+
 def _progress(
     info: FlowInfo,
     row: Records,
@@ -146,6 +189,7 @@ def _progress(
         left = min(target - int(slot["done"]), known) if active else 0
     return {
         **_ends(info),
+        "collective": COLLECTIVES.get(int(slot["collective"])) if slot is not None else None,
         "state": "active" if left > 0 else "idle",
         "iteration": int((slot if slot is not None else row)["iteration"]),
         "ready_bytes": int(slot["ready"]) if slot is not None else None,
@@ -254,5 +298,12 @@ def _grid(daemon: Daemon) -> Json:
     return {"slot_ms": daemon.config.settings.slot_ms, "horizon": daemon.config.grid.horizon}
 
 
-_ALL: tuple[Callable[[Daemon], Answer], ...] = (status, jobs, flows, schedule, links)
+_ALL: tuple[Callable[[Daemon], Answer], ...] = (
+    status,
+    policy,
+    jobs,
+    flows,
+    schedule,
+    links,
+)
 COMMANDS = {answer.__name__: answer for answer in _ALL}

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from errno import EBADF, ENOTSOCK, ESRCH, ESTALE
+from pathlib import Path
 from typing import NamedTuple
 
 from flowslot_shm.writer import cookie_of
@@ -27,9 +28,11 @@ SYSCALL = 438
 TIMESTAMPS = 1
 """Of `Info.options`."""
 _SO_NETNS_COOKIE = 71
-# Of struct tcp_info: state, options, snd_mss, unacked (segments), bytes_acked, notsent_bytes,
-# bytes_sent, bytes_retrans.
-_INFO = struct.Struct("=B4xB10xI4xI92xQ16xI52xQQ")
+_TCP_RTO_MIN_US = 45
+_DEFAULT = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+# Of struct tcp_info: state, options, snd_mss, unacked (segments), last_data_sent, bytes_acked,
+# notsent_bytes, busy_time, bytes_sent, bytes_retrans.
+_INFO = struct.Struct("=B4xB10xI4xI16xI72xQ16xI20xQ24xQQ")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -42,9 +45,13 @@ class Info(NamedTuple):
     """Of what this end sends."""
     in_flight: int
     """Segments that were sent and are not acknowledged."""
+    quiet_ms: int
+    """So long ago the last one was sent; in steps of the kernel's ticks."""
     acked: int
     """SYN and FIN count one each."""
     unsent: int
+    busy_us: int
+    """For so long there were bytes that were not acknowledged; in steps of the kernel's ticks."""
     sent: int
     """More than once what was sent more than once,"""
     resent: int
@@ -115,6 +122,34 @@ def look(sock: socket.socket) -> Info:
 def enlist(sock: socket.socket, congestion_control: str) -> None:
     """Select a congestion control. Raises OSError."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion_control.encode())
+
+
+class Tuning(NamedTuple):
+    """What enlisting a socket changes. `rto_min_us`: the shortest retransmission timeout, us; 0
+    where the kernel does not say (before Linux 6.15)."""
+
+    congestion_control: bytes
+    rto_min_us: int
+
+
+def tuning(sock: socket.socket) -> Tuning:
+    """As the socket is now. Raises OSError."""
+    name = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0")
+    try:
+        return Tuning(name, sock.getsockopt(socket.IPPROTO_TCP, _TCP_RTO_MIN_US))
+    except OSError:
+        return Tuning(name, 0)
+
+
+def tune(sock: socket.socket, to: Tuning) -> None:
+    """Give a socket back what it had; the default, if that congestion control is gone. Raises
+    OSError."""
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, to.congestion_control)
+    except FileNotFoundError:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _DEFAULT.read_bytes().strip())
+    if to.rto_min_us:
+        sock.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MIN_US, to.rto_min_us)
 
 
 class Odometer:

@@ -72,6 +72,7 @@ def write_arbiter(message: FromArbiter) -> pb.ArbiterMessage:
         grants=_write_grants(message.grants) if message.grants else None,
         refusals=[pb.Refusal(flow=r.flow, inc=r.inc, reason=r.reason) for r in message.refusals],
         echo=pb.HeartbeatEcho(n=echo.n, wall_ns=echo.wall_ns) if echo else None,
+        policy=message.policy,
     )
 
 
@@ -135,6 +136,7 @@ def _write_grants(grants: Sequence[Grant]) -> pb.GrantBatch:
         must_ack=[g.must_ack for g in grants],
         standing=[g.standing for g in grants],
         share=[g.share for g in grants],
+        hold_ns=[g.hold_ns for g in grants] if any(g.hold_ns for g in grants) else [],
     )
 
 
@@ -193,6 +195,7 @@ def read_arbiter(message: pb.ArbiterMessage) -> FromArbiter:
         echo=HeartbeatEcho(check_count("echo.n", echo.n), check_count("echo.wall_ns", echo.wall_ns))
         if echo is not None
         else None,
+        policy=check_name("policy", message.policy) if message.policy else "",
     )
 
 
@@ -274,6 +277,7 @@ def _read_grants(batch: pb.GrantBatch) -> list[Grant]:
     # An arbiter that does not know of these leaves the columns out.
     standing = batch.standing or [False] * len(batch.flow)
     share = batch.share or [0.0] * len(batch.flow)
+    hold_ns = batch.hold_ns or [0] * len(batch.flow)
     same_length(
         "grants",
         flow=batch.flow,
@@ -284,6 +288,7 @@ def _read_grants(batch: pb.GrantBatch) -> list[Grant]:
         must_ack=batch.must_ack,
         standing=standing,
         share=share,
+        hold_ns=hold_ns,
     )
     return list(
         map(
@@ -296,6 +301,7 @@ def _read_grants(batch: pb.GrantBatch) -> list[Grant]:
             batch.must_ack,
             standing,
             check_rates("grants.share", share),
+            check_counts("grants.hold_ns", hold_ns),
         )
     )
 

@@ -102,16 +102,18 @@ class DaemonMessage(_message.Message):
     def __init__(self, session: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., dones: _Optional[_Union[DoneBatch, _Mapping]] = ..., demands: _Optional[_Union[DemandBatch, _Mapping]] = ..., acks: _Optional[_Union[AckBatch, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class ArbiterMessage(_message.Message):
-    __slots__ = ("session", "grants", "refusals", "echo")
+    __slots__ = ("session", "grants", "refusals", "echo", "policy")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     GRANTS_FIELD_NUMBER: _ClassVar[int]
     REFUSALS_FIELD_NUMBER: _ClassVar[int]
     ECHO_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
     session: int
     grants: GrantBatch
     refusals: _containers.RepeatedCompositeFieldContainer[Refusal]
     echo: HeartbeatEcho
-    def __init__(self, session: _Optional[int] = ..., grants: _Optional[_Union[GrantBatch, _Mapping]] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., echo: _Optional[_Union[HeartbeatEcho, _Mapping]] = ...) -> None: ...
+    policy: str
+    def __init__(self, session: _Optional[int] = ..., grants: _Optional[_Union[GrantBatch, _Mapping]] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., echo: _Optional[_Union[HeartbeatEcho, _Mapping]] = ..., policy: _Optional[str] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("daemon", "links", "lease_ns", "held", "host")
@@ -190,7 +192,7 @@ class AckBatch(_message.Message):
     def __init__(self, flow: _Optional[_Iterable[int]] = ..., inc: _Optional[_Iterable[int]] = ..., seq: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GrantBatch(_message.Message):
-    __slots__ = ("flow", "inc", "seq", "rate", "ceiling", "must_ack", "standing", "share")
+    __slots__ = ("flow", "inc", "seq", "rate", "ceiling", "must_ack", "standing", "share", "hold_ns")
     FLOW_FIELD_NUMBER: _ClassVar[int]
     INC_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
@@ -199,6 +201,7 @@ class GrantBatch(_message.Message):
     MUST_ACK_FIELD_NUMBER: _ClassVar[int]
     STANDING_FIELD_NUMBER: _ClassVar[int]
     SHARE_FIELD_NUMBER: _ClassVar[int]
+    HOLD_NS_FIELD_NUMBER: _ClassVar[int]
     flow: _containers.RepeatedScalarFieldContainer[int]
     inc: _containers.RepeatedScalarFieldContainer[int]
     seq: _containers.RepeatedScalarFieldContainer[int]
@@ -207,7 +210,8 @@ class GrantBatch(_message.Message):
     must_ack: _containers.RepeatedScalarFieldContainer[bool]
     standing: _containers.RepeatedScalarFieldContainer[bool]
     share: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, flow: _Optional[_Iterable[int]] = ..., inc: _Optional[_Iterable[int]] = ..., seq: _Optional[_Iterable[int]] = ..., rate: _Optional[_Iterable[float]] = ..., ceiling: _Optional[_Iterable[float]] = ..., must_ack: _Optional[_Iterable[bool]] = ..., standing: _Optional[_Iterable[bool]] = ..., share: _Optional[_Iterable[float]] = ...) -> None: ...
+    hold_ns: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, flow: _Optional[_Iterable[int]] = ..., inc: _Optional[_Iterable[int]] = ..., seq: _Optional[_Iterable[int]] = ..., rate: _Optional[_Iterable[float]] = ..., ceiling: _Optional[_Iterable[float]] = ..., must_ack: _Optional[_Iterable[bool]] = ..., standing: _Optional[_Iterable[bool]] = ..., share: _Optional[_Iterable[float]] = ..., hold_ns: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("flow", "inc", "reason")
@@ -268,7 +272,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeReply(_message.Message):
-    __slots__ = ("name", "pid", "uptime_ns", "slot", "slot_ns", "lease_ns", "recovering", "counters", "sessions", "links")
+    __slots__ = ("name", "pid", "uptime_ns", "slot", "slot_ns", "lease_ns", "recovering", "counters", "sessions", "links", "policy")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     UPTIME_NS_FIELD_NUMBER: _ClassVar[int]
@@ -279,6 +283,7 @@ class DescribeReply(_message.Message):
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
     name: str
     pid: int
     uptime_ns: int
@@ -289,7 +294,8 @@ class DescribeReply(_message.Message):
     counters: Counters
     sessions: _containers.RepeatedCompositeFieldContainer[SessionState]
     links: _containers.RepeatedCompositeFieldContainer[LinkLoad]
-    def __init__(self, name: _Optional[str] = ..., pid: _Optional[int] = ..., uptime_ns: _Optional[int] = ..., slot: _Optional[int] = ..., slot_ns: _Optional[int] = ..., lease_ns: _Optional[int] = ..., recovering: _Optional[bool] = ..., counters: _Optional[_Union[Counters, _Mapping]] = ..., sessions: _Optional[_Iterable[_Union[SessionState, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[LinkLoad, _Mapping]]] = ...) -> None: ...
+    policy: str
+    def __init__(self, name: _Optional[str] = ..., pid: _Optional[int] = ..., uptime_ns: _Optional[int] = ..., slot: _Optional[int] = ..., slot_ns: _Optional[int] = ..., lease_ns: _Optional[int] = ..., recovering: _Optional[bool] = ..., counters: _Optional[_Union[Counters, _Mapping]] = ..., sessions: _Optional[_Iterable[_Union[SessionState, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[LinkLoad, _Mapping]]] = ..., policy: _Optional[str] = ...) -> None: ...
 
 class Counters(_message.Message):
     __slots__ = ("granted", "refused", "preempted", "expired", "rejected", "messages_in", "messages_out", "steps", "step_ns", "scheduled")

@@ -22,6 +22,9 @@ DEFAULT_PATH = "/run/flowslot/register.sock"
 PATH_VARIABLE = "FLOWSLOT_SOCKET"
 MAX_SLOTS = 4096
 JOB_BYTES = 32  # with the closing NUL
+NOT_KNOWN = 1
+CHANNELS = 1024
+"""Of a communicator, at most: those of a process's other communicators begin at multiples of it."""
 REASON_BYTES = 232
 
 
@@ -41,6 +44,17 @@ class Role(IntEnum):
     PUSH = 2  # worker to parameter server
     PULL = 3  # parameter server to worker
     RECEIVE = 4  # this end only receives: its socket is left alone
+
+
+class Collective(IntEnum):
+    """What a flow's bytes are part of. 0 or any other number in a slot: it is not known."""
+
+    BROADCAST = 1
+    REDUCE = 2
+    ALL_GATHER = 3
+    REDUCE_SCATTER = 4
+    ALL_REDUCE = 5
+    SEND = 6  # from one rank to another
 
 
 class Transport(IntEnum):
@@ -108,7 +122,12 @@ SLOT = np.dtype(
         ("t_iteration_start_ns", "u8"),  # CLOCK_MONOTONIC
         ("t_update_ns", "u8"),
         ("phases", "u8"),  # iterations so far that had bytes to send; 0: an older library
-        ("reserved", "V88"),
+        ("collective", "u4"),  # Collective: the last one that is known
+        ("reserved1", "u4"),
+        # From one iteration to the next, by who looks from outside; 0: to be learnt by the reader,
+        # NOT_KNOWN: and not yet to be learnt by anybody.
+        ("period_ns", "u8"),
+        ("reserved", "V72"),
     ]
 )
 

@@ -38,7 +38,8 @@ _SEALS = {
 }
 _WORDS = SLOT.itemsize // 8
 _JOB = slice(offset("job"), offset("rank"))  # bytes of a slot; the others are 64-bit words
-_COOKIE = offset("sock_cookie") // 8
+_IDENTITY = slice(offset("family") // 8, offset("iteration") // 8)
+_ROLE = offset("role") * 8  # bits of the first word; from there to its end
 _NONE: NDArray[np.intp] = np.zeros(0, np.intp)
 
 
@@ -55,7 +56,8 @@ class RecordReader:
     """A read-only view of one record.
 
     `good`, uint64[slots, 32]: the slots as they were last read, sound, for reading only.
-    `opened` changes whenever a flow opens or closes.
+    `opened` changes whenever a flow opens or closes, or is said to be another one: its ranks may
+    become known only after it has opened.
     `torn`: slots that the last look could not read (forever odd: the writer died in the middle), so
     that another one is due. `faults`, int64[slots]: Fault bits seen so far.
     """
@@ -120,8 +122,12 @@ class RecordReader:
         """Take over what may be another flow now."""
         last = self._kept[at]
         self.faults[at] |= _repair_identity(words)
-        moved_in = (words[:, _COOKIE] != last[:, _COOKIE]) | (words.any(axis=1) != last.any(axis=1))
-        self.opened += bool(moved_in.any())
+        another = (
+            (words[:, _IDENTITY] != last[:, _IDENTITY]).any(axis=1)
+            | (words[:, 0] >> _ROLE != last[:, 0] >> _ROLE)
+            | (words.any(axis=1) != last.any(axis=1))
+        )
+        self.opened += bool(another.any())
         self._kept[at] = words
         self._seen[at] = seqs
 

@@ -6,9 +6,10 @@ from libc.stdint cimport int64_t
 ctypedef int64_t[:, ::1] words_t
 ctypedef const int64_t[:, ::1] given_t
 
-cdef int64_t _taken, _torn, _strange, _max_bytes, _max_count, _free, _idle, _active
+cdef int64_t _taken, _torn, _strange, _max_bytes, _max_count, _max_period, _free, _idle, _active
 cdef int64_t _state, _range, _order, _backward
 cdef Py_ssize_t _family, _cookie, _iteration, _ready, _posted, _done, _total, _start, _update, _phases
+cdef Py_ssize_t _period
 
 cpdef Py_ssize_t changed(
     given_t live, const int64_t[::1] seen, Py_ssize_t[::1] at, int64_t[::1] seqs

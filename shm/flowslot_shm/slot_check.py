@@ -16,6 +16,7 @@ from flowslot_shm.layout import State, offset
 
 MAX_BYTES = 1 << 50  # of one flow in one iteration; 4096 of them still add up in 64 bits
 MAX_COUNT = 1 << 62  # iterations and times
+MAX_PERIOD = 1 << 50  # ns, 13 days
 TAKEN, TORN, STRANGE = 0, 1, 2
 """What `settle` says of a slot."""
 
@@ -32,7 +33,7 @@ class Fault(IntFlag):
 
 # The same as C variables: slot_check.pxd declares them.
 _taken, _torn, _strange = TAKEN, TORN, STRANGE
-_max_bytes, _max_count = MAX_BYTES, MAX_COUNT
+_max_bytes, _max_count, _max_period = MAX_BYTES, MAX_COUNT, MAX_PERIOD
 _free, _idle, _active = State.FREE.value, State.IDLE.value, State.ACTIVE.value
 _state, _range = Fault.STATE.value, Fault.RANGE.value
 _order, _backward = Fault.ORDER.value, Fault.BACKWARD.value
@@ -40,6 +41,7 @@ _family, _cookie, _iteration = (offset(f) // 8 for f in ("family", "sock_cookie"
 _ready, _posted, _done = (offset(field) // 8 for field in ("ready", "posted", "done"))
 _total, _start = offset("iteration_total") // 8, offset("t_iteration_start_ns") // 8
 _update, _phases = offset("t_update_ns") // 8, offset("phases") // 8
+_period = offset("period_ns") // 8
 
 
 def changed(
@@ -116,6 +118,9 @@ def repair(words: Any, i: int, good: Any, s: int) -> int:
         words[i, :] = 0
         return 0 if state == _free else _state
     bits = 0
+    if not 0 <= words[i, _period] <= _max_period:
+        words[i, _period] = 0
+        bits |= _range
     for word in range(_iteration, _phases + 1):
         most = _max_bytes if _ready <= word <= _total else _max_count
         if not 0 <= words[i, word] <= most:  # they are unsigned

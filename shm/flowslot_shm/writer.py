@@ -35,11 +35,11 @@ _NOEXEC_SEAL = 0x8  # MFD_NOEXEC_SEAL: kernels from 6.3 on; some are set to insi
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _QUIET = offset("quiet", HEADER) // 4
 _SEQ, _STATE = offset("seq") // 4, offset("state") // 2
-_COOKIE, _ITERATION, _READY, _POSTED, _DONE, _TOTAL, _START, _UPDATE, _PHASES = (
+_COOKIE, _ITERATION, _READY, _POSTED, _DONE, _TOTAL, _START, _UPDATE, _PHASES, _PERIOD = (
     offset(name) // 8
     for name in (
         "sock_cookie", "iteration", "ready", "posted", "done",
-        "iteration_total", "t_iteration_start_ns", "t_update_ns", "phases",
+        "iteration_total", "t_iteration_start_ns", "t_update_ns", "phases", "period_ns",
     )
 )  # fmt: skip
 
@@ -121,10 +121,14 @@ class FlowWriter:
         """Publish the flow; `content` is what the slot holds from `state` on."""
         self._write({}, content)
 
-    def begin(self, iteration: int, total: int = 0) -> None:
+    def begin(
+        self, iteration: int, total: int = 0, start_ns: int | None = None, period_ns: int = 0
+    ) -> None:
         """A new iteration begins, in which `total` bytes are expected (0: unknown).
 
-        For the iteration that is already running it only corrects the total.
+        For the iteration that is already running it only corrects the total. `start_ns`: when it
+        began (CLOCK_MONOTONIC; None: now; 0: that is not known). `period_ns`: from one to the next,
+        if this end knows better than who sees them begin.
         """
         self._owner.poll()
         if not self._open:
@@ -134,7 +138,9 @@ class FlowWriter:
             self._write({_TOTAL: max(total, u64[_READY]) if total > 0 else 0})
             return
         fresh = {_ITERATION: iteration, _READY: 0, _POSTED: 0, _DONE: 0, _TOTAL: max(total, 0)}
-        self._write({**fresh, _START: time.monotonic_ns()}, state=State.IDLE)
+        fresh[_PERIOD] = period_ns
+        start = time.monotonic_ns() if start_ns is None else start_ns
+        self._write({**fresh, _START: start}, state=State.IDLE)
 
     def ready(self, n: int) -> None:
         """`n` more bytes may be sent."""

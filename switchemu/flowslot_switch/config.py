@@ -8,12 +8,15 @@ from typing import Annotated
 from pydantic import Field, FiniteFloat
 
 from flowslot.arbiter import COALESCE_NS, LEASE_SLOTS, ArbiterConfig
-from flowslot.model.errors import ConfigError
+from flowslot.model.errors import ConfigError, FlowslotError
 from flowslot.model.settings import PathText, Settings, one_of, parse_toml, validate
 from flowslot.model.topology import Link, Topology, parse_topology
 from flowslot.model.topology_file import Endpoint, Name
 from flowslot.model.units import MILLISECOND, Nanos
-from flowslot_proto.files import read_text
+from flowslot.policy import registry
+from flowslot.policy.base import Allocator
+from flowslot.policy.job_classes import JobClass
+from flowslot_proto.files import SocketFolder, read_text, socket_folder
 from flowslot_proto.tls import TlsFiles, TlsSettings, open_files
 
 
@@ -28,13 +31,19 @@ class ArbiterSettings(Settings):
 
 
 class SwitchSettings(Settings):
-    """`flowslot-switch --config FILE`. `listen`: the address in the topology unless given."""
+    """`flowslot-switch --config FILE`. `listen`: the address in the topology unless given.
+    `policy`: by which links are given out. `classes`: of jobs, beside any policy. `runtime_dir`:
+    where the control socket is, for `flowslot policy`; none: there is no socket. Relative paths
+    begin at the file."""
 
     name: Name
     topology: PathText = "topology.toml"
     listen: Endpoint | None = None
     tls: TlsSettings = TlsSettings()
     arbiter: ArbiterSettings = ArbiterSettings()
+    policy: Name = "stagger"
+    classes: Annotated[tuple[JobClass, ...], Field(max_length=64)] = ()
+    runtime_dir: SocketFolder | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +57,7 @@ class SwitchConfig:
     listen: str
     links: tuple[Link, ...]
     partial: bool
+    runtime_dir: Path | None
     tls: TlsFiles | None = field(compare=False)
     topology: Topology = field(compare=False)
     _foreign: dict[str, frozenset[str]] = field(default_factory=dict, compare=False)
@@ -68,6 +78,15 @@ class SwitchConfig:
     def slot_ns(self) -> Nanos:
         """Length of a slot."""
         return Nanos(round(self.settings.arbiter.slot_ms * MILLISECOND))
+
+    def allocator(self, policy: str) -> Allocator:
+        """What decides under this policy. Raises FlowslotError: no arbiter can."""
+        settings = self.settings
+        floor = settings.arbiter.floor_share
+        options = registry.PolicyOptions(floor_share=floor, classes=settings.classes)
+        if self.partial:
+            options = registry.beside_others(options)
+        return registry.allocator(policy, options)
 
     def arbiter(self, slot_origin_ns: Nanos) -> ArbiterConfig:
         """Settings of core's arbiter; `slot_origin_ns` on its clock."""
@@ -110,11 +129,28 @@ def load(
         raise ConfigError(str(path), "links", f'no link has switch = "{settings.name}"')
     address = settings.listen or topology.switches[settings.name].address
     settings.tls.check(source, [address])
-    return SwitchConfig(
+    config = SwitchConfig(
         settings,
         address,
         links,
         any(link.switch not in (None, settings.name) for link in topology.links),
+        _runtime_dir(settings, source),
         open_files(settings.tls, source, Path(source).parent, settings.name),
         topology,
     )
+    try:
+        config.allocator(settings.policy)
+    except FlowslotError as error:
+        raise ConfigError(source, "policy", str(error)) from None
+    return config
+
+
+def _runtime_dir(settings: SwitchSettings, source: str) -> Path | None:
+    if settings.runtime_dir is None:
+        return None
+    folder = Path(source).parent / settings.runtime_dir
+    try:
+        socket_folder(str(folder))
+    except ValueError as error:
+        raise ConfigError(source, "runtime_dir", f"{folder} {error}") from None
+    return folder

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import uvloop
 
-from flowslot.model.errors import ConfigError
+from flowslot.model.errors import ConfigError, FlowslotError
+from flowslot_proto.control import Control, named
 from flowslot_proto.systemd import Notifier, watchdog_s
 from flowslot_switch.config import SwitchConfig, load
 from flowslot_switch.nativelog import NativeLog
@@ -47,9 +48,16 @@ class SwitchProcess:
         server = Server(service.handlers(), tls=self._config.tls, on_rejected=service.rejected)
         NativeLog(server.guard.handshake_failed)
         try:
+            control = await self._control(service)
+        except (OSError, FlowslotError) as error:
+            log.error("no control socket: %s", error)
+            return 1
+        try:
             server.guard.start(await server.listen(self._config.listen))
         except OSError as error:
             log.error("cannot listen on %s: %s", self._config.listen, error.strerror or error)
+            if control is not None:
+                await control.stop()
             return 1
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._finish, 0)
@@ -65,11 +73,29 @@ class SwitchProcess:
         watchdog.cancel()
         service.close()
         await server.stop(GRACE_S)
+        if control is not None:
+            await control.stop()
         return status
 
     def _runner(self, config: SwitchConfig) -> Runner:
         # After a bug, better start anew from the daemons' Hello than go on.
         return Runner(config, lambda: self._finish(1))
+
+    async def _control(self, service: SwitchService) -> Control | None:
+        """Listens, if the configuration names a folder for it. Raises OSError, FlowslotError."""
+        folder = self._config.runtime_dir
+        if folder is None:
+            return None
+        folder.mkdir(parents=True, exist_ok=True)
+        control = Control(
+            folder / "control.sock",
+            {"policy": service.policy},
+            {},
+            lambda kind, error: log.error("%s failed", kind, exc_info=error),
+            {"set-policy": named(service.set_policy)},
+        )
+        await control.start()
+        return control
 
     def _ready(self) -> None:
         config, tls = self._config, self._config.settings.tls.mode()
@@ -107,16 +133,23 @@ class SwitchProcess:
             if new[field] != old[field]:
                 problem = f"is {old[field]} and cannot change while running; restart"
                 raise ConfigError(self._source, field, problem)
-        if _decides_by(config) == _decides_by(self._config):
-            service.runner.config = config  # other hosts, perhaps
-        else:
+        if _decides_by(config) != _decides_by(self._config):
             service.replace(self._runner(config), "the configuration has changed")
-            self._config = config
+        elif _policy(config) != (service.runner.switch.policy, self._config.settings.classes):
+            service.runner.use(config, config.settings.policy)
+        else:
+            service.runner.config = config  # other hosts, perhaps
+        self._config = config
 
 
 def _decides_by(config: SwitchConfig) -> tuple[object, ...]:
     """What a change of ends all streams for; the topology's other hosts and its path do not."""
     return config.links, config.partial, config.settings.arbiter
+
+
+def _policy(config: SwitchConfig) -> tuple[object, ...]:
+    """What a change of ends no stream for."""
+    return config.settings.policy, config.settings.classes
 
 
 def _fixed(config: SwitchConfig) -> dict[str, object]:
@@ -125,6 +158,7 @@ def _fixed(config: SwitchConfig) -> dict[str, object]:
     return {
         "name": settings.name,
         "listen": config.listen,
+        "runtime_dir": config.runtime_dir,
         "tls": settings.tls,
         "arbiter.slot_ms": settings.arbiter.slot_ms,
         "arbiter.lease_slots": settings.arbiter.lease_slots,

@@ -9,7 +9,6 @@ from typing import Protocol
 
 from flowslot.arbiter import Arbiter
 from flowslot.model.units import MILLISECOND, Nanos
-from flowslot.policy import registry
 from flowslot.protocol.messages import FromDaemon, Opening
 from flowslot.protocol.switch import SPACING_NS, Switch
 from flowslot_switch.config import SwitchConfig
@@ -36,17 +35,13 @@ class Runner:
         self._on_failure = on_failure
         # Slots are numbered as on the wall clock, as all hosts number them.
         self._origin = Nanos(time.monotonic_ns() - time.time_ns())
-        options = registry.PolicyOptions(floor_share=config.settings.arbiter.floor_share)
-        if config.partial:
-            options = registry.beside_others(options)
-        allocator = registry.get("stagger").allocator
-        assert allocator is not None
         self.switch: Switch[Listener] = Switch(
             self.now(),
             [link.name for link in config.links],
             [link.goodput for link in config.links],
             config.arbiter(self._origin),
-            allocator(options),
+            config.allocator(config.settings.policy),
+            config.settings.policy,
         )
         self.step_ns = 0
         """Time spent deciding."""
@@ -94,6 +89,14 @@ class Runner:
     def changed(self) -> None:
         """An explicit schedule was taken in."""
         self.switch.changed(self.now())
+        self._flush()
+
+    def use(self, config: SwitchConfig, policy: str) -> None:
+        """Decide by this policy, and the configuration's classes, from now on; all streams and what
+        is granted stay. Raises FlowslotError before anything has changed."""
+        allocator = config.allocator(policy)
+        self.config = config
+        self.switch.use(self.now(), allocator, policy)
         self._flush()
 
     def _check_open(self) -> None:

@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from google.protobuf.message import Message
 
-from flowslot.model.errors import ProtocolError, ScheduleRefused
+from flowslot.model.errors import ConfigError, FlowslotError, ProtocolError, ScheduleRefused
 from flowslot.model.units import Nanos
 from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto import methods
 from flowslot_proto.checks import MAX_NAME, M, parse
+from flowslot_proto.control import Json
 from flowslot_proto.convert import read_links, read_rates
 from flowslot_switch import limits
 from flowslot_switch.caller import Caller, Denied
@@ -132,6 +133,23 @@ class SwitchService:
             self._messages_in += stream.messages_in
             self._messages_out += stream.messages_out
 
+    # --- the control socket
+
+    def policy(self) -> Json:
+        """What decides here."""
+        runner = self.runner
+        name = runner.config.settings.name
+        return {"process": f"switch process {name}", "policy": runner.switch.policy, "switches": []}
+
+    def set_policy(self, name: str) -> Json:
+        """Decide by another policy, until the next reload or restart. Raises ConfigError."""
+        try:
+            self.runner.use(self.runner.config, name)
+        except FlowslotError as error:
+            raise ConfigError("policy", "", str(error)) from None
+        log.info("policy: %s", name)
+        return self.policy()
+
     # --- the process
 
     def describe(self, request: pb.DescribeRequest, caller: Caller) -> pb.DescribeReply:
@@ -142,6 +160,7 @@ class SwitchService:
         synced = [s for s in self._streams if s.session >= 0]
         return pb.DescribeReply(
             name=runner.config.settings.name,
+            policy=runner.switch.policy,
             pid=os.getpid(),
             uptime_ns=now - self._started,
             slot=runner.slot(now),

@@ -10,18 +10,22 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from flowslot.model.topology import Topology, parse_topology
+from flowslot_shm import writer
 from flowslot_shm.layout import SLOT, Message, Role, State, Transport
 from flowslot_shm.reader import RecordReader
 from flowslot_shm.writer import FlowWriter, Record
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path += [str(Path(__file__).parents[1] / room) for room in ("helpers", "switchemu", "core")]
+
+from seen import at
 
 TOPOLOGY = "".join(
     f"""
@@ -54,6 +58,15 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     run = getattr(pyfuncitem.module, "run", asyncio.run)
     run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
     return True
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What jobs take for the time: `clock.ns`."""
+    clock = SimpleNamespace(ns=at(0))
+    fake = SimpleNamespace(monotonic_ns=lambda: clock.ns, time_ns=lambda: clock.ns)
+    monkeypatch.setattr(writer, "time", fake)
+    return clock
 
 
 @pytest.fixture

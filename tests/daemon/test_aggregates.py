@@ -13,6 +13,7 @@ from slots import start
 
 from flowslot.protocol.aggregate import NEVER
 from flowslot.protocol.grants import Granted
+from flowslot_shm.layout import SLOT
 from flowslotd.flows.rows import FREE, as_structs
 from flowslotd.negotiate import shares
 from flowslotd.negotiate.aggregates import Aggregates
@@ -122,6 +123,34 @@ def test_a_flow_that_lags_behind_is_helped_by_the_others(desk, job):
     desk.see(150, job)
     assert desk.give(150) == {7, 8}
     assert desk.rates() == pytest.approx([2e6, 8e6])
+
+
+def test_channels_and_sockets_to_one_peer_are_one_transfer(desk, make_job):
+    """From any process; and what one socket leaves to another is no news to an arbiter."""
+    ranks = [make_job("a", pid=100 + i) for i in range(2)]
+    flows = []
+    for i, job in enumerate(ranks):
+        for n in range(4):
+            cookie = 10 * (i + 1) + n
+            flows.append(job.flow(n, cookie=cookie))
+            slot = np.frombuffer(job.record.slot(n), SLOT)
+            slot["rank"], slot["peer"], slot["channel"] = i, 2 + i, n // 2
+    for flow in flows:
+        flow.begin(1, MB)
+        flow.ready(500_000)  # a window
+    (demand,) = desk.see(0, *ranks)
+    assert (demand.remaining, demand.sockets) == (8 * MB, 8)
+    desk.give(0, Granted(10, 8e6, 20e6))
+    assert desk.rates() == [1e6] * 8
+    flows[0].done(100_000)
+    for flow in flows[1:]:
+        flow.done(350_000)
+    flows[0].begin(1, 800_000)
+    flows[1].begin(1, 1_200_000)
+    assert desk.see(300, *ranks, small=False) == []
+    desk.give(300)
+    left = np.array([700_000, 850_000] + [650_000] * 6)
+    assert desk.rates() == pytest.approx(8e6 * left / left.sum()), "all end together"
 
 
 def test_siblings_that_are_still_to_start_keep_their_parts(desk, job):

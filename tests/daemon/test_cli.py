@@ -12,6 +12,8 @@ from socketserver import StreamRequestHandler, ThreadingUnixStreamServer
 import pytest
 import yaml
 
+from flowslot_cli import render
+
 from .conftest import HELD, TOPOLOGY
 
 PROGRAMS = Path(sys.executable).parent
@@ -36,7 +38,7 @@ STATUS = {
     "flows": {"total": 2, "active": 1, "paced": 2, "unmapped": 0, "refused": 0},
     "records": {"registered": 1, "refused": 0, "faulty_slots": 0, "torn_slots": 0},
     "tls": {"mode": "loopback"},
-    "unpatched": {"watching": True, "processes": 1, "connections": 4},
+    "unpatched": {"watching": True, "targets": [], "processes": 1, "connections": 4},
     "errors": {}, "last_error": "", "machine": ['field `host`: [x] is "h1", but none of its'],
     "config": {"file": "/etc/flowslot/flowslotd.toml", "error": "mode: x"},
 }  # fmt: skip
@@ -68,7 +70,8 @@ FLOW = {
     "rate": 47_820_343.46, "ceiling": 47_820_343.46, "mode": "reserved", "note": "",
 }  # fmt: skip
 SENDS = {
-    "role": "push", "rank": 9, "peer": 8, "channel": 0, "destination": "10.78.0.2:6000",
+    "role": "push", "rank": 9, "peer": 8, "channel": 0, "previous": None, "collective": None,
+    "destination": "10.78.0.2:6000",
     "state": "active", "iteration": 3, "ready_bytes": 1_500_000, "sent_bytes": 1_300_000,
     "acked_bytes": 1_250_000, "iteration_bytes": 1_500_000, "remaining_bytes": 250_000,
     "rate": 11_955_085.9,
@@ -81,7 +84,11 @@ WAITS = {
 JOB = {
     "job": "vgg", "flows": 1, "active": 1, "iteration": 3, "period_s": 0.25,
     "iteration_bytes": 1_500_000, "remaining_bytes": 250_000, "rate": 11_955_085.9,
-    "progress": [SENDS, WAITS, {**WAITS, "rank": -1, "peer": -1, "channel": 0}],
+    "progress": [
+        SENDS, WAITS, {**WAITS, "rank": -1, "peer": -1, "channel": 0},
+        {**WAITS, "role": "ring", "rank": 3, "peer": -1, "channel": -1},
+        {**WAITS, "role": "ring", "rank": 3, "peer": 0, "previous": 2, "collective": "all-reduce"},
+    ],
 }  # fmt: skip
 ANSWERS = {
     "status": STATUS,
@@ -107,10 +114,12 @@ JOBS_TEXT = """\
 job  flows  active  iteration  period  of      left    Mbit/s
 vgg  1      1       3          0.25 s  1.5 MB  250 kB  100
 
-job  role  ranks      destination     state   iteration  ready   sent    acked    of      left    Mbit/s
-vgg  push  9 to 8     10.78.0.2:6000  active  3          1.5 MB  1.3 MB  1.25 MB  1.5 MB  250 kB  100
-vgg  pull  8 to 9 #2  10.78.0.2:6000  idle    0          -       -       -        0 B     0 B     -
-vgg  pull  - to -     10.78.0.2:6000  idle    0          -       -       -        0 B     0 B     -
+job  role  collective  ranks           destination     state   iteration  ready   sent    acked    of      left    Mbit/s
+vgg  push  -           9 to 8          10.78.0.2:6000  active  3          1.5 MB  1.3 MB  1.25 MB  1.5 MB  250 kB  100
+vgg  pull  -           8 to 9 #2       10.78.0.2:6000  idle    0          -       -       -        0 B     0 B     -
+vgg  pull  -           - to -          10.78.0.2:6000  idle    0          -       -       -        0 B     0 B     -
+vgg  ring  -           3 to -          10.78.0.2:6000  idle    0          -       -       -        0 B     0 B     -
+vgg  ring  all-reduce  2 to 3 to 0 #2  10.78.0.2:6000  idle    0          -       -       -        0 B     0 B     -
 """  # noqa: E501
 SCHEDULE_TEXT = """\
 slot 5, Mbit/s in each of the next slots of 60 ms
@@ -186,6 +195,11 @@ STREAMS = [{"switch": f"s{i}", "live": i != 2} for i in (1, 2, 3)]
         ("jobs", {"jobs": []}, "no job has registered on this host"),
         ("status", {"state": "switch", "switch": "s1, s3"}, "switch s1, s3, without s2"),
         ("status", {"state": "fallback", "switch": "s1, s2, s3"}, "fallback s1, s2, s3"),
+        (
+            "status",
+            {"state": "switch", "switch": "s1", "policy": "adadual"},
+            "switch s1, deciding by adadual, without s2",
+        ),
     ],
 )
 def test_what_is_missing_is_said(ask, command, answer, line):
@@ -194,6 +208,25 @@ def test_what_is_missing_is_said(ask, command, answer, line):
         line = f"arbiter        {line}"
     run = ask(command, answer=json.dumps({"ok": True, "result": answer}))
     assert f"{line}\n" in lines(run.stdout)
+
+
+def test_policies_are_shown_and_set(ask):
+    told = {
+        "process": "daemon of h1",
+        "policy": "stagger",
+        "switches": [{"switch": "s1", "policy": "adadual", "live": True},
+                     {"switch": "s2", "policy": None, "live": False}],
+    }  # fmt: skip
+    answer = json.dumps({"ok": True, "result": told})
+    text = "daemon of h1: stagger\n  switch process s1: adadual\n"
+    text += "  switch process s2: not known, not live\n"
+    assert ask("policy", "show", answer=answer).stdout == text
+    assert ask("policy", "set", "stagger", answer=answer).stdout == text
+    assert json.loads(ask("policy", "show", "-o", "json", answer=answer).stdout) == told
+    bad = '{"ok": false, "kind": "config", "error": "f.toml: field `policy`: no"}'
+    run = ask("policy", "set", "x", answer=bad)
+    assert (run.returncode, run.stderr) == (2, "flowslot: f.toml: field `policy`: no\n")
+    assert ask("policy", "set").returncode == 2
 
 
 def test_json_and_yaml_carry_everything(ask):
@@ -252,7 +285,9 @@ def test_wrong_usage_is_status_2(ask, arguments):
 def test_help_names_all_commands():
     run = flowslot("--help")
     assert run.returncode == 0
-    for name in ("status", "jobs", "flows", "schedule", "links", "reload", "doctor", "lab"):
+    for name in (
+        *("status", "jobs", "flows", "schedule", "links", "policy", "reload", "doctor", "lab"),
+    ):
         assert f"\n  {name} " in run.stdout
 
 
@@ -346,3 +381,14 @@ def test_check_config_says_what_is_wrong_in_one_line(tmp_path, name, text, error
     run = flowslot("check-config", tmp_path / name)
     assert (run.returncode, run.stdout) == (2, "")
     assert run.stderr == f"flowslot: {tmp_path / name}: {error}\n"
+
+
+def test_channels_of_several_communicators_are_told_apart() -> None:
+    """Their numbers begin at multiples of 1024, those of the first one at 0."""
+    numbers = (1, 1024 * 977, 1024 * 977 + 1, 1024 * 5 + 1, 0, -1)
+    flows = [{**SENDS, "channel": number} for number in numbers]
+    known = render._communicators(flows)
+    assert [render._ranks(flow, known).removeprefix("9 to 8") for flow in flows] == [
+        " #1 of communicator 1", " #0 of communicator 3", " #1 of communicator 3",
+        " #1 of communicator 2", " #0 of communicator 1", "",
+    ]  # fmt: skip

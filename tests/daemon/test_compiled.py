@@ -85,6 +85,7 @@ def some_words(rng: RNG, n: int) -> np.ndarray:
     words[:, offset("iteration_total") // 8] *= rng.integers(0, 2, n)
     words[:, offset("iteration") // 8] = rng.integers(0, 1200, n) ** rng.integers(0, 2, n)
     words[:, offset("phases") // 8] = rng.integers(0, 1200, n) ** rng.integers(0, 2, n)
+    words[:, offset("period_ns") // 8] = rng.integers(0, 10**8, n) ** rng.integers(0, 2, n)
     words[:, offset("t_iteration_start_ns") // 8] = NOW - rng.integers(0, 10**8, n)
     return words
 

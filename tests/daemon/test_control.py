@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from flowslot.model.errors import ConfigError
-from flowslotd.control import Control
+from flowslot_proto.control import Control, named
 
 
 async def talk(path, *lines):
@@ -33,7 +33,13 @@ async def serving(path, **handlers):
     bugs = []
     readers = {"status": lambda: {"pid": 1}, **handlers}
     writers = {"reload": lambda: {"done": True}}
-    control = Control(path, readers, writers, lambda kind, error: bugs.append(kind))
+    control = Control(
+        path,
+        readers,
+        writers,
+        lambda kind, error: bugs.append(kind),
+        {"set-policy": named(lambda name: {"policy": name})},
+    )
     await control.start()
     try:
         yield bugs
@@ -67,10 +73,23 @@ async def test_control_answers_and_refuses_in_one_line_each(tmp_path):
     ]
     assert [a["kind"] for a in answers[3:]] == ["config", "internal"] + ["request"] * 6
     assert answers[3]["error"] == "f.toml: field `mode`: must be x"
-    known = "status, late, wrong, broken, reload"
+    known = "status, late, wrong, broken, reload, set-policy"
     assert answers[5]["error"] == f"unknown command 'nonsense'; known: {known}"
     assert bugs == ["control command broken"]
     assert not path.exists()
+
+
+async def test_what_takes_a_name_gets_one(tmp_path):
+    path = tmp_path / "control.sock"
+    good = b'{"cmd": "set-policy", "name": "fair"}\n'
+    names = (b"", b"7", b'""', b'"a\\nb"', b'["fair"]', b'"' + b"x" * 65 + b'"')
+    bad = [b'{"cmd": "set-policy"' + (b', "name": ' + n if n else b"") + b"}\n" for n in names]
+    async with serving(path) as bugs:
+        answers = await talk(path, good, *bad)
+    assert answers[0] == {"ok": True, "result": {"policy": "fair"}}
+    problem = "set-policy: field `name`: must have 1 to 64 printable characters"
+    assert answers[1:] == [{"ok": False, "kind": "config", "error": problem}] * len(bad)
+    assert bugs == []
 
 
 async def test_control_survives_long_lines_and_clients_that_vanish(tmp_path):
@@ -98,7 +117,8 @@ async def test_only_root_and_the_daemons_user_may_change_it(tmp_path):
     code = (
         "import os,socket,sys; os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
         "s=socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); f=s.makefile('rwb')\n"
-        'for c in (b\'{"cmd":"status"}\\n\', b\'{"cmd":"reload"}\\n\'):\n'
+        'for c in (b\'{"cmd":"status"}\\n\', b\'{"cmd":"reload"}\\n\','
+        ' b\'{"cmd":"set-policy","name":"fair"}\\n\'):\n'
         "  f.write(c); f.flush(); sys.stdout.write(f.readline().decode())\n"
     )
     async with serving(path):
@@ -107,5 +127,5 @@ async def test_only_root_and_the_daemons_user_may_change_it(tmp_path):
         )
         out, _ = await run.communicate()
     answers = [json.loads(line) for line in out.splitlines()]
-    assert [a["ok"] for a in answers] == [True, False]
-    assert answers[1]["kind"] == "permission"
+    assert [a["ok"] for a in answers] == [True, False, False]
+    assert answers[1]["kind"] == answers[2]["kind"] == "permission"

@@ -73,16 +73,20 @@ def test_others_may_wait_for_what_goes_to_other_hosts_in_a_known_role_and_rank(s
         job.flow(1, cookie=8, role=Role.UNKNOWN),
         job.flow(2, cookie=9, dst="10.99.0.1"),
         job.flow(3, cookie=11),
-        job.flow(4, cookie=10, role=Role.PULL),
+        job.flow(4, cookie=12),
+        job.flow(5, cookie=13),
+        job.flow(6, cookie=10, role=Role.PULL),
     ]
     # Iterations of an unpatched job are counted from when they were first seen.
-    np.frombuffer(job.record.slot(3), SLOT)["rank"] = -1
-    for flow in flows[:4]:
+    for slot, unknown in enumerate(("rank", "peer", "channel"), 3):
+        np.frombuffer(job.record.slot(slot), SLOT)[unknown] = -1
+    for flow in flows[:6]:
         flow.begin(4, 1_000_000)
         flow.ready(300_000)
         flow.posted(300_000)
-    seen.look(0, job, c7=0, c8=0, c9=0, c10=0, c11=0)
-    seen.look(10, job, c7=200_000, c8=200_000, c9=200_000, c10=0, c11=200_000)
+    sent = dict.fromkeys(("c7", "c8", "c9", "c11", "c12", "c13"), 200_000)
+    seen.look(0, job, c10=0, **dict.fromkeys(sent, 0))
+    seen.look(10, job, c10=0, **sent)
     (one,) = seen.table.transfers({7: 5e6, 8: 1.0})
     assert (one.flow, one.host, one.group[:2]) == (7, "h2", ("train", "ring"))
     assert (one.iteration, one.total, one.ready, one.sent) == (4, 1e6, 3e5, 2e5)

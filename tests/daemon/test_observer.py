@@ -7,7 +7,7 @@ from seen import Seen, at
 from slots import Desk, start
 
 from flowslot.model.topology import parse_topology
-from flowslot_shm.layout import JOB_BYTES, Quiet, Role, Transport, plain_text
+from flowslot_shm.layout import JOB_BYTES, SLOT, Quiet, Role, Transport, plain_text
 from flowslotd.flows.counters import FlowCounters
 from flowslotd.negotiate.aggregates import Aggregates
 from flowslotd.observe.observer import Ended
@@ -143,6 +143,30 @@ def test_the_process_that_holds_the_socket_gets_it(topology, make_job):
     owner.flow(0, cookie=7)
     seen.look(1, thief, owner)
     assert [info.job for info in seen.table.infos] == ["owner"]
+
+
+def test_ranks_that_become_known_later_are_corrected_on_the_live_flow(seen, job, flow):
+    def say(slot, **fields):
+        content = np.frombuffer(job.record.slot(slot), SLOT)[0].copy()
+        for name, value in fields.items():
+            content[name] = value
+        content["seq"] += 2
+        job.record.slot(slot)[:] = content.tobytes()
+        seen.look(1, job)
+        return seen.table.infos[0]
+
+    say(0, rank=3, peer=-1, channel=-1)
+    seen.table.take_new()
+    start(flow)
+    seen.look(0, job)
+    known = say(0, peer=1, channel=2)
+    assert (known.rank, known.peer, known.channel, known.role) == (3, 1, 2, Role.RING)
+    assert seen["remaining"] == [1_000_000] and not seen.table.has_news(), "it is the same flow"
+    known = say(0, role=Role.RECEIVE, peer=7, job=b"another", dst=b"\1" * 16)
+    assert (known.peer, known.role, known.job) == (1, Role.RING, "train"), "that no flow becomes"
+    job.flow(1, cookie=7)
+    known = say(1, peer=5)
+    assert known.peer == 1, "a second slot for the same socket says nothing"
 
 
 def test_an_owner_that_is_sure_displaces_one_that_is_not(topology, make_job):

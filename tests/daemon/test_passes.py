@@ -13,6 +13,7 @@ import pytest
 
 from flowslot.model.slot import Tick
 from flowslot.model.units import MILLISECOND, Nanos
+from flowslot_proto.unix_socket import AlreadyRunning
 from flowslotd import config
 from flowslotd.daemon import Daemon
 from flowslotd.flows.rows import ROW
@@ -21,7 +22,6 @@ from flowslotd.observe.observer import Ended
 from flowslotd.pace.pacer import KernelEvent
 from flowslotd.passes import BUSY, COALESCE_NS, LAZY_BUSY, LAZY_NS, Passes, own_moment
 from flowslotd.slotloop import SlotLoop
-from flowslotd.unix_socket import AlreadyRunning
 
 from .conftest import HELD
 from .hosts import running

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flowslot.model.rhythm import FIRST_NS
 from flowslot.model.units import MILLISECOND
 from flowslot_shm.writer import FlowWriter
 from flowslotd.observe.passive import phases
-from flowslotd.observe.passive.phases import FIRST_NS, LARGEST, SMALL, Phases
+from flowslotd.observe.passive.phases import LARGEST, SMALL, Phases
 from flowslotd.sockets import Info, Odometer
 
 LOOK = 10 * MILLISECOND
@@ -23,7 +24,9 @@ class Slot(FlowWriter):
     def __init__(self) -> None:
         self.iterations: list[list[int]] = []
 
-    def begin(self, iteration: int, total: int = 0) -> None:
+    def begin(
+        self, iteration: int, total: int = 0, start_ns: int | None = None, period_ns: int = 0
+    ) -> None:
         if iteration > len(self.iterations):
             self.iterations.append([0, 0, 0])
         assert iteration == len(self.iterations) and total >= 0
@@ -84,7 +87,7 @@ def test_equal_iterations_are_announced_when_a_few_were_seen(counter: int) -> No
     assert flow.totals[-4:] == [1_000_000] * 4
     assert [posted for posted, _, _ in flow.iterations[-7:-1]] == [1_000_000] * 6
     assert all(done == posted for posted, done, _ in flow.iterations)
-    assert 20 * MILLISECOND < flow.phases.threshold < 150 * MILLISECOND
+    assert 20 * MILLISECOND < flow.phases.rhythm.threshold < 150 * MILLISECOND
 
 
 def test_pauses_and_sizes_may_vary() -> None:
@@ -154,10 +157,20 @@ def test_nothing_is_learnt_where_a_pause_is_too_short_to_matter(
 
     monkeypatch.setattr(phases, "learn", fail)
     for _ in range(50):
-        flow.look()
-        flow.look(2 * SMALL)
+        flow.look(wait=LOOK // 2)
+        flow.look(2 * SMALL, wait=LOOK // 2)
     with pytest.raises(AssertionError):
         flow.iteration([2 * SMALL] * 2, 50, 0)
+
+
+def test_parts_that_are_posted_at_once_belong_to_one_iteration() -> None:
+    """A boundary is the next iteration's once all has come before it; what comes after it does not
+    count."""
+    flow = Flow()
+    for _ in range(20):
+        flow.iteration([3_000_000, 1_000_000], between_ms=90, compute_ms=90)
+    assert flow.phases.rhythm.parts == 2
+    assert flow.iterations[-5:-1] == [[4_000_000] * 3] * 4
 
 
 def test_what_never_agrees_is_never_announced() -> None:
@@ -172,10 +185,11 @@ def test_what_never_agrees_is_never_announced() -> None:
 def test_where_pauses_do_not_stand_out_there_is_no_total() -> None:
     flow = Flow()
     for _ in range(200):
-        flow.iteration([100_000], 0, 10)
+        flow.look(100_000, wait=LOOK // 2)
+        flow.look(wait=LOOK // 2)
     assert len(flow.iterations) == 1
     assert flow.totals == [0]
-    assert flow.phases.threshold == FIRST_NS
+    assert flow.phases.rhythm.threshold == FIRST_NS
 
 
 @pytest.mark.parametrize("irregular", [True, False])
@@ -186,7 +200,7 @@ def test_longer_pauses_now_and_then_do_not_make_iterations_of_many(irregular: bo
         longer = chance.random() < 0.1 if irregular else step % 40 == 0
         flow.iteration([1_000_000], 0, 3000 if longer else 100)
     assert flow.totals[-1] == 1_000_000
-    assert flow.phases.threshold < 100 * MILLISECOND
+    assert flow.phases.rhythm.threshold < 100 * MILLISECOND
 
 
 def test_stray_pauses_do_not_hide_where_iterations_begin() -> None:
@@ -255,7 +269,7 @@ def test_no_counters_are_strange_enough(looks: list[tuple[int, int, int]]) -> No
 
 
 def info(acked: int, sent: int, resent: int = 0, unsent: int = 0, in_flight: int = 0) -> Info:
-    return Info(1, 0, 1448, in_flight, acked, unsent, sent, resent)
+    return Info(1, 0, 1448, in_flight, 0, acked, unsent, 0, sent, resent)
 
 
 def test_what_is_sent_again_is_posted_once() -> None:
@@ -274,3 +288,36 @@ def test_counters_that_drift_apart_meet_when_all_is_acknowledged() -> None:
     odometer.read(info(acked=10_000, sent=10_000, resent=1448))
     more = info(acked=10_000, sent=15_000, resent=1448, in_flight=4)
     assert odometer.read(more) == (15_000, 10_000)
+
+
+def test_bytes_that_were_promised_too_many_are_taken_back_when_all_is_acknowledged() -> None:
+    """As after retransmissions: else it would seem to send on, through the next pause."""
+    flow = Flow()
+    flow.iteration([100_000], 0, 100)
+    for _ in range(4):
+        flow.look(150_000, pending=10_000)
+        flow.posted -= 50_000  # what the next look says
+        flow.look()
+        flow.pause(100)
+    assert [posted for posted, _, _ in flow.iterations[1:]] == [150_000] * 4
+    flow.look(100_000)
+    assert flow.iterations[-1][2] == 100_000  # announced
+
+
+def test_a_pause_is_as_long_as_the_kernels_clock_says() -> None:
+    """32 ms; between looks that saw it send, 30."""
+    flow = Flow()
+
+    def look(posted: int, pending: int, busy_ms: int) -> None:
+        flow.now += LOOK
+        flow.posted += posted
+        busy = busy_ms * MILLISECOND
+        flow.phases.look(flow.now, flow.posted, flow.posted - pending, busy)
+
+    for _ in range(4):
+        look(100_000, 50_000, 4)
+        look(0, 0, 2)
+        look(0, 0, 0)
+        look(0, 0, 0)
+    assert len(flow.iterations) == 4
+    assert FIRST_NS == 30 * MILLISECOND

@@ -24,11 +24,11 @@ from registering import (
 )
 from waiting import until
 
+from flowslot_proto.unix_socket import AlreadyRunning
 from flowslot_shm.client import JobClient
 from flowslot_shm.layout import Message, Role
 from flowslot_shm.writer import Record as OwnRecord
 from flowslotd.observe.registration import Limits
-from flowslotd.unix_socket import AlreadyRunning
 
 
 @pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
@@ -133,7 +133,7 @@ async def test_a_stale_socket_is_replaced_and_a_live_one_is_not(path: Path) -> N
     assert path.exists()
     async with serving(path):
         await is_well(path)
-        with pytest.raises(AlreadyRunning, match="another flowslotd answers on"):
+        with pytest.raises(AlreadyRunning, match="another process answers on"):
             async with serving(path):
                 pass
         await is_well(path)

@@ -62,6 +62,22 @@ async def test_an_engine_that_cannot_be_had_leaves_the_last_good_one(
         assert (await daemon.reload())["changed"] == "policy"
 
 
+async def test_another_policy_until_the_next_reload(write, enforcing):
+    async with running(Daemon(config.load(write(enforcing)))) as (daemon, _, _):
+        engine = daemon.engine
+        for bad, why in (("nope", "no policy is called"), ("mltcp", "`flowslot mltcp on`")):
+            with pytest.raises(ConfigError, match=why):
+                await daemon.set_policy(bad)
+        assert daemon.engine is engine
+        assert (await daemon.set_policy("stagger"))["policy"] == "stagger"
+        assert daemon.engine is engine, "nothing has changed"
+        for name in ("static", "srsf1", "mlcc", "cassini", "fair"):
+            assert (await daemon.set_policy(name))["policy"] == name
+            assert daemon.engine.config.settings.policy == name
+        assert (await daemon.reload())["changed"] == "policy"
+        assert daemon.config.settings.policy == "stagger"
+
+
 async def test_an_engine_that_does_not_end_well_is_replaced_all_the_same(
     write, enforcing, monkeypatch
 ):

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is learnt of flows that nobody looks at in time; hostile records included."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,16 +8,7 @@ from seen import MS, at
 from slots import start
 from suppressed import MB, SLOT_MS, Room, granted
 
-from flowslot_shm import writer
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What jobs take for the time: `clock.ns`."""
-    clock = SimpleNamespace(ns=at(0))
-    fake = SimpleNamespace(monotonic_ns=lambda: clock.ns, time_ns=lambda: clock.ns)
-    monkeypatch.setattr(writer, "time", fake)
-    return clock
+from flowslot_shm.layout import NOT_KNOWN
 
 
 class Timeline:
@@ -158,3 +148,14 @@ def test_volumes_are_not_learnt_from_half_an_iteration(room: Room, clock: Any) -
     timeline.run(200, 60, pause_ms=100, total=0)
     assert column(room, "expected") == [pytest.approx(MB, rel=0.1)]
     assert room.said() == []
+
+
+def test_a_period_that_a_record_has_holds(room: Room, clock: Any) -> None:
+    job, flow = room.suppressed()
+    flow.done(MB)
+    for n, (told, known) in enumerate([(70 * MS, 70), (NOT_KNOWN, 0), (0, 200), (300 * MS, 300)]):
+        clock.ns = at(200 * (n + 1))
+        flow.begin(n + 2, MB, period_ns=told)
+        flow.done(MB)
+        room.events(at(200 * (n + 1) + 90), [job])
+        assert column(room, "period") == [known * MS]

@@ -74,13 +74,18 @@ def send(size: int, socks: list[socket.socket], writers: list[FlowWriter], wait:
 
 
 def leave(socks: list[socket.socket]) -> None:
-    """Fill and close them."""
+    """Fill and close them. Full: nothing more goes in after a while, in which what was on its way
+    has arrived; so what is left waits for the other end to read."""
     for sock in socks:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("=ii", 1, 3600))
         sock.setblocking(False)
-        with suppress(BlockingIOError):
-            while True:
-                sock.send(bytes(1 << 16))
+        full = False
+        while not full:
+            full = True
+            time.sleep(0.03)
+            with suppress(BlockingIOError):
+                while sock.send(bytes(1 << 16)):
+                    full = False
         sock.close()
 
 

@@ -61,6 +61,7 @@ GRANTS = st.builds(
     must_ack=st.booleans(),
     standing=st.booleans(),
     share=RATES,
+    hold_ns=st.just(0) | COUNTS,
 )
 FROM_DAEMON = st.builds(
     FromDaemon,
@@ -76,6 +77,7 @@ FROM_ARBITER = st.builds(
     grants=st.lists(GRANTS),
     refusals=st.lists(st.builds(Refusal, flow=IDS, inc=COUNTS, reason=NAMES)),
     echo=st.none() | st.builds(HeartbeatEcho, n=COUNTS, wall_ns=COUNTS),
+    policy=st.just("") | NAMES,
 )
 
 
@@ -145,7 +147,14 @@ def test_random_bytes_are_refused_or_well_typed(data: bytes) -> None:
 
 @pytest.mark.parametrize(
     ("field", "values"),
-    [("rate", [-1.0]), ("ceiling", [math.inf]), ("must_ack", []), ("seq", [2**63])],
+    [
+        ("rate", [-1.0]),
+        ("ceiling", [math.inf]),
+        ("must_ack", []),
+        ("seq", [2**63]),
+        ("hold_ns", [2**63]),
+        ("hold_ns", [1, 1]),
+    ],
 )
 def test_daemons_do_not_trust_switches_either(field: str, values: list[Any]) -> None:
     good = {key: [1] for key in ("flow", "inc", "seq", "rate", "ceiling", "must_ack")}

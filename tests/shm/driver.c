@@ -39,7 +39,7 @@ int main(int argc, char **argv) {
     flowslot_open(&job, argv[1], argv[2], atoi(argv[3]), (uint32_t)atoi(argv[4]));
     while (fgets(line, sizeof(line), stdin) != NULL) {
         unsigned long long a = 0, b = 0;
-        int f = 0, role = 0, port = 0;
+        int f = 0, role = 0, port = 0, rank = 0, peer = 0, channel = 0;
         char cc[16] = "-";
         errno = 77; /* none of our calls may touch it */
         if (sscanf(line, "flow %d %63s %d %d %15s", &f, text, &port, &role, cc) == 5) {
@@ -55,6 +55,8 @@ int main(int argc, char **argv) {
             flowslot_posted(&flows[f], a);
         } else if (sscanf(line, "done %d %llu", &f, &a) == 2) {
             flowslot_done(&flows[f], a);
+        } else if (sscanf(line, "part %d %d %d %d %llu", &f, &rank, &peer, &channel, &a) == 5) {
+            flowslot_flow_part(&flows[f], rank, peer, channel, (uint32_t)a);
         } else if (sscanf(line, "close %d", &f) == 1) {
             flowslot_flow_close(&flows[f]);
         } else if (sscanf(line, "cc %d", &f) == 1) {

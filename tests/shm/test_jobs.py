@@ -4,6 +4,7 @@
 import os
 import socket
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from registering import Registrar
 from waiting import settle
 
 from flowslot_shm.client import JobClient
-from flowslot_shm.layout import Message, Role, State, Transport, address
+from flowslot_shm.layout import Collective, Message, Role, State, Transport, address
 from flowslot_shm.reader import RecordReader
 from flowslotd.observe.registration import Limits
 
@@ -81,6 +82,26 @@ def test_iterations_with_bytes_are_counted(pair: tuple[Registrar, Job], port: in
     job("close 0")
     job(f"flow 0 127.0.0.1 {port} {Role.RING} -")
     assert daemon.record.reader.snapshot()[0]["phases"] == 0
+
+
+def test_a_part_that_becomes_known_later(
+    start_daemon: StartDaemon, driver: Path, tmp_path: Path, port: int
+) -> None:
+    daemon = start_daemon()
+    with closing(CJob(driver, str(tmp_path / "register.sock"), 8)) as job:
+        settle(lambda: registered(job))
+        job(f"flow 0 127.0.0.1 {port} {Role.RING} -")
+        job("begin 0 1 10")
+        job("ready 0 10")
+        before = daemon.record.reader.snapshot()[0]
+        for part in ((5, -1, 1, 0), (5, 6, 7, Collective.ALL_REDUCE)):
+            job("part 0 {} {} {} {}".format(*map(int, part)))
+            slot = daemon.record.reader.snapshot()[0]
+            assert slot[["rank", "peer", "channel", "collective"]].item() == part
+        assert slot[COUNTS] == before[COUNTS] and slot["state"] == State.ACTIVE
+        job(f"part 0 5 6 7 {int(Collective.ALL_REDUCE)}")
+        assert daemon.record.reader.snapshot()[0]["seq"] == slot["seq"], "nothing new"
+        assert not daemon.record.reader.faults.any()
 
 
 def test_a_udp_flow(pair: tuple[Registrar, Job], port: int) -> None:

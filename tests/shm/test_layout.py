@@ -13,7 +13,7 @@ from flowslot_shm import layout
 
 SHM = Path(__file__).parents[2] / "shm"
 STRUCTS = ("header", "slot", "register", "reply", "doorbell")
-ENUMS = (layout.State, layout.Role, layout.Transport, layout.Message)
+ENUMS = (layout.State, layout.Role, layout.Collective, layout.Transport, layout.Message)
 COMPILERS = [
     ("gcc", "-std=c99", "c"),
     ("g++", "-std=c++11", "cpp"),

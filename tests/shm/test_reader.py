@@ -161,6 +161,7 @@ def test_a_slot_that_stays_odd_keeps_its_last_good_value_and_is_reported(record:
         ({"fd": -7}, {"fd": -1}, Fault.RANGE),
         ({"ready": 2**64 - 1}, {"ready": MAX_BYTES}, Fault.RANGE),
         ({"iteration": 2**64 - 1}, {"iteration": MAX_COUNT}, Fault.RANGE),
+        ({"period_ns": 2**51}, {"period_ns": 0}, Fault.RANGE),
         ({"t_update_ns": 2**63}, {"t_update_ns": MAX_COUNT}, Fault.RANGE),
         ({"posted": 5, "ready": 3}, {"posted": 5, "ready": 5}, Fault.ORDER),
         ({"done": 5, "posted": 3, "ready": 9}, {"done": 3, "posted": 3}, Fault.ORDER),
@@ -318,7 +319,7 @@ def test_random_memfds_are_refused_or_sound(raw: bytes, headed: bool, seals: int
         os.close(fd)
 
 
-def test_opened_changes_when_a_flow_comes_or_goes(record: Record) -> None:
+def test_opened_changes_when_a_flow_comes_goes_or_becomes_another(record: Record) -> None:
     reader = RecordReader(record.fd)
     for fields, news in (
         ({}, 0),
@@ -326,7 +327,13 @@ def test_opened_changes_when_a_flow_comes_or_goes(record: Record) -> None:
         ({"sock_cookie": 7, "ready": 10}, 1),
         ({"sock_cookie": 7, "ready": 11}, 0),  # progress is no new flow
         ({"sock_cookie": 9, "posted": 5, "ready": 4}, 1),
+        ({"sock_cookie": 9, "rank": 1}, 1),
+        ({"sock_cookie": 9, "rank": 1, "peer": 2}, 1),
+        ({"sock_cookie": 9, "rank": 1, "peer": 2, "channel": 3}, 1),
+        ({"sock_cookie": 9, "rank": 1, "peer": 2, "channel": 3, "role": Role.RING}, 1),
         ({"sock_cookie": 9, "state": State.FREE}, 1),
+        ({"sock_cookie": 0, "rank": 1}, 1),  # of no socket
+        ({"sock_cookie": 0, "rank": 1, "ready": 13}, 0),
     ):
         before = reader.opened
         if fields:

@@ -13,6 +13,7 @@ import pytest
 from switchproc import LINKS, PROGRAM, Peer, Switch, topology
 from waiting import settle
 
+from flowslot_cli.client import CommandError, ask
 from flowslot_switch.config import load
 from flowslot_switch.main import SwitchProcess
 
@@ -28,11 +29,15 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
         ('name = "s1"\nlisten = "nowhere"', ["switch.toml", "`listen`", "host:port"]),
         ('name = "s1"\n[arbiter]\ntarget = 1.5', ["`arbiter.target`", "1.5"]),
         ('name = "s9"', ["`name`", "must be one of: s1"]),
+        ('name = "s1"\npolicy = "mlcc"', ["`policy`", "no arbiter decides by"]),
+        ('name = "s1"\n[[classes]]\njobs = "a"\nfloor = 2', ["`classes[0].floor`", "2"]),
         ('name = "s1"\ntopology = "none.toml"', ["none.toml", "cannot be read"]),
         ('name = "s1"\ntopology = "bad.toml"', ["bad.toml", "`links[0].capacity_gbps`"]),
         ('name = "s1"\ntopology = "a\\u0000b"', ["`topology`", "printable", '"a\\u0000b"']),
         ('name = "s1"\n[arbiter]\ntarget = 1e-320', ["`arbiter.target`", "equal to 0.01"]),
         ('name = "s1"\n[arbiter]\nfloor_share = 1e-320', ["`arbiter.floor_share`", "0.001"]),
+        (f'name = "s1"\nruntime_dir = "/{"a" * 90}"', ["`runtime_dir`", "at most 90 bytes"]),
+        (f'name = "s1"\nruntime_dir = "{"a" * 90}"', ["`runtime_dir`", "at most 90 bytes"]),
         (b"\xaf", ["switch.toml", "cannot be read: not UTF-8 text"]),
     ],
 )
@@ -59,12 +64,13 @@ def test_usage_errors_are_status_2(tmp_path: Path) -> None:
 
 
 def test_an_address_that_cannot_be_had_is_a_failure(switch: Switch) -> None:
-    switch.configure("[tls]\ninsecure = true\n")
+    switch.configure('runtime_dir = "run"\n[tls]\ninsecure = true\n')
     for address in (switch.address, "a..b:7400"):
         result = run("--config", switch.config, "--listen", address)
         assert result.returncode == 1
         [line] = result.stderr.splitlines()
         assert f"cannot listen on {address}" in line
+        assert list((switch.config.parent / "run").iterdir()) == [], "no socket is left"
 
 
 def test_overrides_replace_the_file(switch: Switch, tmp_path: Path) -> None:
@@ -129,6 +135,40 @@ def test_a_good_reload_asks_all_daemons_for_hello(switch: Switch) -> None:
     assert reply.pid == pid
     assert reply.links[0].reservable == pytest.approx(0.5 * reply.links[0].goodput)
     assert len(reply.links) == len(LINKS)
+
+
+def test_a_policy_is_changed_without_ending_a_stream(switch: Switch) -> None:
+    folder = switch.config.parent / "run"
+    sock = folder / "control.sock"
+    good = switch.config.read_text()
+    with switch.channel() as channel:
+        peer = Peer(channel, 1).hello().fence()
+        switch.log.write_text("")
+        switch.config.write_text(f'runtime_dir = "run"\n{good}')
+        switch.signal(signal.SIGHUP)
+        assert "`runtime_dir`: is None and cannot change" in switch.logged("not reloaded")
+        for policy, told in (("srsf1", "reloaded"), ("static", 'no arbiter decides by "static"')):
+            switch.log.write_text("")
+            switch.config.write_text(f'policy = "{policy}"\n{good}')
+            switch.signal(signal.SIGHUP)
+            switch.logged(told)
+            assert switch.describe().policy == "srsf1"
+        switch.config.write_text(f'{good}\n[[classes]]\njobs = "a*"\nfloor = 0.2\n')
+        switch.log.write_text("")
+        switch.signal(signal.SIGHUP)
+        switch.logged("reloaded")
+        assert switch.describe().policy == "stagger"
+        peer.fence()
+    switch.kill()
+    switch.config.write_text(f'runtime_dir = "run"\n{good}')
+    switch.start()
+    with switch.channel() as channel:
+        peer = Peer(channel, 1).hello().fence()
+        assert ask(sock, "set-policy", name="adadual")["policy"] == "adadual"
+        assert ask(sock, "policy")["policy"] == switch.describe().policy == "adadual"
+        with pytest.raises(CommandError, match='no policy is called "nope"'):
+            ask(sock, "set-policy", name="nope")
+        peer.fence()
 
 
 def test_systemd_hears_ready_watchdog_reload_and_stop(tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ class Source(Protocol):
 
 @dataclass(slots=True)
 class FlowInfo:
-    """What does not change while a flow lives; for reports and for joins."""
+    """What does not change while a flow lives, but for its part in the job; for reports and for
+    joins."""
 
     cookie: int
     job: str
@@ -41,6 +42,13 @@ class FlowInfo:
     note: str = ""
     row: int = -1
     """In the flow table; -1: none."""
+
+    def correct(self, said: "FlowInfo") -> None:
+        """What a record says of the flow by now. Ranks may become known only after it has begun to
+        send; all else is as it was when the flow was admitted."""
+        if not said.note:
+            self.rank, self.peer, self.channel = said.rank, said.peer, said.channel
+            self.role = said.role
 
 
 NO_FLOW = FlowInfo(0, "", 0, 0, -1, "", 0, "", 0, -1, -1, -1, Role.UNKNOWN)

@@ -122,7 +122,8 @@ class FlowTable:
 
     def transfers(self, rates: Mapping[int, float]) -> list[LocalFlow]:
         """Flows to other hosts that others may wait for, or that may wait for others: as far as
-        their ranks are known (not negative). `rates` in force, payload bytes/s, by cookie."""
+        their ranks and channels are known (not negative). `rates` in force, payload bytes/s, by
+        cookie."""
         columns = self.rows[["iteration", "target", "remaining", "ready"]].tolist()
         return [
             LocalFlow(
@@ -137,7 +138,7 @@ class FlowTable:
             )
             for info, (iteration, target, remaining, ready) in zip(self.infos, columns, strict=True)
             if (role := ROLES.get(info.role)) is not None
-            and info.rank >= 0
+            and min(info.rank, info.peer, info.channel) >= 0
             and target > 0
             and (host := self.topology.host_of(info.dst)) is not None
         ]

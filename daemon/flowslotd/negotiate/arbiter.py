@@ -230,7 +230,12 @@ class ArbiterRates(RateSource):
         if not self._clients:
             return {"state": "local", "switch": None, "error": error}
         streams = [
-            {**client.describe(), "session": session.session, "live": session.live}
+            {
+                **client.describe(),
+                "session": session.session,
+                "live": session.live,
+                "policy": session.policy,
+            }
             for client, session in zip(self._clients, self.host.sessions, strict=True)
         ]
         live = [stream for stream in streams if stream["live"]] or streams

@@ -8,7 +8,7 @@ from flowslotd.flows.rows cimport Row, headers, whole
 cdef double SMOOTHING, WASTED, USED, ROOM, _inf, _second
 cdef int WASTES
 cdef int64_t MOST_PHASES, SHORTEST, _unreported, _active, _window
-cdef Py_ssize_t _iteration, _ready, _posted, _done, _total, _start, _phases
+cdef Py_ssize_t _iteration, _ready, _posted, _done, _total, _start, _phases, _period
 
 cpdef typed(Row[::1] rows)
 @cython.locals(ended=bint)
@@ -25,16 +25,19 @@ cdef void measure(
 cdef void judge(Row[::1] rows, Py_ssize_t r, int64_t moved, double used, double rate)
 cdef Py_ssize_t find(const uint64_t[::1] cookies, uint64_t cookie)
 @cython.locals(
-    working=bint, kernel=bint, began=bint, joined=bint, over=bint, same=bint, rarely=bint, still=bint,
+    working=bint, kernel=bint, began=bint, joined=bint, over=bint, same=bint, late=bint, still=bint,
     counted=bint, base=int64_t,
 )
 cpdef Py_ssize_t advance(
     int64_t now, Row[::1] rows, const Py_ssize_t[::1] at, const int64_t[:, ::1] words,
     const Py_ssize_t[::1] slots, const uint64_t[::1] cookies, const int64_t[::1] acked,
-    bint all_suppressed,
+    bint all_late,
 )
-@cython.locals(phases=int64_t)
-cdef void begin(int64_t now, Row[::1] rows, Py_ssize_t r, bint rarely, int64_t said)
+@cython.locals(phases=int64_t, weight=double)
+cdef void begin(
+    int64_t now, Row[::1] rows, Py_ssize_t r, bint late, int64_t said,
+    int64_t period,
+)
 cdef int64_t smooth(int64_t old, int64_t new, double weight)
 cpdef int signs(
     Row[::1] rows, const Py_ssize_t[::1] at, bint all_suppressed, bint ends_are_reported,

@@ -40,6 +40,7 @@ _unreported, _active, _window = UNREPORTED, State.ACTIVE.value, WINDOW_NS
 _iteration, _ready, _posted = offset("iteration") // 8, offset("ready") // 8, offset("posted") // 8
 _done, _total = offset("done") // 8, offset("iteration_total") // 8
 _start, _phases = offset("t_iteration_start_ns") // 8, offset("phases") // 8
+_period = offset("period_ns") // 8
 _inf, _second = math.inf, 1e9
 
 
@@ -68,14 +69,15 @@ def advance(  # noqa: PLR0917
     slots: NDArray[np.intp],
     cookies: NDArray[np.uint64],
     acked: NDArray[np.int64],
-    all_suppressed: bool,
+    all_late: bool,
 ) -> int:
     """Take one look at the flows `rows[at]`, which have the slots `words[slots]` of a record.
     Returns how many of them have done more than send: a phase began or ended, or its bytes changed.
 
     `words`, int64[S, 32]: the slots, sound. `cookies`, ascending, and `acked`: the kernel's
-    counters of acknowledged bytes. `all_suppressed`: nobody waits for news of any flow. Flows of
-    which nobody waits for news are looked at now and then only: a phase may have come and gone.
+    counters of acknowledged bytes. `all_late`: nobody waits for news of any flow, or the record is
+    written by somebody who looks at the job from outside. Flows of which nobody waits for news are
+    looked at now and then only: a phase may have come and gone.
 
     What remains is what the iteration's total says minus what the kernel saw acknowledged in it,
     headers left out (without a kernel counter: minus what the record calls done).
@@ -135,9 +137,9 @@ def advance(  # noqa: PLR0917
         rows[r].phases = words[s, _phases]
         rows[r].remaining, rows[r].active = remaining, remaining > 0
         rows[r].ready = ready
-        rarely = (all_suppressed or rows[r].suppressed) and target > 0
-        if (remaining > 0 or rarely) and rows[r].onset_inc != rows[r].inc:
-            begin(now, rows, r, rarely, words[s, _start])
+        late = (all_late or rows[r].suppressed) and target > 0
+        if (remaining > 0 or late) and rows[r].onset_inc != rows[r].inc:
+            begin(now, rows, r, late, words[s, _start], words[s, _period])
     return moved
 
 
@@ -223,20 +225,29 @@ def judge(rows: Any, r: int, moved: int, used: float, rate: float) -> None:
             rows[r].usable = ROOM * used
 
 
-def begin(now: int, rows: Any, r: int, rarely: bool, said: int) -> None:
+def begin(now: int, rows: Any, r: int, late: bool, said: int, period: int) -> None:  # noqa: PLR0917
     """A communication phase of row `r` has begun: learn the period from one to the next.
 
-    `said`: when the iteration began, as the record says. Where flows are looked at `rarely`, that
-    is better than when it was noticed, if it can be true.
+    `said`: when the iteration began, as the record says; 0 in the first one: that is not known, and
+    nothing can be learnt from it. Where a begin is noticed `late`, what was said is better, if it
+    can be true. `period`: as the record says, which then holds (below SHORTEST: it is not known
+    yet); 0: it does not say.
     """
     onset = rows[r].onset
-    start = said if rarely and onset < said <= now else now
+    if said == 0 and rows[r].inc == 1:
+        rows[r].onset_inc = rows[r].inc
+        return
+    start = said if late and onset < said <= now else now
     # More than one: notice came late. The job's own numbers may skip, and fall.
     phases = min(max(rows[r].phases - rows[r].onset_phases, 1), MOST_PHASES)
-    if onset > 0:
+    if period > 0:
+        rows[r].period = period if period >= SHORTEST else 0
+    elif onset > 0:
         sample = max((start - onset) // phases, SHORTEST)
-        # One sample of several phases counts as much as they would have one by one.
+        # One sample of several phases counts as much as they would have one by one. The first few
+        # count alike.
         weight = 1.0 - (1.0 - SMOOTHING) ** phases
+        weight = max(weight, 1.0 / max(rows[r].inc - 1, 1))
         rows[r].period = smooth(rows[r].period, sample, weight)
     rows[r].onset, rows[r].onset_inc = start, rows[r].inc
     rows[r].onset_phases = rows[r].phases

@@ -70,13 +70,13 @@ class Observer:
             source.reader.look()
             self._bind(now, source)
         known = counters or FlowCounters.none()
-        rows, unheard = self._view(self.table.rows), not self.negotiated
+        rows = self._view(self.table.rows)
         moved = 0
         for source in sources:
             binding, words = self._bindings[source.id], source.reader.good.view(np.int64)
-            moved += learning.advance(
-                now, rows, binding.rows, words, binding.slots, known.cookie, known.acked, unheard
-            )
+            at, slots = binding.rows, binding.slots
+            late = not self.negotiated or source.id < 0  # a shadow record's
+            moved += learning.advance(now, rows, at, words, slots, known.cookie, known.acked, late)
             binding.seen = now
         return moved > 0
 
@@ -199,7 +199,8 @@ class Observer:
             info = describe(snap[slot], source)
             held = self.table.find(info.cookie)
             if held is not None and self.table.infos[held].source == source.id:
-                mine.setdefault(info.cookie, slot)
+                if mine.setdefault(info.cookie, slot) == slot:
+                    self.table.infos[held].correct(info)
                 continue
             if info.cookie in mine:
                 info.note = "reported twice by the same process"

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from flowslot_proto.unix_socket import Listener, peer_of
 from flowslot_shm.layout import (
     JOB_BYTES,
     MAGIC,
@@ -32,7 +33,6 @@ from flowslot_shm.layout import (
     plain_text,
 )
 from flowslot_shm.reader import RecordError, RecordReader
-from flowslotd.unix_socket import Listener, peer_of
 
 _log = logging.getLogger(__name__)
 _DOORBELLS = {int(kind): kind for kind in (Message.BEGIN, Message.END)}

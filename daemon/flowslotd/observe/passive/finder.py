@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the ps-lite processes of this host that report nothing themselves, and their data sockets.
+"""Finds processes of this host that report nothing themselves, and their data sockets: those of
+ps-lite, by their environment, and those that an operator has enlisted.
 
 Everything in /proc can be another user's work: sizes and numbers are bounded, what is strange is
 passed over, and a process that ends meanwhile is no error. Reading the memory of another process
@@ -7,9 +8,8 @@ passed over, and a process that ends meanwhile is no error. Reading the memory o
 """
 
 import os
-import select
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from errno import EMFILE, ENFILE
@@ -19,12 +19,14 @@ from socket import socket
 from flowslot.model.topology_file import normal_ip
 from flowslot_shm.writer import cookie_of
 from flowslotd import sockets
-from flowslotd.observe.passive.nodes import MAX_ENVIRONMENT, Node, node_of
-from flowslotd.observe.passive.shadow import MAX_SOCKETS, Found, warnings
+from flowslotd.observe.passive.nodes import Node, node_of
+from flowslotd.observe.passive.shadow import DATA_BYTES, MAX_SOCKETS, Found, warnings
+from flowslotd.observe.passive.targets import Target, ended, environment
 from flowslotd.privileges import lacking
 
-DATA_BYTES = 64 * 1024
-"""A connection that has sent more between two looks carries data."""
+MAX_UNDECIDED = 32
+"""Connections of an enlisted process that have sent less than DATA_BYTES between two looks, and are
+looked at all the same: they may begin at any time, and iterations are short."""
 MAX_PROCESSES, MAX_PER_USER = 1024, 512
 """Nodes that are looked at; the workers' children (data loaders) have their environment, too."""
 MAX_CONNECTIONS, MAX_CONNECTIONS_PER_USER = 4096, 2048
@@ -63,14 +65,17 @@ class _Socket:
 
 @dataclass(slots=True)
 class _Process:
+    """`target`: as part of what it has been enlisted; None: it is a node of ps-lite."""
+
     node: Node
+    target: Target | None
     pidfd: int
     uid: int
     sockets: dict[str, _Socket] = field(default_factory=dict)  # by what their descriptor links to
 
 
 class Finder:
-    """`look` once a second. Not thread-safe."""
+    """`look` now and then. Not thread-safe."""
 
     def __init__(
         self, addresses: Collection[str], alive: Callable[[], object] = lambda: None
@@ -87,14 +92,24 @@ class Finder:
             absent = f"{' and '.join(self._absent)} {'is' if len(self._absent) == 1 else 'are'}"
             self._warn(f"other users' processes cannot be seen: {absent} missing")
 
-    def look(self) -> list[Found]:
-        """All nodes with data connections, and these."""
-        try:
-            pids = _pids()
-        except OSError as error:  # too many open files, say: those that are known will do
-            self._warn(f"no further processes can be found: {error}")
-        else:
-            self._update(pids)
+    def look(self, targets: Iterable[Target] = (), *, pslite: bool = True) -> list[Found]:
+        """All processes with data connections, and these: of `targets`, and nodes of ps-lite,
+        further ones of which are looked for with `pslite`."""
+        enlisted: dict[int, Target] = {}
+        for target in targets:
+            for pid in target.pids():
+                enlisted.setdefault(pid, target)
+        for pid, process in list(self._processes.items()):
+            if ended(process.pidfd) or process.target is not enlisted.get(pid):
+                self._forget(pid)
+        for pid in enlisted.keys() - self._processes.keys() - {os.getpid()}:
+            self._alive()
+            self._examine(pid, enlisted[pid])
+        if pslite:
+            self._search()
+        return self._connections()
+
+    def _connections(self) -> list[Found]:
         taken: set[int] = set()
         per_user: Counter[int] = Counter()
         found = []
@@ -102,20 +117,23 @@ class Finder:
             self._alive()
             data = self._data(pid, process)
             # A child has its parent's descriptors: the parent was found before.
-            own = tuple((d.fd, d.cookie) for d in data if d.cookie not in taken)[:MAX_SOCKETS]
+            own = [d for d in data if d.cookie not in taken][:MAX_SOCKETS]
             room = min(
                 MAX_CONNECTIONS - len(taken), MAX_CONNECTIONS_PER_USER - per_user[process.uid]
             )
             if len(own) > room:  # somebody else's may have room
-                self._warn("there are more ps-lite connections than are looked at")
+                self._warn("there are more connections than are looked at")
                 continue
-            taken.update(cookie for _, cookie in own)
+            taken.update(d.cookie for d in own)
             per_user[process.uid] += len(own)
             if own:
                 peers = {one.scheduler for one in process.sockets.values() if one.scheduler}
                 if process.node.spelled and len(peers) != 1:
                     self._warn(UNPLACED)
-                found.append(Found(pid, process.node.named(peers), process.node.role, own))
+                sure = tuple((d.fd, d.cookie) for d in own if d.data)
+                maybe = tuple((d.fd, d.cookie) for d in own if not d.data)
+                job, role = process.node.named(peers), process.node.role
+                found.append(Found(pid, job, role, sure, maybe))
         return found
 
     def close(self) -> None:
@@ -125,34 +143,39 @@ class Finder:
 
     # -- processes ----------------------------------------------------------------------------
 
-    def _update(self, pids: set[int]) -> None:
-        for pid in [p for p, process in self._processes.items() if _ended(process.pidfd)]:
-            self._forget(pid)
+    def _search(self) -> None:
+        """Find nodes of ps-lite."""
+        try:
+            pids = _pids()
+        except OSError as error:  # too many open files, say: those that are known will do
+            self._warn(f"no further processes can be found: {error}")
+            return
         for pid in self._others.keys() - pids:
             del self._others[pid]
         for pid in sorted(pids - self._processes.keys() - {os.getpid()}):
             self._others[pid] += 1
             if _due(self._others[pid], LONGEST_WAIT):
                 self._alive()
-                self._examine(pid)
+                self._examine(pid, None)
 
-    def _examine(self, pid: int) -> None:
-        """If it is a node it is one of ours from now on."""
+    def _examine(self, pid: int, target: Target | None) -> None:
+        """If it is enlisted, or a node, it is one of ours from now on."""
         try:
-            if _node(pid) is None:  # nearly all
+            if target is None and _node(pid) is None:  # nearly all
                 return
             with ExitStack() as undo:
                 pidfd = os.pidfd_open(pid)
                 undo.callback(os.close, pidfd)
-                node, uid = _node(pid), os.stat(f"/proc/{pid}").st_uid
-                if node is None or _ended(pidfd):  # it lives: the number has been its own so far
+                node = _node(pid) if target is None else target.node(pid)
+                uid = os.stat(f"/proc/{pid}").st_uid
+                if node is None or ended(pidfd):  # it lives: the number has been its own so far
                     return
                 theirs = sum(process.uid == uid for process in self._processes.values())
                 if len(self._processes) >= MAX_PROCESSES or theirs >= MAX_PER_USER:
-                    self._warn("there are more ps-lite processes than are looked at")
+                    self._warn("there are more processes than are looked at")
                     return
-                self._processes[pid] = _Process(node, pidfd, uid)
-                del self._others[pid]
+                self._processes[pid] = _Process(node, target, pidfd, uid)
+                self._others.pop(pid, None)
                 undo.pop_all()
         except PermissionError:
             self._deny(pid)
@@ -186,13 +209,15 @@ class Finder:
                 one.fd, one.looks = fd, one.looks + 1
                 if one.data is None and _due(one.looks, LONGEST_SOCKET_WAIT):
                     self._look_at(pid, process, one)
-        return [one for one in known.values() if one.data]
+        may = [one for one in known.values() if one.data is None and one.cookie]
+        data = [one for one in known.values() if one.data]
+        return data + may[:MAX_UNDECIDED] if process.target is not None else data
 
     def _look_at(self, pid: int, process: _Process, one: _Socket) -> None:
         try:
             with sockets.borrow(process.pidfd, one.fd) as sock:
                 if not one.cookie:
-                    self._connect(sock, process.node.scheduler_port, one)
+                    self._connect(sock, process, one)
                 elif cookie_of(sock) == one.cookie:
                     sent = sockets.look(sock).sent
                     if sent > one.sent:
@@ -205,8 +230,9 @@ class Finder:
         except OSError:  # closed just now: in the next look it is not there
             pass
 
-    def _connect(self, sock: socket, scheduler_port: int, one: _Socket) -> None:
+    def _connect(self, sock: socket, process: _Process, one: _Socket) -> None:
         """It was not connected when it was last looked at. Raises OSError."""
+        scheduler_port = process.node.scheduler_port
         info = sockets.look(sock) if sockets.is_tcp(sock) else None
         if info is None or info.state == sockets.LISTEN:
             one.data = False
@@ -217,6 +243,8 @@ class Finder:
             leaves = _plain(here) in self._addresses and _plain(there) not in self._addresses
             if leaves and scheduler_port not in {port, peer_port}:
                 one.cookie, one.sent, one.looks = cookie_of(sock), info.sent, 0
+                # An enlisted process may long be at work, and has no connection to a scheduler.
+                one.data = True if process.target is not None and info.sent > DATA_BYTES else None
             else:
                 one.data = False
 
@@ -245,14 +273,7 @@ def _pids() -> set[int]:
 
 def _node(pid: int) -> Node | None:
     """Raises OSError: it has ended, or belongs to somebody else."""
-    with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
-        return node_of(file.read(MAX_ENVIRONMENT) or b"")
-
-
-def _ended(pidfd: int) -> bool:
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(0))
+    return node_of(environment(pid))
 
 
 def _links(pid: int) -> dict[str, int]:

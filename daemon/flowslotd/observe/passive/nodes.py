@@ -6,7 +6,7 @@ plausible is no node.
 """
 
 import re
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from ipaddress import ip_address
 from typing import NamedTuple
 
@@ -41,21 +41,33 @@ class Node(NamedTuple):
         return _after(scheduler, self.scheduler_port)
 
 
-def node_of(environment: bytes) -> Node | None:
-    """The node whose environment this is (NAME=VALUE, each ended by a NUL); None: there is none."""
-    if b"DMLC_ROLE=" not in environment:
-        return None  # nearly all processes
+def variables_of(environment: bytes) -> dict[bytes, bytes]:
+    """Of an environment (NAME=VALUE, each ended by a NUL)."""
     variables: dict[bytes, bytes] = {}
     for line in environment[:MAX_ENVIRONMENT].split(b"\0"):
         name, _, value = line.partition(b"=")
         variables.setdefault(name, value)  # the first one counts, as for getenv()
+    return variables
+
+
+def own_name(variables: Mapping[bytes, bytes]) -> bytes:
+    """What a process calls its job; b"": nothing."""
+    job = variables.get(b"FLOWSLOT_JOB")
+    return plain_text(job, JOB_BYTES) if job else b""
+
+
+def node_of(environment: bytes) -> Node | None:
+    """The node whose environment this is (NAME=VALUE, each ended by a NUL); None: there is none."""
+    if b"DMLC_ROLE=" not in environment:
+        return None  # nearly all processes
+    variables = variables_of(environment)
     role = _ROLES.get(variables.get(b"DMLC_ROLE", b""))
     uri, port = (variables.get(b"DMLC_PS_ROOT_" + name, b"") for name in (b"URI", b"PORT"))
     number = int(port) if port.isdigit() and len(port) <= 5 else 0
     if role is None or not 1 <= number <= 65535:
         return None
-    if job := variables.get(b"FLOWSLOT_JOB"):
-        return Node(plain_text(job, JOB_BYTES), role, number)
+    if job := own_name(variables):
+        return Node(job, role, number)
     scheduler, spelled = uri.decode("utf-8", "surrogateescape"), False
     try:
         scheduler = normal_ip(scheduler)

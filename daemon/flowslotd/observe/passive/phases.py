@@ -1,40 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Iterations of a flow, and how many bytes they have, learnt from counters alone. No clock.
+"""Iterations of a flow, written to its slot, from counters alone. No clock.
 
-As in MLTCP, an iteration begins after a pause that is longer than a learnt threshold. Pauses within
-an iteration (a server waits for the next key) are short, those of computing are long. Where one
-kind ends and the other begins is taken from the widest relative steps between the pauses seen, and
-the iterations that this makes must agree about their bytes: otherwise no total is announced.
+As in MLTCP, an iteration begins after a pause that is longer than a learnt threshold; where several
+parts belong to one (`rhythm`), only once its bytes have gone. What repeats is announced: bytes, and
+the period. Until something has, the period is said not to be known: nobody is to take parts of
+iterations for whole ones.
 
 Times are ns, of any clock that never runs backwards; amounts are bytes.
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
-from math import isqrt
-from typing import NamedTuple
 
-from flowslot.model.units import MILLISECOND
+from flowslot.model.rhythm import FIRST_NS, FLOOR_NS, TOLERANCE, Burst, Rhythm, learn
+from flowslot_shm.layout import NOT_KNOWN
 from flowslot_shm.writer import FlowWriter
 
-FLOOR_NS = 20 * MILLISECOND
-"""Pauses this short are one like the other: with a look every 10 ms none is seen to be shorter."""
-FIRST_NS = 30 * MILLISECOND
-"""The threshold before anything is learnt, and where nothing can be."""
-AGREE, RECENT = 3, 8
-"""A total is announced once so many iterations have had the same bytes, and more than three
-quarters of the last RECENT ones,"""
-TOLERANCE = 0.03
-"""but for so much: headers differ, and a reply may come an iteration later."""
-KEEP = 128
-"""Pauses that are remembered."""
-STEP = 1.5
-"""Pauses that belong to iterations are longer than the others by so much, at least."""
-SPLITS = 4
-"""So many of the widest steps are tried."""
+KEEP = 64
+"""Bursts that are remembered."""
 SMALL = 4096
-"""Bytes since the last look that are no sign of a phase: requests, acknowledgements, heartbeats."""
+"""Bytes since the last look that are no sign of a phase: requests, acknowledgements, heartbeats.
+And no sign that one goes on while they wait to be acknowledged: receivers delay that by 40 ms."""
 OVERDUE = 2
 """An iteration that has taken so many times as long as the longest that agreed (and the threshold)
 does not bring what was announced: something else goes on. But not while"""
@@ -46,77 +31,109 @@ LARGEST = 1 << 40
 
 class Phases:
     """Of one flow, which are written to its slot. `iteration`: the present one's number, from 1.
-    `threshold`: see above. `busy`: it was sending when last looked at."""
+    `rhythm`: what is known. `busy`: it was sending when last looked at."""
 
     def __init__(self, now: int, posted: int, acked: int, writer: FlowWriter) -> None:
         """`posted` and `acked`: what the flow's counters are. The first iteration may have begun
         before, and is not learnt from."""
         self.iteration = 1
-        self._writer = writer
-        self.threshold = FIRST_NS
+        self.rhythm = Rhythm(FIRST_NS)
         self._posted = self._acked = max(posted, 0)
         self.busy = acked < posted
-        self._last = now  # when it was last seen busy
+        self._last = self._looked = now  # when it was last busy; the last look
         self._origin = max(acked, 0)  # of this iteration
         self._reported = self._reported_done = 0  # of it: posted, done
-        self._total = 0
+        self._total = self._begun = 0  # as announced; 0: it is not known
         self._overdue = 0  # when what was announced is not believed any more
-        # The pause before it, its bytes, and for how long it was sending.
-        self._bursts: deque[list[int]] = deque(maxlen=KEEP)
-        writer.begin(self.iteration)
+        self._bursts: deque[Burst] = deque(maxlen=KEEP)
+        self.write_to(writer)
+
+    def write_to(self, writer: FlowWriter) -> None:
+        """From now on, another slot is this flow's."""
+        self._writer = writer
+        self._announce()
+        writer.advance(posted=self._reported, done=self._reported_done)
+
+    @property
+    def sent(self) -> int:
+        """By all that the counters count."""
+        return self._posted
 
     def idle_ns(self, now: int) -> int:
         """How long it has been seen to send nothing."""
         return 0 if self.busy else now - self._last
 
-    def look(self, now: int, posted: int, acked: int) -> bool:
-        """What the counters are now. True: the iteration has ended with fewer bytes than were
-        announced, or has gone on for so long that it must have."""
+    def look(
+        self, now: int, posted: int, acked: int, busy_ns: int = 0, quiet_ns: int | None = None
+    ) -> bool:
+        """What the counters are now; since the last look it was sending for `busy_ns`, the last
+        time `quiet_ns` ago (None: that is not known, and may be now). True: the iteration has ended
+        with fewer bytes than were announced, or has gone on for so long that it must have."""
+        since, self._looked = self._looked, now
         if not self.busy and posted == self._posted:
             return self._rest(now)
-        posted = max(posted, self._posted)
+        late = self._acked < self._posted  # a last acknowledgement, which hides when it starts
+        # Retransmissions can have counters promise too much, until all is acknowledged.
+        posted = posted if acked >= posted else max(posted, self._posted)
         acked = max(min(acked, posted), min(self._acked, posted))
-        more, moved = posted - self._posted, acked > self._acked
+        more = posted - self._posted
         self._posted, self._acked = posted, acked
+        settled = posted - acked <= SMALL
+        until = max(now - quiet_ns, since) if settled and quiet_ns is not None else now
         if not self.busy:
             if more <= SMALL:
                 self._origin += more  # belongs to no iteration
                 return self._rest(now)
-            return self._start(now, more)
-        busy = more > 0 or moved or acked < posted
+            start = (since + until) // 2 if late else max(until - busy_ns, since)
+            return self._start(now, start, until, more)
+        busy = more > 0 or not settled
         if self._bursts:
-            self._bursts[-1][1] += more
-            if busy:
-                self._bursts[-1][2] += now - self._last
+            self._bursts[-1].size += more
         self.busy = busy
-        if not self.busy:
+        if not busy:
+            if quiet_ns is not None:
+                self._last = max(self._last, now - quiet_ns)
             return self._rest(now)
-        self._last = now
+        self._last = until
+        if self._bursts:
+            self._bursts[-1].busy = self._last - self._bursts[-1].start
         if posted - self._origin > LARGEST:
-            return self._begin(now, more, Learnt(self.threshold))
+            self.rhythm = Rhythm(self.rhythm.threshold)
+            return self._begin(now, now, more)
         return self._go_on(now)
 
-    def _start(self, now: int, more: int) -> bool:
-        """It sends again, after a pause."""
-        pause = now - self._last
-        self._bursts.append([pause, 0, 0])
-        # No threshold is shorter than the floor, and learning takes some 0.6 ms.
-        learnt = learn(self._bursts) if pause > FLOOR_NS else Learnt(self.threshold)
-        self.threshold = learnt.threshold
-        self._bursts[-1][1] = more
-        self.busy, self._last = True, now
-        if pause <= self.threshold:
-            return self._go_on(now)
-        return self._begin(now, more, learnt)
+    def _start(self, now: int, start: int, until: int, more: int) -> bool:
+        """It has sent again, from `start` to `until`, after a pause."""
+        pause = start - self._last
+        self._bursts.append(Burst(start, pause))
+        begins = pause > self.rhythm.threshold and self._complete(more)
+        # No threshold is shorter than the floor, and learning takes some time.
+        if begins or (pause > FLOOR_NS and not self.rhythm.total):
+            self.rhythm = learn(self._bursts)
+            begins = pause > self.rhythm.threshold
+        self._bursts[-1].size, self._bursts[-1].busy = more, until - start
+        self.busy, self._last = True, until
+        return self._begin(now, start, more) if begins else self._go_on(now)
 
-    def _begin(self, now: int, more: int, learnt: "Learnt") -> bool:
+    def _complete(self, more: int) -> bool:
+        """Another boundary is the next iteration's. `more`: bytes that have come after it."""
+        sent = self._posted - more - self._origin
+        return self.rhythm.parts == 1 or sent >= self._total * (1 - TOLERANCE)
+
+    def _begin(self, now: int, start: int, more: int) -> bool:
+        rhythm = self.rhythm
         self.iteration += 1
         self._origin = self._posted - more
         self._reported = self._reported_done = 0
-        self._total = learnt.total
-        self._overdue = now + OVERDUE * learnt.longest + learnt.threshold
-        self._writer.begin(self.iteration, self._total)
+        self._total = rhythm.total
+        self._overdue = now + OVERDUE * rhythm.longest + rhythm.threshold
+        self._begun = start
+        self._announce()
         return self._go_on(now)
+
+    def _announce(self) -> None:
+        period = self.rhythm.period or NOT_KNOWN
+        self._writer.begin(self.iteration, self._total, self._begun, period)
 
     def _go_on(self, now: int) -> bool:
         posted = max(self._posted - self._origin, self._reported)
@@ -127,7 +144,8 @@ class Phases:
     def _rest(self, now: int) -> bool:
         """It sends nothing: then all was acknowledged."""
         self._report(self._reported, self._reported)
-        return self._correct(now - self._last > self.threshold or now > self._overdue)
+        over = self.rhythm.parts == 1 and now - self._last > self.rhythm.threshold
+        return self._correct(over or now > self._overdue)
 
     def _report(self, posted: int, done: int) -> None:
         """So many bytes of this iteration."""
@@ -135,73 +153,11 @@ class Phases:
         self._reported, self._reported_done = posted, done
 
     def _correct(self, over: bool) -> bool:
-        """What was announced and will not come is taken back, once."""
+        """What was announced and will not come is taken back, once, and what repeats is looked for
+        again."""
         if not over or self._reported >= self._total:
             return False
         self._total = self._reported
+        self.rhythm = Rhythm(self.rhythm.threshold)
         self._writer.begin(self.iteration, self._total)
         return True
-
-
-class Learnt(NamedTuple):
-    """Of the iterations seen."""
-
-    threshold: int
-    total: int = 0
-    """Bytes of the next one; 0: not known."""
-    longest: int = 0
-    """The longest of those that agree took so long, from its first bytes to its last."""
-
-
-def learn(bursts: Sequence[list[int]]) -> Learnt:
-    """From [pause before it, bytes, time spent sending] of each burst; the last one is only about
-    to begin.
-
-    Where iterations agree about several thresholds, the one in the widest step counts: parts of one
-    size, one after the other, agree as well. FIRST_NS counts where no step is wide: a few stray
-    pauses can fill one up.
-    """
-    thresholds = [*_steps(sorted(burst[0] for burst in bursts)), FIRST_NS]
-    for threshold in thresholds:
-        alike = _alike(list(_iterations(bursts, threshold))[-RECENT:])
-        # The smallest: better too small than too big, as the flow would go on to hold what it does
-        # not need.
-        total = min((size for size, _ in alike), default=0)
-        if total:
-            return Learnt(threshold, total, max(took for _, took in alike))
-    return Learnt(thresholds[0])
-
-
-def _alike(iterations: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Those whose bytes agree; none: too few do."""
-    if not iterations:
-        return []
-    middle = sorted(size for size, _ in iterations)[len(iterations) // 2]
-    alike = [one for one in iterations if abs(one[0] - middle) <= middle * TOLERANCE]
-    return alike if len(alike) >= AGREE and 4 * len(alike) > 3 * len(iterations) else []
-
-
-def _steps(pauses: list[int]) -> list[int]:
-    """Thresholds in the wide steps between pauses (ascending), the widest first. AGREE + 1 pauses
-    are longer, at least, so that AGREE iterations are bounded by them."""
-    floored = [FLOOR_NS, *(max(pause, FLOOR_NS) for pause in pauses)]
-    pairs = list(pairwise(floored))[: max(len(pauses) - AGREE, 0)]
-    wide = [(below, above) for below, above in pairs if above >= below * STEP]
-    wide.sort(key=lambda pair: pair[0] / pair[1])
-    return [isqrt(below * above) for below, above in wide[:SPLITS]]
-
-
-def _iterations(bursts: Sequence[list[int]], threshold: int) -> Iterator[tuple[int, int]]:
-    """Bytes and duration of the iterations of which both ends were seen."""
-    size = -1
-    took = 0
-    for pause, sent, busy in bursts:
-        if pause > threshold:
-            if size >= 0:
-                yield size, took
-            size = took = 0
-        elif size >= 0:
-            took += pause
-        if size >= 0:
-            size += sent
-            took += busy

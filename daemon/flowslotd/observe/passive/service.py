@@ -6,10 +6,12 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
+from flowslot.model.errors import ConfigError
 from flowslot_shm.layout import Message
 from flowslotd.flows.flow_info import Source
 from flowslotd.observe.passive import watcher
 from flowslotd.observe.passive.shadow import ShadowRecord
+from flowslotd.observe.passive.targets import MAX_TARGETS, Target
 from flowslotd.observe.passive.watcher import Watcher
 
 AGAIN_S = 10.0
@@ -37,6 +39,8 @@ class PassiveSources:
         self._registered, self._on_bug = registered, on_bug
         self._watcher: Watcher | None = None
         self._addresses: frozenset[str] = frozenset()
+        self._pslite = False
+        self._targets: tuple[Target, ...] = ()
         self._congestion_control = ""
         self._timer: asyncio.TimerHandle | None = None
         """While a watcher watches: its next check. Else: the next beginning."""
@@ -50,18 +54,51 @@ class PassiveSources:
         """Who reports, by id: processes that have registered, and shadow records for others."""
         return {**self._registered, **self.records} if self.records else self._registered
 
+    @property
+    def enlisted(self) -> list[Target]:
+        """What was enlisted, and is still there."""
+        return [target for target in self._targets if target.alive()]
+
+    def enlist(self, target: Target) -> None:
+        """From now on its processes' sockets are watched, and used as those of a job that reports.
+        Raises ConfigError: there are too many."""
+        others = [one for one in self.enlisted if one.what != target.what]
+        if len(others) >= MAX_TARGETS:
+            raise ConfigError("enlist", target.kind, f"{MAX_TARGETS} are enlisted, the most")
+        self._aim((*others, target))
+
+    def release(self, what: tuple[str, str] | None) -> list[Target]:
+        """The opposite, of (kind, name) or of all. Returns what was released. Raises ConfigError:
+        nothing of that name is enlisted."""
+        there = self.enlisted
+        gone = [target for target in there if what is None or target.what == what]
+        if what is not None and not gone:
+            raise ConfigError("release", what[0], f"{what[1]} is not enlisted")
+        self._aim(tuple(target for target in there if target not in gone))
+        return gone
+
+    def _aim(self, targets: tuple[Target, ...]) -> None:
+        self._targets = targets
+        if self._watcher is not None:
+            self._watcher.enlist(targets)
+        elif targets and self._timer is None:
+            self._begin()
+        if not (targets or self._pslite):
+            self._end()
+
     def use(self, pslite: bool, addresses: Collection[str], congestion_control: str) -> None:
-        """Watch unpatched ps-lite, or do not; as from now. `addresses`: this host's.
+        """Look for unpatched ps-lite, or do not; as from now. `addresses`: this host's.
         `congestion_control`: for the sockets; "" leaves them alone."""
         self._loop = asyncio.get_running_loop()
         self._congestion_control = congestion_control
         mine = frozenset(addresses)
-        if not pslite or mine != self._addresses:
+        if not (pslite or self._targets) or mine != self._addresses:
             self._end()
-        self._addresses = mine
+        self._addresses, self._pslite = mine, pslite
         if self._watcher is not None:
             self._watcher.congestion_control = congestion_control
-        elif pslite:
+            self._watcher.pslite = pslite
+        elif pslite or self._targets:
             self._begin()
 
     def give_way(self, pid: int) -> None:
@@ -83,7 +120,12 @@ class PassiveSources:
             return
         try:
             self._watcher = Watcher(
-                self._addresses, self._congestion_control, self._registered, self._tell
+                self._addresses,
+                self._congestion_control,
+                self._registered,
+                self._tell,
+                pslite=self._pslite,
+                targets=self._targets,
             )
             self._watcher.start()
         except Exception as error:  # no more threads, say
@@ -94,6 +136,7 @@ class PassiveSources:
     def _end(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
         if self._watcher is not None:
             self._watcher.stop()
         self._watcher = None
@@ -142,6 +185,9 @@ class PassiveSources:
             self._failed(TimeoutError(f"{stuck} is held up by some process"))
         else:
             self._later(watcher.CHECK_S, self._check)
+            there = tuple(self.enlisted)
+            if there != self._targets:
+                self._aim(there)
 
     def _failed(self, error: Exception) -> None:
         """Training does not mind: nobody is spoken for, for a while."""

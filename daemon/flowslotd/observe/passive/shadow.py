@@ -4,27 +4,33 @@
 import logging
 import os
 import struct
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from functools import cache
 from typing import NamedTuple
 
-from flowslot.model.units import MILLISECOND, SECOND
+from flowslot.model.units import MICROSECOND, MILLISECOND, SECOND
 from flowslot_shm.layout import Message, Quiet, Role, offset
 from flowslot_shm.reader import RecordError, RecordReader
 from flowslot_shm.writer import FlowWriter, Record, describe
 from flowslotd import sockets
 from flowslotd.observe.passive.phases import Phases
 
+DATA_BYTES = 64 * 1024
+"""Having sent so much, an undecided connection carries data, and is reported."""
 MAX_SOCKETS = 256
 """Of one process; further ones are left alone."""
 UNKNOWN = -1
 """Rank and peer: the numbers that ps-lite gives its nodes are not to be seen from outside."""
-STEP_NS = 5 * MILLISECOND
+STEP_NS = 2500 * MICROSECOND
 """Looks are at multiples of this, so that many sockets are looked at together."""
-NEAR_STEPS = 2
-"""From one look at a connection to the next, while it sends or has stopped only just now."""
-IDLE_STEPS = 4
+NEAR_STEPS = 4
+"""From one look at a connection to the next, while it sends or has stopped only just now. There is
+one in every step as long as it is not known what repeats, as a few iterations are to tell, and
+where its period is not"""
+LOOKS = 20
+"""times as long."""
+IDLE_STEPS = 8
 """The same while it is idle, in turn with the process's other ones: when one of them begins all are
 looked at. With fewer connections, fewer steps."""
 RECENT_NS = 50 * MILLISECOND
@@ -40,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 def warnings() -> Warn:
     """Logs each text once."""
-    return cache(lambda text: _log.warning("unpatched ps-lite: %s", text))
+    return cache(lambda text: _log.warning("jobs that report nothing: %s", text))
 
 
 class Found(NamedTuple):
@@ -51,6 +57,8 @@ class Found(NamedTuple):
     role: Role
     sockets: tuple[tuple[int, int], ...]
     """Descriptor and cookie of each."""
+    undecided: tuple[tuple[int, int], ...] = ()
+    """The same of connections that may yet carry data."""
 
 
 class ShadowRecord:
@@ -78,21 +86,25 @@ class ShadowRecord:
             self._pidfd = os.pidfd_open(found.pid)
             undo.pop_all()
         self._free = list(range(MAX_SOCKETS - 1, -1, -1))
-        self._flows: dict[int, _Flow] = {}  # by cookie
+        self._flows: dict[int, Watched] = {}  # by cookie
+        self._before: dict[int, sockets.Tuning] = {}  # what enlisted sockets had, by cookie
 
     @property
     def flows(self) -> int:
-        """Connections it reports."""
+        """Connections it looks at."""
         return len(self._flows)
 
-    def have(self, wanted: Iterable[tuple[int, int]], now: int) -> None:
-        """From now on these (descriptor, cookie) are its data connections."""
-        known = dict((cookie, fd) for fd, cookie in wanted)
+    def have(self, found: Found, now: int) -> None:
+        """From now on its connections are these."""
+        data = {cookie for _, cookie in found.sockets}
+        known = dict((cookie, fd) for fd, cookie in (*found.sockets, *found.undecided))
         for cookie in self._flows.keys() - known.keys():
             self._drop(cookie)
         for cookie, fd in known.items():
-            if cookie not in self._flows and self._free:
+            if cookie not in self._flows:
                 self._take(cookie, fd, now)
+            if cookie in self._flows:
+                self._show(self._flows[cookie], cookie in data)
 
     def look(self, now: int, congestion_control: str) -> None:
         """Look at the sockets whose time has come: at all of them, if one has begun to send."""
@@ -106,8 +118,11 @@ class ShadowRecord:
         """When the next look is due, as long as there are flows."""
         return min(flow.next_ns for flow in self._flows.values())
 
-    def close(self) -> None:
-        """It speaks for nobody any more. The reader is the caller's to close."""
+    def close(self, *, restore: bool = True) -> None:
+        """It speaks for nobody any more, and its sockets are as they were, unless the process
+        itself has enlisted them meanwhile. The reader is the caller's to close."""
+        if not restore:
+            self._before.clear()
         for cookie in list(self._flows):
             self._drop(cookie)
         self._record.close()
@@ -144,18 +159,27 @@ class ShadowRecord:
                 self._warn(f"sockets cannot be had: {error}")
             return
         struct.pack_into("=i", content, _FD, fd)
+        flow = self._flows[cookie] = Watched(cookie, fd, FlowWriter(None, 0, self), now, info)
+        flow.content = bytes(content)
+
+    def _show(self, flow: "Watched", data: bool) -> None:
+        """From the moment that it is known to carry data, it is reported."""
+        if not flow.content or not (data or flow.phases.sent > DATA_BYTES) or not self._free:
+            return
         slot = self._free.pop()
-        writer = FlowWriter(self._record.slot(slot), slot, self)
-        writer.open(bytes(content))
-        self._flows[cookie] = _Flow(cookie, fd, writer, now, info)
+        flow.writer = FlowWriter(self._record.slot(slot), slot, self)
+        flow.writer.open(flow.content)
+        flow.content = b""
+        flow.phases.write_to(flow.writer)
         # It is not active yet, so nothing would call for a look at it.
         self._ring(self, slot, Message.BEGIN)
 
-    def _look_at(self, flow: "_Flow", now: int, congestion_control: str) -> bool:
+    def _look_at(self, flow: "Watched", now: int, congestion_control: str) -> bool:
         """Whether it has begun to send."""
         try:
             info = sockets.peek(self._pidfd, flow.fd, flow.cookie)
-            self._enlist(flow, congestion_control, now)
+            if not flow.content:
+                self._enlist(flow, congestion_control, now)
         except OSError as error:
             if error.errno in sockets.GONE:
                 self._drop(flow.cookie)
@@ -167,35 +191,57 @@ class ShadowRecord:
             self._drop(flow.cookie)
             return False
         was_busy = flow.phases.busy
-        if flow.phases.look(now, *flow.odometer.read(info)):
+        if flow.see(now, info):
             self.ring(Message.END, flow.writer.index)
+        self._show(flow, data=False)
         flow.rest(now, len(self._flows))
         return flow.phases.busy and not was_busy
 
-    def _enlist(self, flow: "_Flow", name: str, now: int) -> None:
+    def _enlist(self, flow: "Watched", name: str, now: int) -> None:
         """Let the socket select a congestion control, once; "": whatever it does. Raises OSError
         when the socket is not to be had. Refused: it stays as it is, and another attempt is made
         later."""
         if name != flow.congestion_control:
+            if not name:
+                self._restore(flow)
             flow.congestion_control, flow.enlist_ns = name, now if name else None
         if flow.enlist_ns is None or now < flow.enlist_ns:
             return
         with sockets.borrow(self._pidfd, flow.fd, flow.cookie) as sock:
             try:
+                before = sockets.tuning(sock)
                 sockets.enlist(sock, name)
             except OSError as error:
                 flow.enlist_ns = now + AGAIN_NS
                 self._warn(f"sockets cannot select {name}: {error.strerror}")
             else:
                 flow.enlist_ns = None
+                # By cookie: a socket may be found again, by another descriptor.
+                self._before.setdefault(flow.cookie, before)
+                if len(self._before) > 2 * MAX_SOCKETS:
+                    del self._before[next(iter(self._before))]
+
+    def _restore(self, flow: "Watched") -> None:
+        """The socket is as it was before it was enlisted, if it is still there, and still uses what
+        it was to select."""
+        if flow.cookie in self._before:
+            with suppress(OSError), sockets.borrow(self._pidfd, flow.fd, flow.cookie) as sock:
+                before = self._before.pop(flow.cookie)
+                if sockets.tuning(sock).congestion_control == flow.congestion_control.encode():
+                    sockets.tune(sock, before)
 
     def _drop(self, cookie: int) -> None:
-        self._flows.pop(cookie).writer.close()
+        flow = self._flows.pop(cookie)
+        self._restore(flow)
+        flow.writer.close()
 
 
-class _Flow:
+class Watched:
     """One connection. `next_ns`: when to look at it again. `congestion_control`: what it should
-    select; `enlist_ns`: when that is tried (None: it has been done)."""
+    select; `enlist_ns`: when that is tried (None: it has been done). `content`: of its slot, until
+    it has one."""
+
+    content = b""
 
     def __init__(
         self, cookie: int, fd: int, writer: FlowWriter, now: int, info: sockets.Info
@@ -204,15 +250,23 @@ class _Flow:
         self.congestion_control = ""
         self.enlist_ns: int | None = None
         self.next_ns = now
+        self.busy_us = info.busy_us
         self.odometer = sockets.Odometer()
         self.phases = Phases(now, *self.odometer.read(info), writer)
+
+    def see(self, now: int, info: sockets.Info) -> bool:
+        """What the kernel tells of it now. True: see Phases.look."""
+        busy_us, self.busy_us = info.busy_us - self.busy_us, info.busy_us
+        busy_ns, quiet_ns = busy_us * MICROSECOND, info.quiet_ms * MILLISECOND
+        return self.phases.look(now, *self.odometer.read(info), busy_ns, quiet_ns)
 
     def rest(self, now: int, siblings: int) -> None:
         """Until the next look, as one of so many connections of its process."""
         step, idle_ns = now // STEP_NS + 1, self.phases.idle_ns(now)
         if idle_ns < RECENT_NS:
-            step += NEAR_STEPS - 1
+            long = self.phases.rhythm.period >= LOOKS * NEAR_STEPS * STEP_NS
+            step += NEAR_STEPS - 1 if long else 0
         else:  # after a second 15 ms more do not matter
-            turns = IDLE_STEPS if idle_ns > SECOND else min(siblings, IDLE_STEPS)
+            turns = IDLE_STEPS if idle_ns > SECOND else min(2 * siblings, IDLE_STEPS)
             step += (self.writer.index - step) % turns
         self.next_ns = step * STEP_NS

@@ -20,9 +20,12 @@ from flowslotd.clock import monotonic
 from flowslotd.flows.flow_info import Source
 from flowslotd.observe.passive.finder import Finder
 from flowslotd.observe.passive.shadow import Found, ShadowRecord, warnings
+from flowslotd.observe.passive.targets import Target
 
 LOOK_S, LONGEST_REST_S = 1.0, 10.0
 """Between looks at processes."""
+NEAR_S = 0.1
+"""Between looks at those that are enlisted: connections are to be found before many iterations."""
 CHECK_S = 1.0
 """Between calls of `stuck`; the thread that looks at sockets never rests longer."""
 COALESCE_NS = MILLISECOND
@@ -43,7 +46,8 @@ Tell = Callable[..., object]
 class Watcher:
     """Watches from `start` to `stop`; after an error it is of no use any more.
 
-    `congestion_control` may be set at any time.
+    `congestion_control` and `pslite` (whether nodes of ps-lite are looked for) may be set at any
+    time.
     """
 
     def __init__(
@@ -52,13 +56,17 @@ class Watcher:
         congestion_control: str,
         registered: Mapping[int, Source],
         tell: Tell,
+        *,
+        pslite: bool = True,
+        targets: tuple[Target, ...] = (),
     ) -> None:
         """`addresses`: this host's. `congestion_control`: for the sockets; "" leaves them alone.
         `registered`: processes that speak for themselves. `tell` is called on the threads, with
-        this watcher first."""
+        this watcher first. `targets`: what is enlisted."""
         self.congestion_control = congestion_control
+        self.pslite, self._targets = pslite, targets
         self._registered, self._tell = registered, partial(tell, self)
-        self._stop = threading.Event()
+        self._stop, self._wake = threading.Event(), threading.Event()
         self._patience = dict(LATE)
         self._finder = Finder(addresses, self._alive)
         self._found: SimpleQueue[list[Found] | None] = SimpleQueue()
@@ -72,9 +80,15 @@ class Watcher:
         for thread in self._threads:
             thread.start()
 
+    def enlist(self, targets: tuple[Target, ...]) -> None:
+        """From now on, what is enlisted is this."""
+        self._targets = targets
+        self._wake.set()
+
     def stop(self) -> None:
         """Let go; returns at once. What it says from now on does not count."""
         self._stop.set()
+        self._wake.set()
         self._found.put(None)  # wakes it up
 
     def stuck(self) -> str:
@@ -103,13 +117,18 @@ class Watcher:
             self._tell("failed", error)
 
     def _find(self) -> None:
+        search_ns = 0  # when ps-lite is looked for again
         try:
             while not self._stop.is_set():
-                began = monotonic()
-                self._found.put(self._finder.look())
+                self._wake.clear()
+                began, targets = monotonic(), self._targets
+                search = self.pslite and began >= search_ns
+                if search:
+                    search_ns = began + round(LOOK_S * SECOND)
+                self._found.put(self._finder.look(targets, pslite=search))
                 self._alive()
                 rest_s = SHARE * (monotonic() - began) / SECOND
-                self._stop.wait(max(LOOK_S, min(rest_s, LONGEST_REST_S)))
+                self._wake.wait(max(NEAR_S if targets else LOOK_S, min(rest_s, LONGEST_REST_S)))
         finally:
             self._finder.close()
 
@@ -122,7 +141,7 @@ class Watcher:
                 self._alive()
                 if found is not None:
                     speaking = {source.pid for source in list(self._registered.values())}
-                    records.update((one for one in found if one.pid not in speaking), began)
+                    records.update(found, began, speaking)
                 due = records.look(began + COALESCE_NS, self.congestion_control)
                 now = monotonic()
                 rest_s = CHECK_S if due is None else max(due - now, SHARE * (now - began)) / SECOND
@@ -149,11 +168,11 @@ class ShadowRecords:
         self._by_pid: dict[int, ShadowRecord] = {}
         self._warn = warnings()
 
-    def update(self, found: Iterable[Found], now: int) -> None:
-        """What was found just now, all of it."""
-        by_pid = {one.pid: one for one in found}
+    def update(self, found: Iterable[Found], now: int, speaking: Collection[int] = ()) -> None:
+        """What was found just now, all of it. `speaking`: processes that speak for themselves."""
+        by_pid = {one.pid: one for one in found if one.pid not in speaking}
         for pid in self._by_pid.keys() - by_pid.keys():
-            self._drop(pid)
+            self._drop(pid, restore=pid not in speaking)
         for pid, one in by_pid.items():
             self._alive()
             source = self._by_pid.get(pid)
@@ -161,7 +180,7 @@ class ShadowRecords:
                 self._drop(pid)  # another process by now
                 source = None
             if source is not None:
-                source.have(one.sockets, now)
+                source.have(one, now)
             else:
                 self._make(one, now)
 
@@ -187,7 +206,7 @@ class ShadowRecords:
             if error.errno not in sockets.GONE:  # no memory, too many open files
                 self._warn(f"a process cannot be spoken for now: {error}")
             return
-        source.have(found.sockets, now)
+        source.have(found, now)
         if not source.flows:  # nothing that it could speak of, and nobody has heard of it
             source.close()
             source.reader.close()
@@ -195,7 +214,7 @@ class ShadowRecords:
         self._by_pid[found.pid] = source
         self._tell("joined", source)
 
-    def _drop(self, pid: int) -> None:
+    def _drop(self, pid: int, restore: bool = True) -> None:
         source = self._by_pid.pop(pid)
-        source.close()
+        source.close(restore=restore)
         self._tell("left", source)

@@ -3,7 +3,8 @@
 
 `{"cmd": "status"}` -> `{"ok": true, "result": ...}` or `{"ok": false, "kind": ..., "error": ...}`,
 where `kind` is `request`, `permission`, `config` or `internal`. Anyone on the host may read; what
-changes the daemon is for root and for the daemon's own user or group (SO_PEERCRED).
+changes the process is for root and for its own user or group (SO_PEERCRED). Some commands take
+more: `{"cmd": "set-policy", "name": "adadual"}`.
 """
 
 import asyncio
@@ -11,21 +12,25 @@ import json
 import os
 import socket
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from flowslot.model.errors import ConfigError
-from flowslotd.unix_socket import Listener, peer_of
+from flowslot_proto.unix_socket import Listener, peer_of
 
 Json = dict[str, object]
 Answer = Json | Awaitable[Json]
 Handler = Callable[[], Answer]
+Taker = Callable[[Json], Answer]
+"""Of a command that takes more: the whole request. Raises ConfigError."""
 MAX_CLIENTS = 64
 MAX_REQUEST_BYTES = 4096
 IDLE_S = 30.0
+MAX_NAME = 64
 
 
 class Control:
-    """Serves `readers` to everyone and `writers` to those who may change the daemon."""
+    """Serves `readers` to everyone, `writers` and `takers` to those who may change the process."""
 
     def __init__(
         self,
@@ -33,10 +38,12 @@ class Control:
         readers: Mapping[str, Handler],
         writers: Mapping[str, Handler],
         on_bug: Callable[[str, BaseException], None],
+        takers: Mapping[str, Taker] | None = None,
     ) -> None:
         self._path = path
         self._handlers = {**readers, **writers}
-        self._writers = writers.keys()
+        self._takers = dict(takers or {})
+        self._writers = {*writers, *self._takers}
         self._on_bug = on_bug
         self._clients: set[asyncio.Task[None]] = set()
 
@@ -80,10 +87,15 @@ class Control:
         except (ValueError, TypeError, KeyError, RecursionError):
             return _refuse("request", 'must be a JSON line such as {"cmd": "status"}')
         if command in self._writers and not may_change:
-            return _refuse("permission", f"`{command}` is for root and the daemon's own user")
+            return _refuse("permission", f"`{command}` is for root and our own user or group")
         handler = self._handlers.get(command)
+        if command in self._takers:
+            handler = partial(self._takers[command], request)
+        return await self._call(command, handler)
+
+    async def _call(self, command: str, handler: Handler | None) -> Json:
         if handler is None:
-            known = ", ".join(self._handlers)
+            known = ", ".join((*self._handlers, *self._takers))
             return _refuse("request", f"unknown command {command[:40]!r}; known: {known}")
         try:
             result = handler()
@@ -93,6 +105,19 @@ class Control:
         except Exception as error:  # a bug in a report must not end the daemon
             self._on_bug(f"control command {command}", error)
             return _refuse("internal", f"{type(error).__name__}: {error}")
+
+
+def named(take: Callable[[str], Answer]) -> Taker:
+    """Of a command that takes a `name`."""
+
+    def handler(request: Json) -> Answer:
+        name = request.get("name")
+        if not (isinstance(name, str) and 0 < len(name) <= MAX_NAME and name.isprintable()):
+            problem = f"must have 1 to {MAX_NAME} printable characters"
+            raise ConfigError(str(request["cmd"]), "name", problem)
+        return take(name)
+
+    return handler
 
 
 def _may_change(sock: socket.socket) -> bool:

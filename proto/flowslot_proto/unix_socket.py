@@ -14,7 +14,7 @@ from flowslot.model.errors import FlowslotError
 
 
 class AlreadyRunning(FlowslotError):
-    """Another daemon answers on the socket that we were told to use."""
+    """Another process answers on the socket that we were told to use."""
 
 
 class Peer(NamedTuple):
@@ -75,5 +75,5 @@ def claim(path: Path, kind: socket.SocketKind) -> None:
         except OSError:
             pass  # full, or another kind of socket: it is alive
     raise AlreadyRunning(
-        f"another flowslotd answers on {path}; stop it, or give this one its own `runtime_dir`"
+        f"another process answers on {path}; stop it, or give this one its own `runtime_dir`"
     )

@@ -6,7 +6,6 @@ Exit status: 0 ok, 1 a run failed, stalled or was not real, 2 bad scenario or us
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import signal
@@ -21,12 +20,13 @@ import typer
 from rich.console import Console
 
 from flowslot.model.errors import ConfigError
-from flowslot_lab.figure import FORMATS, draw
+from flowslot_lab.figure import draw
 from flowslot_lab.predict import NoPrediction, predict
 from flowslot_lab.progress import Bar
 from flowslot_lab.runner import PACED_BY, POLICIES, Options, RunFailed, measure, planned
 from flowslot_lab.state import ROOT, RunState, clean_dead
 from flowslot_lab.tools import LabError
+from flowslot_scenario import drawing
 from flowslot_scenario import scenario as scenarios
 from flowslot_scenario.output import OutputOption, as_text, chosen, show
 from flowslot_scenario.results import BASELINES, Prediction, Results
@@ -104,15 +104,15 @@ def run(
     """Run a scenario under each policy and compare."""
     if figure is not None:
         _check_figure(figure)
-    if keep_logs is not None and not _can_be_made(keep_logs):
+    if keep_logs is not None and not drawing.can_be_made(keep_logs):
         _die(f"--keep-logs {keep_logs}: must be a directory that can be written to", _BAD_INPUT)
     changes = [*(change or []), *([f"slower={slower}"] if slower is not None else [])]
     loaded = _load(scenario, changes, seed)
     per_rack = switches == "per-rack"
     if per_rack:
         _check_per_rack(loaded, switch)
-    if budget and any(job.kind == "pslite" for job in loaded.jobs):
-        _die('--budget: cannot look into jobs of kind "pslite"; leave it out', _BAD_INPUT)
+    if budget:
+        _check_budget(loaded)
     options = Options(_policies(policy), repeat, iterations, switch, per_rack, budget=budget)
     if "prio" in options.policies and not any(job.protected for job in loaded.jobs):
         _die(
@@ -164,7 +164,7 @@ def mixes(
     options = Options(_policies(policy), repeat, iterations, alone=False)
     if drawn.OURS not in options.policies or not set(options.policies) & set(BASELINES):
         _die(f"--policy: must have {drawn.OURS} and a TCP", _BAD_INPUT)
-    if not _can_be_made(folder):
+    if not drawing.can_be_made(folder):
         _die(f"{folder}: must be a directory that can be written to", _BAD_INPUT)
     _need_root()
     wide = Console(width=None if sys.stdout.isatty() else 150)
@@ -250,24 +250,16 @@ def _check_per_rack(scenario: Scenario, switch: bool) -> None:
         _die(f"--switches per-rack: {problem}", _BAD_INPUT)
 
 
+def _check_budget(scenario: Scenario) -> None:
+    for job in scenario.jobs:
+        if job.kind in ("pslite", "nccl"):
+            _die(f'--budget: cannot look into jobs of kind "{job.kind}"; leave it out', _BAD_INPUT)
+
+
 def _check_figure(path: Path) -> None:
     """Before anything is measured."""
-    if path.suffix not in FORMATS:
-        _die(f"--figure {path}: must end in one of: {', '.join(FORMATS)}", _BAD_INPUT)
-    if not _can_be_made(path.parent, path):
-        _die(f"--figure {path}: must be a file in a directory that can be written to", _BAD_INPUT)
-    if importlib.util.find_spec("matplotlib") is None:
-        _die("--figure: needs matplotlib: pip install 'flowslot[lab]'", _BAD_INPUT)
-
-
-def _can_be_made(directory: Path, file: Path | None = None) -> bool:
-    """It is there, or can be made, and can be written to; and so can `file`, which is in it."""
-    try:
-        existing = next(path for path in (directory, *directory.parents) if path.exists())
-        free = file is None or not file.is_dir()
-        return free and existing.is_dir() and os.access(existing, os.W_OK)
-    except OSError:  # a name that is too long, a folder that may not be looked into
-        return False
+    if problem := drawing.problem(path):
+        _die(f"--figure {problem}", _BAD_INPUT)
 
 
 def _policies(text: str) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowslot_scenario.job import Job
+from flowslot_scenario import drawing
 from flowslot_scenario.results import BASELINES, Floats, JobRun, Results, Run, best_baseline
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 _BIN_S = 0.015
 _ITERATIONS = 8
-_JOB_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _POLICY_STYLES: dict[str, dict[str, Any]] = {
     "cubic": {"color": "#d55e00"},
     "reno": {"color": "#e69f00"},
@@ -27,46 +26,34 @@ _POLICY_STYLES: dict[str, dict[str, Any]] = {
     "dctcp": {"color": "#009e73"},
     "cubic+fq": {"color": "#d55e00", "linestyle": "-."},
     "prio": {"color": "#000000", "linestyle": "-."},
+    "mltcp": {"color": "#e69f00", "linestyle": "--"},
+    "mltcp-cubic": {"color": "#d55e00", "linestyle": "--"},
     "static": {"color": "#7f7f7f"},
     "fair": {"color": "#56b4e9"},
     "stagger": {"color": "#0072b2", "linewidth": 2.2},
 }
 
 
-FORMATS = (".png", ".svg", ".pdf")
-
-
 def draw(result: Results, path: Path) -> None:
     """Write the figure (format by the file's ending). Needs matplotlib (extra `lab`)."""
-    import matplotlib  # noqa: PLC0415  (an optional package, slow to import)
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt  # noqa: PLC0415
-
     ours, baseline = _chosen(result)
     shown = [policy for policy in (baseline, ours) if policy is not None]
     link = _busiest_link(result)
-    rows = len(shown) + 1
-    figure, axes = plt.subplots(
-        rows, 1, figsize=(10, 2.4 * len(shown) + 3.4), height_ratios=[1] * len(shown) + [1.25]
-    )
     window = min(
         _ITERATIONS * max(_mean_s(result, policy) for policy in shown),
         *(_recorded_s(_first_run(result, policy)) for policy in shown),
     )
-    for panel, policy in zip(axes, shown, strict=False):
-        _bandwidth(panel, result, policy, link, window)
-    for panel in axes[1 : len(shown)]:
-        panel.sharex(axes[0])
-        panel.sharey(axes[0])
-    axes[len(shown) - 1].set_xlabel("time (s)")
-    _distribution(axes[-1], result)
-    title = f"{result.scenario.title}: {result.scenario.description}"
-    figure.suptitle(title, x=0.01, ha="left", parse_math=False)
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    with drawing.figure(path, [2.4] * len(shown) + [3.4]) as rows:
+        axes = [row[0] for row in rows]
+        for panel, policy in zip(axes, shown, strict=False):
+            _bandwidth(panel, result, policy, link, window)
+        for panel in axes[1 : len(shown)]:
+            panel.sharex(axes[0])
+            panel.sharey(axes[0])
+        axes[len(shown) - 1].set_xlabel("time (s)")
+        _distribution(axes[-1], result)
+        title = f"{result.scenario.title}: {result.scenario.description}"
+        axes[0].figure.suptitle(title, x=0.01, ha="left", parse_math=False)
 
 
 def _chosen(result: Results) -> tuple[str | None, str | None]:
@@ -96,7 +83,7 @@ def _bandwidth(panel: Axes, result: Results, policy: str, link: str, window: flo
     run = _first_run(result, policy)
     start = _settled_s(run)
     scale = 8 * 1514 / 1448 / 1e6
-    for colour, job in zip(_JOB_COLOURS, run.jobs, strict=False):
+    for colour, job in zip(drawing.COLOURS, run.jobs, strict=False):
         rate = received_rate(job, link, start, window)
         if rate is not None:
             at = np.arange(rate.size + 1) * _BIN_S
@@ -111,7 +98,7 @@ def _bandwidth(panel: Axes, result: Results, policy: str, link: str, window: flo
     panel.legend(
         loc="lower right", bbox_to_anchor=(1, 1), ncols=6, fontsize=8, frameon=False, borderpad=0
     )
-    _plain(panel)
+    drawing.plain(panel)
 
 
 def _first_run(result: Results, policy: str) -> Run:
@@ -149,30 +136,15 @@ def received_rate(job: JobRun, link: str, start_s: float, window_s: float) -> Fl
 
 def _distribution(panel: Axes, result: Results) -> None:
     for policy in result.policies():
-        slow = np.sort(
-            np.concatenate(
-                [result.times(policy, j.name) / result.scenario.ideal_s(j) for j in _jobs(result)]
-            )
-        )
         dashes = "--" if policy in BASELINES else "-"
-        style = {"linewidth": 1.4, "linestyle": dashes, **_POLICY_STYLES.get(policy, {})}
-        panel.step(slow, np.arange(1, slow.size + 1) / slow.size, label=policy, **style)
+        style = {"linestyle": dashes, **_POLICY_STYLES.get(policy, {})}
+        drawing.distribution(panel, result.slowdowns(policy), policy, **style)
     panel.set_xlim(left=min(0.93, panel.get_xlim()[0]))
     panel.axvline(1.0, color="#888888", linewidth=0.8, linestyle=":", label="Ideal")
     panel.set_xlabel("iteration time / Ideal")
     panel.set_ylabel("share of iterations")
-    panel.set_ylim(0, 1.02)
     panel.legend(loc="lower right", fontsize=8)
     count = max(summary.iterations for summary in result.summaries())
     title = f"iteration times of all jobs and repeats, {count} per policy"
     panel.set_title(title, loc="left", fontsize=10)
-    _plain(panel)
-
-
-def _jobs(result: Results) -> tuple[Job, ...]:
-    return result.scenario.jobs
-
-
-def _plain(panel: Axes) -> None:
-    panel.spines[["top", "right"]].set_visible(False)
-    panel.grid(axis="y", linewidth=0.4, alpha=0.5)
+    drawing.plain(panel)

@@ -22,6 +22,7 @@ from flowslot_lab.collectives import Collective, MakeFlow, PsServer, PsWorker, R
 from flowslot_lab.connect import Links, establish
 from flowslot_lab.content import CorruptionError
 from flowslot_lab.jobspec import JobSpec, Report
+from flowslot_lab.nccl import NcclWorker, Rank
 from flowslot_lab.pslite import Node, PsLiteScheduler, PsLiteServer, PsLiteWorker
 from flowslot_lab.wire import Flow, Loop, PeerGone
 from flowslot_scenario import job as jobs
@@ -93,6 +94,14 @@ def worker(spec: JobSpec) -> tuple[Collective, Clock]:
     if spec.kind == "pslite":
         node = Node(spec)
         return PsLiteWorker(spec, node), node
+    if spec.kind == "nccl":
+        rank = Rank(spec)
+        return NcclWorker(spec, rank), rank
+    if spec.kind == "ddp":
+        from flowslot_lab.ddp import DdpWorker, Timer  # noqa: PLC0415 - torch is an extra
+
+        timer = Timer(spec.sent_bytes)
+        return DdpWorker(spec, timer), timer
     out, into = connect(spec)
     loop, make_flow = Loop(spec.log), flow_maker(spec)
     if spec.kind == "ring":

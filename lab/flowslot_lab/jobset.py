@@ -12,10 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from flowslot_lab import nccl, pslite
 from flowslot_lab.jobspec import JobSpec, Report
+from flowslot_lab.jobspec import environment_of_torch as of_torch
 from flowslot_lab.net import Network, data_ip
 from flowslot_lab.procs import Process, start, stop
-from flowslot_lab.pslite import environment
 from flowslot_lab.rivals import PROTECTED_TOS
 from flowslot_lab.state import RunState
 from flowslot_lab.tools import LabError
@@ -26,6 +27,7 @@ _READY_S = 30.0
 _STALL_S, _STALL_IDEALS = 60.0, 4.0
 """So long, and so many times what all jobs need one after the other, a job may be silent."""
 _FIRST_PORT = 20000
+_ENVIRONMENTS = {"pslite": pslite.environment, "nccl": nccl.environment, "ddp": of_torch}
 
 
 class Stalled(LabError):
@@ -81,7 +83,7 @@ class JobSet:
                 spec.write(path)
                 command = [sys.executable, "-m", "flowslot_lab.job", str(path)]
                 netns = self._net.hosts[host]
-                more = environment(spec) if job.kind == "pslite" else {}
+                more = _ENVIRONMENTS[job.kind](spec) if job.kind in _ENVIRONMENTS else {}
                 process = start(self._state, name, netns, command, pipes=True, environment=more)
                 worker = _Worker(job, rank, process)
                 self.workers.append(worker)
@@ -109,10 +111,26 @@ class JobSet:
             iterations=self._iterations,
             start_s=job.start_s,
             register=self._register(job.processes[rank]),
-            library=job.library,
+            library=self._library(job),
             tos=PROTECTED_TOS if job.protected else 0,
             log=str(self._log_of(job, rank)) if self._logged else "",
+            channels=job.channels,
+            threads=job.threads,
+            iterations_by=job.iterations_by,
+            sent_bytes=job.sent_bytes,
+            tensor_bytes=job.bytes,
+            model=job.model,
+            program=job.program,
+            fusion_kb=job.fusion_kb,
+            host_rates=tuple(self._scenario.link_of(host).capacity_bps for host in job.hosts),
+            racks=tuple(self._scenario.host(host).rack or "" for host in job.hosts),
         )
+
+    def _library(self, job: Job) -> str:
+        """All ranks of an NCCL job have the same plugin: ours, where a host of theirs has us."""
+        if job.kind != "nccl":
+            return job.library
+        return "flowslot" if any(map(self._register, job.processes)) else "standin"
 
     def _log_of(self, job: Job, rank: int) -> Path:
         return self._state.folder / f"flow-{job.name}-{rank}"

@@ -25,8 +25,10 @@ class JobSpec:
 
     `addresses`: data address of every rank: workers, then servers, then ps-lite's scheduler.
     `slices`: per socket and chunk (ring) or per socket (ps: one of each key). `iterations` includes
-    warm-up. `register`: the daemon's registration socket, empty when there is no daemon. `tos`: of
-    its packets. `log`: see `flowslot_lab.wire.Loop`.
+    warm-up. `register`: the daemon's registration socket, empty when there is no daemon. `library`:
+    of ps-lite; of an NCCL job: its network plugin, "flowslot" or "standin". `tos`: of its packets.
+    `log`: see `flowslot_lab.wire.Loop`. Of a job that trains, by rank: `host_rates`, bits/s of its
+    host's link; `racks`, "" where there are none.
     """
 
     job: str
@@ -49,6 +51,16 @@ class JobSpec:
     library: str
     tos: int = 0
     log: str = ""
+    channels: int = 1
+    threads: int = 0
+    iterations_by: str = ""
+    sent_bytes: int = 0
+    tensor_bytes: int = 0
+    model: str = ""
+    program: str = ""
+    fusion_kb: int = 1024
+    host_rates: tuple[float, ...] = ()
+    racks: tuple[str, ...] = ()
 
     def write(self, path: Path) -> None:
         """Write as JSON."""
@@ -58,8 +70,14 @@ class JobSpec:
     def read(cls, path: Path) -> JobSpec:
         """Read what `write` wrote."""
         data = json.loads(path.read_text())
-        data["addresses"] = tuple(data["addresses"])
+        for key in ("addresses", "host_rates", "racks"):
+            data[key] = tuple(data[key])
         return cls(**data)
+
+    @property
+    def registration_socket(self) -> str:
+        """For a library, which without a daemon must not find that of this machine."""
+        return self.register or "/nonexistent/register.sock"
 
     @property
     def is_worker(self) -> bool:
@@ -70,6 +88,11 @@ class JobSpec:
     def is_server(self) -> bool:
         """Whether this process is a parameter server."""
         return 0 <= self.rank - self.workers < self.servers
+
+
+def environment_of_torch(_: JobSpec) -> dict[str, str]:
+    """What a user of torch would set in this network."""
+    return {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
 
 
 @dataclass(slots=True)

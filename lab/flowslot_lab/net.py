@@ -40,6 +40,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from flowslot_lab import rivals
+from flowslot_lab.delay import LongPath
+from flowslot_lab.loss import LossyPath
 from flowslot_lab.processors import Ticks, of_the_network, read_ticks
 from flowslot_lab.rivals import CUBIC, Rival
 from flowslot_lab.state import RunState, remove_netns, unregister
@@ -160,6 +162,7 @@ class Network:
         behave that do not choose a congestion control themselves."""
         self._rival = rival
         self._congestion_control = rival.congestion_control
+        self._registrations = rivals.registrations(rival.congestion_control, state.id)
         self._rto_min_ms = scenario.rto_min_ms
         if rival.rto_min_ms is not None:
             self._rto_min_ms = round(rival.rto_min_ms * scenario.slower)
@@ -174,6 +177,8 @@ class Network:
         self.switches = {name: self._space(name) for name in names}
         self.control = self.switches[names[0]]
         self.ports: dict[str, Port] = {}
+        self.losses: list[LossyPath] = []
+        self.delays: list[LongPath] = []
         for host in scenario.hosts:
             space = self.switches[host.switch]
             self.ports[host.up] = Port(self.hosts[host.name], self._wire, 0)
@@ -190,9 +195,12 @@ class Network:
         links = self.scenario.directed_links()
         segments = super_packet(link.buffer_bytes for link in links.values())
         spaces = [*self.switches.values(), *self.hosts.values()]
-        if self._marks:
-            self.state.note("struct_ops", rivals.registration(self.state.id))
-            self._congestion_control = rivals.register_dctcp(self.state.id, self.state.folder)
+        for name in self._registrations:
+            self.state.note("struct_ops", name)
+        if self._registrations:
+            self._congestion_control = rivals.register(
+                self._rival.congestion_control, self.state.id, self.state.folder
+            )
         for space in spaces:
             self.state.note("netns", space)
         run(["ip", "-batch", "-"], "".join(f"netns add {space}\n" for space in spaces))
@@ -207,6 +215,31 @@ class Network:
             self._shape(self.ports[name], link, (segments + 1) * _MTU_BYTES)
             if self.ports[name].hop and (self._marks or self._rival.fair_queues):
                 self._add_program(self.ports[name], link)
+        self._lengthen()
+        for i, loss in enumerate(self.scenario.losses):
+            source = data_ip(self.scenario.index(loss.from_host))
+            end = self.hosts[loss.to_host], self._wire
+            seed = (self.scenario.seed + i) % 2**32
+            self.losses.append(LossyPath(loss, source, end, seed, self.state.folder))
+
+    def _lengthen(self) -> None:
+        """Before paths lose anything: they are measured."""
+        scenario = self.scenario
+        for i, delay in enumerate(scenario.delays):
+            source = scenario.host(delay.from_host)
+            end = self.switches[source.switch], f"d-{source.name}"
+            to = data_ip(scenario.index(delay.to_host))
+            rate = scenario.link_of(source.name).rate_mbps
+            path = LongPath(i, delay, end, to, rate_mbps=rate, state=self.state)
+            self.delays.append(path)
+            space, device = path.receives
+            self._tune(space, [device], "gro off")
+        for path in self.delays:
+            to = data_ip(scenario.index(path.delay.to_host))
+            expected = scenario.round_trip_us(path.delay)
+            path.measure(self.hosts[path.delay.from_host], to, expected)
+        for path in self.delays:
+            path.begin()
 
     @property
     def _marks(self) -> bool:
@@ -303,6 +336,10 @@ class Network:
         counts = [rivals.marked(space) for space in self.switches.values() if self._marks]
         return sum(a for a, _ in counts), sum(b for _, b in counts)
 
+    def learnt(self) -> int:
+        """How many iterations began whose bytes MLTCP knew. LabError."""
+        return rivals.learnt(self.state.id) if self._rival.learns else 0
+
     def in_queues(self) -> tuple[int, int]:
         """The most flows' queues that a port has used, and the bytes that all have sent ahead of
         others. LabError."""
@@ -313,10 +350,12 @@ class Network:
 
     def down(self) -> None:
         """Remove it. Idempotent."""
+        for path in self.delays:
+            path.stop()
         for space in [*self.hosts.values(), *self.switches.values()]:
             remove_netns(space)
-        if self._marks:
-            unregister(rivals.registration(self.state.id))
+        for name in self._registrations:
+            unregister(name)
 
     def counters(self) -> Counters:
         """Read the kernel's counters of every link and host."""

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from flowslot.policy.registry import DEFAULT, get
 from flowslot_lab.net import (
     SWITCH_CONTROL_IP,
     Network,
@@ -93,6 +94,10 @@ class ControlPlane:
         """Registration socket of a host's daemon."""
         return str(self._state.folder / host / "register.sock")
 
+    def control_of(self, name: str) -> Path:
+        """Where the control socket of a switch process is."""
+        return self._state.folder / f"{name}.control"
+
     def trace_of(self, host: str) -> Path:
         """Where a host's daemon writes when demands, grants and rates came."""
         return self._state.folder / f"{host}.trace"
@@ -112,7 +117,7 @@ class ControlPlane:
             self.start_daemon(host)
         for host in self._net.hosts:
             self._wait_ready(host)
-        if self._policy == "stagger":
+        if get(self._policy).needs_arbiter:
             for name in self._names.addresses:
                 self._wait_sessions(name)
 
@@ -120,7 +125,15 @@ class ControlPlane:
         """Start (again) a switch process."""
         process = "switch" if name == SWITCH else f"switch-{name}"
         config = self._state.folder / f"{name}.switch.toml"  # no host's name has a dot
-        config.write_text(f'name = "{name}"\ntopology = "topology.toml"\n{_tls(name)}')
+        # A daemon that plans itself has no policy for an arbiter; the switch process keeps its own.
+        policy = self._policy if get(self._policy).needs_arbiter else DEFAULT
+        lines = [
+            f'name = "{name}"',
+            'topology = "topology.toml"',
+            f'policy = "{policy}"',
+            f'runtime_dir = "{self.control_of(name)}"',
+        ]
+        config.write_text("\n".join(lines) + "\n" + _tls(name) + classes_toml(self._scenario))
         command = [*venv_program("flowslot-switch", "flowslot_switch.main"), "--config"]
         self.switches[name] = start(
             self._state, process, self._net.control, [*command, str(config)], urgent=True
@@ -157,7 +170,7 @@ class ControlPlane:
         if self._policy == "static":
             lines.append("[static.flows_on_link]")
             lines += [f'"{link}" = {n}' for link, n in self._flows_on_link.items()]
-        text = "\n".join(lines) + "\n"
+        text = "\n".join(lines) + "\n" + classes_toml(self._scenario)
         return text + _tls(host) if self._names.addresses else text
 
     def _wait_ready(self, host: str) -> None:
@@ -190,14 +203,24 @@ class ControlPlane:
 
     def ask(self, host: str, command: str) -> dict[str, Any]:
         """Answer of a daemon's control socket. Raises OSError or ValueError."""
+        return self._ask(self._state.folder / host, f"daemon of {host}", cmd=command)
+
+    def set_policy(self, policy: str, host: str | None = None) -> dict[str, Any]:
+        """What `flowslot policy set` does: of a host's daemon, or of the switch process."""
+        folder = self.control_of(SWITCH) if host is None else self._state.folder / host
+        who = "switch process" if host is None else f"daemon of {host}"
+        return self._ask(folder, who, cmd="set-policy", name=policy)
+
+    @staticmethod
+    def _ask(folder: Path, who: str, **request: str) -> dict[str, Any]:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
             peer.settimeout(5.0)
-            peer.connect(os.fspath(Path(self._state.folder / host / "control.sock")))
-            peer.sendall(json.dumps({"cmd": command}).encode() + b"\n")
+            peer.connect(os.fspath(folder / "control.sock"))
+            peer.sendall(json.dumps(request).encode() + b"\n")
             with peer.makefile("rb") as stream:
                 answer = json.loads(stream.readline())
         if not answer["ok"]:
-            raise LabError(f"daemon of {host}: {answer['error']}")
+            raise LabError(f"{who}: {answer['error']}")
         result: dict[str, Any] = answer["result"]
         return result
 
@@ -255,6 +278,17 @@ class ControlPlane:
 def _tls(name: str) -> str:
     """The certificate of a host or a switch process, as `flowslot certs init` has made it."""
     return f'[tls]\nca = "ca.pem"\ncertificate = "{name}.pem"\nkey = "{name}.key"\n'
+
+
+def classes_toml(scenario: Scenario) -> str:
+    """The classes of jobs that a scenario's jobs are of."""
+    lines = []
+    for job in scenario.jobs:
+        if job.job_class is not None:
+            given = job.job_class.model_dump(mode="json", exclude_none=True)
+            lines.append("[[classes]]")  # TOML has such values as JSON has them
+            lines += [f"{key} = {json.dumps(value)}" for key, value in given.items()]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def topology_toml(scenario: Scenario, switches: SwitchProcesses) -> str:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError
 
+from flowslot.policy.registry import get, names
 from flowslot_lab.procs import start, stop, venv_program
 from flowslot_lab.runner import Options, kind
 from flowslot_lab.state import RunState
@@ -20,7 +21,11 @@ from flowslot_scenario.scenario import Scenario
 
 LIMIT_S = 120.0
 """A hundred iterations take it a second or two."""
-_SIMULATED = {"stagger": "stagger", "static": "static"}
+_SIMULATED = {name: name for name in names() if get(name).needs_arbiter} | {
+    "static": "static",
+    "mltcp": "mltcp",
+    "mltcp-cubic": "mltcp",
+}
 """The policies that it models; all others are TCP, of which it knows the ideal only: also `fair`,
 whose daemons only watch."""
 _UNKNOWN = ("mlcc", "mlcc-literal")
@@ -71,6 +76,10 @@ def predict(
     }
     if not simulated:
         return {}
+    if scenario.losses:
+        raise NoPrediction("the simulator loses no packets, this scenario does")
+    if scenario.delays:
+        raise NoPrediction("the simulator has no long paths, this scenario has")
     policies = list(dict.fromkeys(simulated.values()))
     answer = _ask(_command(path, changes, scenario, options, policies), state)
     found = read(answer, scenario, policies)

@@ -1,75 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
 """A node of a ps-lite job: ps-lite itself does the communication, patched or not.
 
-`build/pslite` holds what `make setup` has built; the library is `lab/pslite_job/pslite_job.cc`.
+The library is `lab/pslite_job/pslite_job.cc`.
 """
 
 from __future__ import annotations
 
 import ctypes
 import time
-from pathlib import Path
 
 import numpy as np
 
 from flowslot_lab.content import Content, Word, Words
 from flowslot_lab.jobspec import JobSpec
+from flowslot_lab.library import LibraryClock
 from flowslot_scenario.job import WORD_BYTES
 
-BUILT = Path(__file__).parents[2] / "build" / "pslite"
 _POINTS = 4096
-_NOBODY = "/nonexistent/register.sock"
 
 
-class NotBuilt(OSError):
-    """The library is not there, or cannot be loaded."""
-
-
-class Node:
-    """This process's node. Waits as a `Loop` does, but has nothing to do meanwhile: ps-lite has
-    threads of its own."""
+class Node(LibraryClock):
+    """This process's node. ps-lite has threads of its own."""
 
     def __init__(self, spec: JobSpec) -> None:
         """Returns when all nodes of the job are there; see `environment`. Raises NotBuilt."""
-        path = BUILT / spec.library / "libpslite_job.so"
-        try:
-            self.lib = ctypes.CDLL(str(path))
-        except OSError as error:
-            raise NotBuilt(f"{error}; `make setup` builds it") from None
+        super().__init__(f"pslite/{spec.library}/libpslite_job.so")
         self.lib.pslite_trace.restype = ctypes.c_int64
-        self.tracing = True
-        self._first = self._received = 0
-        self._trace: list[tuple[int, int]] = []
+        self._first = 0
         self.rank: int = self.lib.pslite_start()
 
     def barrier(self) -> None:
         """All workers and servers are ready to receive."""
         self.lib.pslite_barrier()
 
-    def sleep_until(self, at_ns: int) -> None:
-        """Compute."""
-        while (left := at_ns - time.monotonic_ns()) > 0:
-            time.sleep(left / 1e9)
-        self.mark()
-
-    def mark(self) -> None:
-        """A point of the trace here and now, after those of what has arrived."""
-        if not self.tracing:
-            return
+    def arrived(self) -> list[tuple[int, int]]:
+        """See LibraryClock."""
+        found: list[tuple[int, int]] = []
         points = np.empty((2, _POINTS), np.int64)
         at, received = (row.ctypes.data_as(ctypes.c_void_p) for row in points)
         while n := self.lib.pslite_trace(
             ctypes.c_int64(self._first), ctypes.c_int64(_POINTS), at, received
         ):
-            self._trace += zip(points[0, :n].tolist(), points[1, :n].tolist(), strict=True)
+            found += zip(points[0, :n].tolist(), points[1, :n].tolist(), strict=True)
             self._first += n
-            self._received = self._trace[-1][1]
-        self._trace.append((time.monotonic_ns(), self._received))
-
-    @property
-    def trace(self) -> list[tuple[int, int]]:
-        """(monotonic ns, bytes received), as a Loop's."""
-        return self._trace
+        return found
 
 
 class PsLiteWorker:
@@ -170,5 +144,5 @@ def environment(spec: JobSpec) -> dict[str, str]:
         "DMLC_PS_ROOT_PORT": str(spec.port),
         "DMLC_NODE_HOST": spec.addresses[spec.rank],
         "FLOWSLOT_JOB": spec.job,
-        "FLOWSLOT_SOCKET": spec.register or _NOBODY,
+        "FLOWSLOT_SOCKET": spec.registration_socket,
     }

@@ -25,7 +25,14 @@ MARKED_PART, LEAST_MARKED = 0.25, 6_000
 many bytes."""
 NEVER = 2**32 - 1
 OBJECTS = Path(__file__).parents[2] / "bpf"
-_NAME, _STRUCT_OPS = b"fs_placeholder_", b"dctcp_ops"
+_MLTCP = "mltcp.bpf.o"
+OWN = {
+    "dctcp": ("dctcp.bpf.o", "dctcp_ops"),
+    "mltcp_reno": (_MLTCP, "mltcp_reno"),
+    "mltcp_cubic": (_MLTCP, "mltcp_cubic"),
+}
+"""Congestion controls from bpf/: the object, and what it calls this one and its registration."""
+_MLTCP_COUNTS = "mltcp_counts"
 _MARK_ABOVE, _DROP_ABOVE = 0xF1075107, 0xF1075108
 
 
@@ -33,7 +40,7 @@ class Rival(NamedTuple):
     """How connections between hosts behave without us."""
 
     congestion_control: str
-    """`dctcp`: the lab's own."""
+    """Of the kernel, or of `OWN`."""
     rto_min_ms: int | None = None
     """Least retransmission timeout, of the route; None: as the scenario has it, or the kernel's
     200 ms."""
@@ -42,6 +49,11 @@ class Rival(NamedTuple):
     priority: bool = False
     """Every port sends packets of protected jobs first. Each of its two queues has the whole
     buffer."""
+
+    @property
+    def learns(self) -> bool:
+        """What an iteration is: MLTCP."""
+        return OWN.get(self.congestion_control, ("", ""))[0] == _MLTCP
 
 
 CUBIC = Rival("cubic")
@@ -52,6 +64,8 @@ RIVALS = {name: Rival(name) for name in STOCK} | {
     "dctcp": Rival("dctcp", rto_min_ms=5),
     "cubic+fq": Rival("cubic", rto_min_ms=5, fair_queues=True),
     "prio": Rival("cubic", rto_min_ms=5, priority=True),
+    "mltcp": Rival("mltcp_reno"),
+    "mltcp-cubic": Rival("mltcp_cubic"),
 }
 
 
@@ -92,7 +106,7 @@ def in_queues(space: str, device: str) -> tuple[int, int]:
     return used, by_class.get(_PROTECTED, 0)
 
 
-def _object(name: str, folder: Path, changes: Iterable[tuple[bytes, bytes]]) -> Path:
+def filled_object(name: str, folder: Path, changes: Iterable[tuple[bytes, bytes]]) -> Path:
     """A compiled program with its placeholders filled in. Raises LabError."""
     file = OBJECTS / name
     if not file.exists():
@@ -106,20 +120,39 @@ def _object(name: str, folder: Path, changes: Iterable[tuple[bytes, bytes]]) -> 
     return made
 
 
-def registration(of: str) -> str:
-    """What the kernel calls the struct_ops of DCTCP of a run of the lab."""
-    return f"fl{of}d"
+def unique(name: str, of: str) -> str:
+    """What a run of the lab calls what an object of bpf/ calls so: names are the whole host's."""
+    return f"fl{of}{name}"[: len(name)]
 
 
-def register_dctcp(of: str, folder: Path) -> str:
-    """Returns the congestion control's name. Raises LabError."""
-    name = f"fl{of}_dctcp"
-    changes = [
-        (_NAME, name.encode().ljust(len(_NAME), b"\0")),
-        (_STRUCT_OPS, registration(of).encode()),
+def registrations(congestion_control: str, of: str) -> list[str]:
+    """What the kernel calls the struct_ops that `register` makes in a run of the lab."""
+    found = OWN.get(congestion_control, ("", ""))[0]
+    return [unique(name, of) for file, name in OWN.values() if file == found]
+
+
+def register(congestion_control: str, of: str, folder: Path) -> str:
+    """All congestion controls of its object. Returns the name of this one. Raises LabError."""
+    found, wanted = OWN[congestion_control]
+    names = [name for file, name in OWN.values() if file == found]
+    if found == _MLTCP:
+        names.append(_MLTCP_COUNTS)
+    changes = [(name.encode(), unique(name, of).encode()) for name in names]
+    run(["bpftool", "struct_ops", "register", str(filled_object(found, folder, changes))])
+    return unique(wanted, of)
+
+
+def learnt(of: str) -> int:
+    """How many iterations began whose bytes MLTCP knew, in a run of the lab. Raises LabError."""
+    name = unique(_MLTCP_COUNTS, of)
+    maps = [
+        one for one in json.loads(run(["bpftool", "-j", "map", "show"])) if name == one.get("name")
     ]
-    run(["bpftool", "struct_ops", "register", str(_object("dctcp.bpf.o", folder, changes))])
-    return name
+    if not maps:
+        raise LabError(f"the kernel has no map {name}")
+    newest = max(one["id"] for one in maps)  # the kernel may not have freed an earlier run's yet
+    entries = json.loads(run(["bpftool", "-j", "map", "dump", "id", str(newest)]))
+    return sum(int(entry["formatted"]["value"]) for entry in entries)
 
 
 def port_program(folder: Path, buffer: int, *, marks: bool) -> Path:
@@ -129,7 +162,7 @@ def port_program(folder: Path, buffer: int, *, marks: bool) -> Path:
     most = NEVER if marks else buffer
     numbers = ((_MARK_ABOVE, above), (_DROP_ABOVE, most))
     changes = [(a.to_bytes(4, sys.byteorder), b.to_bytes(4, sys.byteorder)) for a, b in numbers]
-    return _object("port.bpf.o", folder, changes)
+    return filled_object("port.bpf.o", folder, changes)
 
 
 def marked(space: str) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from flowslot.policy.registry import get, names
 from flowslot_lab.budget import Recorder
 from flowslot_lab.jobset import JobSet, Stalled
 from flowslot_lab.jobspec import iteration_times
@@ -24,16 +25,16 @@ from flowslot_scenario.job import Job
 from flowslot_scenario.results import BASELINES, Evidence, JobRun, Results, Run
 from flowslot_scenario.scenario import Scenario
 
-DAEMON_POLICIES = ("static", "fair", "stagger", "mlcc", "mlcc-literal")
+_NEGOTIATED = tuple(name for name in names() if get(name).needs_arbiter)
+DAEMON_POLICIES = ("static", "fair", *_NEGOTIATED, "mlcc", "mlcc-literal")
 POLICIES = (*RIVALS, *DAEMON_POLICIES)
 BACKENDS = ("bpf", "edt", "htb", "socket")
 PACED_BY = tuple(f"{policy}@{name}" for policy in DAEMON_POLICIES for name in BACKENDS)
 """A policy whose daemons pace with one of them; without a name they choose themselves."""
 ALONE_ITERATIONS = 10
 ALONE_WARMUP = 3
-_NEGOTIATED = ("stagger",)
 _SCHEDULED = ("mlcc", "mlcc-literal")
-_PACED = ("stagger", "static", *_SCHEDULED)
+_PACED = (*_NEGOTIATED, "static", *_SCHEDULED)
 
 
 class RunFailed(Exception):
@@ -156,7 +157,9 @@ class LiveRun:
 
     def processes(self) -> list[Process]:
         """All processes of the run."""
-        return [*(self.plane.processes() if self.plane else []), *self.jobs.processes()]
+        relays = [path.process for path in self.net.delays]
+        plane = self.plane.processes() if self.plane else []
+        return [*plane, *self.jobs.processes(), *relays]
 
     def follow(self, watch: Watch, label: str = "") -> Iterator[int]:
         """From the start line to the last report; yields the iterations done, summed over jobs, a
@@ -224,8 +227,11 @@ class LiveRun:
             stolen=stolen,
             cpu={p.name: (p.cpu_s() - cpu_before[p.name]) / elapsed for p in self.processes()},
         )
+        evidence.losses = {path.loss.name: path.counts() for path in self.net.losses}
+        evidence.delays = {path.delay.name: path.seen() for path in self.net.delays}
         evidence.marked, evidence.unmarked = self.net.marked()
         evidence.queues, evidence.protected_bytes = self.net.in_queues()
+        evidence.learnt = self.net.learnt()
         if self.plane is not None:
             self.plane.testify(evidence)
         return evidence
@@ -240,6 +246,11 @@ class LiveRun:
             missing.append("no reservation was granted")
         if self._kind in _PACED and evidence.rate_writes == 0:
             missing.append("no rate was written to the kernel")
+        for path, (came, lost) in evidence.losses.items():
+            if not lost:
+                missing.append(f"none of {came} packets were lost on {path}")
+        idle = [path for path, relayed in evidence.delays.items() if not relayed.frames]
+        missing += [f"no packet came to the relay of {path}" for path in idle]
         missing += self._missing_of_rival(evidence)
         switch = self.plane is not None and self.plane.use_switch
         if self._kind in _SCHEDULED and switch and evidence.scheduled == 0:
@@ -259,11 +270,14 @@ class LiveRun:
         missing = []
         if evidence.unmarked > evidence.marked:
             missing.append(f"{evidence.unmarked} packets bore no ECN, {evidence.marked} did")
+        if rival is not None and rival.learns and not evidence.learnt:
+            missing.append("no flow has learnt how many bytes an iteration has: measure more")
         if rival is not None and rival.fair_queues:
             flows = max(self.scenario.flows_on_link().values())
             if evidence.queues < min(flows, 2):
                 missing.append(f"{flows} flows had {evidence.queues} queues at a port")
-        if rival is not None and rival.priority and not evidence.protected_bytes:
+        first = any(job.protected for job in self.scenario.jobs)
+        if rival is not None and rival.priority and first and not evidence.protected_bytes:
             missing.append("no port has sent anything of a protected job")
         return missing
 

@@ -151,6 +151,9 @@ def remove_netns(name: str) -> bool:
     """Delete a named network namespace and all that lives in it; False when there was none."""
     if not (NETNS / name).exists():
         return False
+    # Connections of killed processes would live on until the kernel's next try, and what they use.
+    reset = ["ip", "netns", "exec", name, "ss", "-K", "-tnH"]
+    subprocess.run(reset, capture_output=True, check=False)
     done = subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
     # A mount point whose namespace never came to be is a plain file.
     (NETNS / name).unlink(missing_ok=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,8 +24,8 @@ STOCK = ("cubic", "reno", "bbr")
 TUNED = ("cubic+rto5", "reno+rto5", "dctcp", "cubic+fq", "prio")
 """TCP as a user would tune it (lab/flowslot_lab/rivals.py)."""
 BASELINES = (*STOCK, *TUNED)
-FAIR = "fair"
-"""The simulator's max-min sharing: what TCP would do in the ideal."""
+FAIR, MLTCP = "fair", "mltcp"
+"""The simulator's max-min sharing: what TCP would do in the ideal; and what MLTCP would."""
 Floats = npt.NDArray[np.float64]
 
 
@@ -43,7 +43,7 @@ class Prediction:
     @property
     def of_ideal_tcp(self) -> bool:
         """It knows no loss and no timeouts: what is measured differs by these at least."""
-        return self.simulated == FAIR
+        return self.simulated in (FAIR, MLTCP)
 
 
 def mean(values: Floats) -> float:
@@ -62,6 +62,19 @@ def percentiles(values: Floats) -> tuple[float, float]:
 def _number(value: float, digits: int = 4) -> float | None:
     """For JSON, which has no NaN."""
     return None if math.isnan(value) else round(value, digits)
+
+
+@dataclass(frozen=True, slots=True)
+class Relayed:
+    """What became of the frames of a long path. `round_trip_us`: at the start, measured; `late_us`,
+    `most_late_us`: beyond the delay; `tardy`: frames that were late by more than 1 ms."""
+
+    round_trip_us: float
+    frames: int
+    dropped: int
+    late_us: float
+    most_late_us: float
+    tardy: int
 
 
 @dataclass(slots=True)
@@ -86,10 +99,16 @@ class Evidence:
     marked: int = 0
     unmarked: int = 0
     """Packets that met a long queue at a switch that marks (DCTCP): those that bore no ECN, too."""
+    losses: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Of each path that loses packets: those that came, and those of them that were lost."""
+    delays: dict[str, Relayed] = field(default_factory=dict)
+    """Of each long path."""
     queues: int = 0
     """The most flows that had a queue of their own at a port (cubic+fq)."""
     protected_bytes: int = 0
     """What the ports have sent of protected jobs, ahead of all others (prio)."""
+    learnt: int = 0
+    """Iterations of flows that began when MLTCP knew their bytes."""
     network_busy: float = 0.0
     """Part of the time in which the processors that emulate the network were busy."""
     stolen: float = 0.0
@@ -112,8 +131,13 @@ class Evidence:
             "control_packets": self.control_packets,
             "errors": self.errors,
             "ecn": {"marked": self.marked, "unmarked": self.unmarked},
+            "losses": {
+                path: {"packets": came, "lost": lost} for path, (came, lost) in self.losses.items()
+            },
+            "delays": {path: asdict(relayed) for path, relayed in self.delays.items()},
             "queues": self.queues,
             "protected_bytes": self.protected_bytes,
+            "learnt": self.learnt,
             "network_busy": round(self.network_busy, 4),
             "stolen": round(self.stolen, 4),
             "cpu": {name: round(share, 4) for name, share in self.cpu.items()},
@@ -303,6 +327,11 @@ class Results:
         return np.concatenate(
             [j.times for r in self.runs if r.policy == policy for j in r.jobs if j.job.name == job]
         )
+
+    def slowdowns(self, policy: str) -> Floats:
+        """Iteration times of all jobs under a policy, as multiples of Ideal."""
+        jobs = self.scenario.jobs
+        return np.concatenate([self.times(policy, j.name) / self.scenario.ideal_s(j) for j in jobs])
 
     def by_job(self) -> list[JobRow]:
         """Every job under every policy."""

@@ -12,10 +12,21 @@ name = "h1"                  # may set rate_mbps and buffer_kb of its own
 rack = "r1"                  # every host has one, or none has
 [[jobs]]
 name = "a"
-kind = "ring"                # or "ps", with server = "h1"; or "pslite", with servers = ["h1"]
+kind = "ring"                # or "nccl", "ddp"; "ps", with server = "h1";
+                             # "pslite", with servers = ["h1"]
 hosts = ["h1", "h2"]         # one worker each
 bytes = 5_000_000            # ring: the tensor; else pushed, and pulled, by each worker
 compute_s = 0.125
+
+[[losses]]                   # if any: a path that loses packets at random
+from_host = "h1"
+to_host = "h2"
+percent = 3
+
+[[delays]]                   # if any: a path whose packets arrive later
+from_host = "h1"
+to_host = "h2"
+us = 1000
 
 Without racks there is one switch, `s1`: links `h1->s1`, `s1->h1`. With racks, each has a switch of
 its name, and these meet in `core`: links `h1->r1`, `r1->h1`, uplinks `r1->core`, `core->r1`.
@@ -28,7 +39,7 @@ cheaper against an iteration, as on a machine three times as fast.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -48,6 +59,7 @@ from flowslot.model.units import goodput
 from flowslot_scenario import variants
 from flowslot_scenario.fields import NAME, BufferKb, HostName, Iterations, RackName, RateMbps
 from flowslot_scenario.job import Job
+from flowslot_scenario.paths import Delay, HostPath, Loss
 
 SWITCH = "s1"
 """The switch, where there are no racks."""
@@ -57,22 +69,36 @@ MAX_HOSTS = 200  # 10.77.0.250 is the switch's
 MAX_JOBS = 64
 KERNEL_RTO_MS = 200
 """Least retransmission timeout of Linux."""
-_PS, _PSLITE, _OWN = 'is for kind "ps"', 'is for kind "pslite"', 'is for kinds "ring" and "ps"'
+_PS, _PSLITE, _NCCL = 'is for kind "ps"', 'is for kind "pslite"', 'is for kind "nccl"'
+_OWN = 'is for kinds "ring" and "ps"'
+_FOR_NCCL = dict.fromkeys(("channels", "threads", "iterations_by"), _NCCL)
+_FOR_SERVERS = {
+    "server": _PS,
+    "barrier": _PS,
+    "servers": _PSLITE,
+    "library": _PSLITE,
+    "keys": "is for kinds with servers",
+}
+_FOR_DDP = dict.fromkeys(("model", "program", "fusion_kb"), 'is for kind "ddp"')
 _OF_OTHERS = {
-    "ring": {
-        "server": _PS,
-        "barrier": _PS,
-        "servers": _PSLITE,
-        "library": _PSLITE,
-        "keys": "is for kinds with servers",
-    },
-    "ps": {"servers": _PSLITE, "library": _PSLITE},
+    "ring": _FOR_SERVERS | _FOR_NCCL | _FOR_DDP,
+    "ps": {"servers": _PSLITE, "library": _PSLITE} | _FOR_NCCL | _FOR_DDP,
     "pslite": {
         "server": _PS,
         "barrier": _PS,
-        "sockets": _OWN,
-        "slice_kb": 'is for kind "ring"',
+        "sockets": 'is for kinds "ring", "ps" and "nccl"',
+        "slice_kb": 'is for kinds "ring" and "nccl"',
         "protected": _OWN,
+    }
+    | _FOR_NCCL
+    | _FOR_DDP,
+    "nccl": _FOR_SERVERS | {"protected": _OWN} | _FOR_DDP,
+    "ddp": _FOR_SERVERS
+    | _FOR_NCCL
+    | {
+        "protected": _OWN,
+        "sockets": 'is for kinds "ring", "ps" and "nccl"',
+        "slice_kb": 'is for kinds "ring" and "nccl"',
     },
 }
 """Fields that a kind of job has no use for, and whose they are."""
@@ -150,6 +176,8 @@ class Scenario(Settings):
     links: Links
     hosts: tuple[Host, ...] = Field(min_length=2, max_length=MAX_HOSTS)
     jobs: tuple[Job, ...] = Field(min_length=1, max_length=MAX_JOBS)
+    losses: tuple[Loss, ...] = Field(default=(), max_length=MAX_JOBS)
+    delays: tuple[Delay, ...] = Field(default=(), max_length=MAX_JOBS)
 
     @property
     def title(self) -> str:
@@ -183,6 +211,11 @@ class Scenario(Settings):
         if first.switch == last.switch:
             return (first.up, last.down)
         return (first.up, rack_up(first.switch), rack_down(last.switch), last.down)
+
+    def round_trip_us(self, delay: Delay) -> float:
+        """What the delays of both its directions add up to."""
+        ends = {delay.from_host, delay.to_host}
+        return sum(one.us for one in self.delays if {one.from_host, one.to_host} == ends)
 
     def held_by(self, per_rack: bool) -> dict[str, str]:
         """Which switch process holds each directed link: one for all, or each rack's own those that
@@ -302,6 +335,8 @@ def _dilated(scenario: Scenario, source: str) -> Scenario:
         for key in ("rate_mbps", "uplink_mbps"):
             if table.get(key) is not None:
                 table[key] /= k
+    for delay in data.get("delays", ()):
+        delay["us"] *= k
     for job in data["jobs"]:
         for key in ("compute_s", "start_s"):
             job[key] = job.get(key, 0.0) * k
@@ -322,8 +357,18 @@ class _Checker:
             self._no_switch(host, f"hosts[{i}].name", "host")
         self._check_racks(hosts)
         self._unique("job", [job.name for job in self._scenario.jobs], "jobs")
+        self._check_paths(self._scenario.losses, "losses", hosts)
+        self._check_paths(self._scenario.delays, "delays", hosts)
         for i, job in enumerate(self._scenario.jobs):
             self._check_job(job, f"jobs[{i}]", hosts)
+
+    def _check_paths(self, paths: Sequence[HostPath], field: str, hosts: list[str]) -> None:
+        for i, path in enumerate(paths):
+            self._known(path.from_host, hosts, f"{field}[{i}].from_host")
+            self._known(path.to_host, hosts, f"{field}[{i}].to_host")
+            if path.from_host == path.to_host:
+                self._fail(f"{field}[{i}].to_host", "must not be the host that the path begins at")
+        self._unique("path", [path.name for path in paths], field, "")
 
     def _check_racks(self, hosts: list[str]) -> None:
         with_rack = [i for i, host in enumerate(self._scenario.hosts) if host.rack is not None]
@@ -356,11 +401,13 @@ class _Checker:
                 self._fail(f"{at}.hosts[{k}]", f'"{host}" has a worker already; name each once')
         for key in sorted(job.model_fields_set & _OF_OTHERS[job.kind].keys()):
             self._fail(f"{at}.{key}", f'{_OF_OTHERS[job.kind][key]}; "{job.kind}" has none')
-        if job.kind == "ring":
-            if job.workers < 2:
-                self._fail(f"{at}.hosts", "must name at least 2 hosts for a ring")
-        else:
+        if not job.is_ring:
             self._check_servers(job, at, hosts)
+        elif job.workers < 2:
+            self._fail(f"{at}.hosts", "must name at least 2 hosts for a ring")
+        if job.threads and job.sockets % job.threads:
+            problem = f"must be a multiple of {job.threads}: each of `threads` has as many"
+            self._fail(f"{at}.sockets", problem)
 
     def _check_servers(self, job: Job, at: str, hosts: list[str]) -> None:
         field = "server" if job.kind == "ps" else "servers"
@@ -378,12 +425,12 @@ class _Checker:
             problem = f"must be a multiple of {len(job.servers)}: all servers hold as many"
             self._fail(f"{at}.keys", problem)
 
-    def _unique(self, kind: str, names: list[str], field: str) -> None:
+    def _unique(self, kind: str, names: list[str], field: str, of: str = ".name") -> None:
         for i, name in enumerate(names):
             if name in names[:i]:
-                first = f"{field}[{names.index(name)}].name"
+                first = f"{field}[{names.index(name)}]{of}"
                 problem = f'{kind} "{name}" is already at `{first}`; name each once'
-                self._fail(f"{field}[{i}].name", problem)
+                self._fail(f"{field}[{i}]{of}", problem)
 
     def _known(self, host: str, hosts: list[str], field: str) -> None:
         if host not in hosts:

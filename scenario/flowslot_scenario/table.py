@@ -33,6 +33,8 @@ def print_result(result: Results, console: Console) -> None:
         console.print(f"  {scenario.explain_ideal(job)}", highlight=False)
     if budgets := result.budgets():
         print_budgets(scenario.title, budgets, console)
+    _tell_of_losses(result, console)
+    _tell_of_delays(result, console)
     _tell_of_livelocks(result, console)
     _warn_of_busy_processors(result, console)
     _warn_of_stolen_time(result, console)
@@ -84,6 +86,41 @@ def _tell_of_livelocks(result: Results, console: Console) -> None:
                 f"Its numbers are of {done} iterations done by then.",
                 highlight=False,
             )
+
+
+def _tell_of_losses(result: Results, console: Console) -> None:
+    """How many packets the lossy paths have lost."""
+    for loss in result.scenario.losses:
+        lost = ", ".join(
+            f"{policy} {_share_lost(result, policy, loss.name):.2%}" for policy in result.policies()
+        )
+        console.print(f"Lost of the packets on {loss.name}, by intent: {lost}", highlight=False)
+
+
+def _tell_of_delays(result: Results, console: Console) -> None:
+    """How long the long paths were, and whether their relays kept up."""
+    for delay in result.scenario.delays:
+        runs = [run.evidence.delays[delay.name] for run in result.runs if run.evidence.delays]
+        if not runs:
+            continue
+        frames = sum(one.frames for one in runs)
+        late = sum(one.late_us * one.frames for one in runs) / max(frames, 1)
+        tardy = sum(one.tardy for one in runs) / max(frames, 1)
+        console.print(
+            f"Round trip of {delay.name}, measured at the start: "
+            f"{_span([one.round_trip_us / 1000 for one in runs])} ms. Its relay was late by "
+            f"{late:.0f} us, {max(one.most_late_us for one in runs) / 1000:.1f} ms at most; "
+            f"{tardy:.2%} of {frames} super-packets by more than 1 ms.",
+            highlight=False,
+        )
+        if dropped := sum(one.dropped for one in runs):
+            text = f"warning: that relay dropped {dropped} frames, which is no intended loss"
+            console.print(text, style="red", highlight=False)
+
+
+def _share_lost(result: Results, policy: str, path: str) -> float:
+    runs = [run.evidence.losses.get(path, (0, 0)) for run in result.runs if run.policy == policy]
+    return sum(lost for _, lost in runs) / max(sum(came for came, _ in runs), 1)
 
 
 def _number(value: float, digits: int = 3) -> str:

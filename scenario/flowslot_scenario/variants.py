@@ -14,8 +14,9 @@ from flowslot.model.settings import printable, shortened
 def apply(data: dict[str, Any], changes: Iterable[str]) -> None:
     """Make every change `KEY=VALUE` to a scenario file as it was parsed.
 
-    KEY is `key`, `links.key`, `hosts.key` or `jobs.key` (all of them), or `hosts.NAME.key` or
-    `jobs.NAME.key`. Raises ConfigError; whether the result is a valid scenario is not checked.
+    KEY is `key`, `links.key`, `hosts.key`, `jobs.key`, `losses.key` or `delays.key` (all of them),
+    or `hosts.NAME.key` or `jobs.NAME.key`. Raises ConfigError; whether the result is a valid
+    scenario is not checked.
     """
     for change in changes:
         try:
@@ -53,7 +54,7 @@ def _tables(data: dict[str, Any], where: list[str]) -> list[dict[str, Any]]:
         names = [name for table in tables if isinstance(name := table.get("name"), str)]
         known = shortened(", ".join(filter(str.isprintable, names))) or "(none)"
         raise ValueError(f'none of `{where[0]}` is called "{shortened(where[1])}"; of: {known}')
-    raise ValueError("must begin with links., hosts. or jobs., or be one key")
+    raise ValueError("must begin with links., hosts., jobs., losses. or delays., or be one key")
 
 
 def _value(text: str) -> object:

@@ -104,12 +104,13 @@ def begin(
     flowslot: Flowslot, *options: str, scenario: str = "two-equal"
 ) -> tuple[subprocess.Popen[str], str]:
     """Start a long run; returns it and its id once its jobs exist."""
-    file = str(SCENARIOS / f"{scenario}.toml")
-    process = flowslot("lab", "run", file, "--iterations", "1000", "--no-predict", *options)
+    file = SCENARIOS / f"{scenario}.toml"
+    last = load(file).jobs[-1].name
+    process = flowslot("lab", "run", str(file), "--iterations", "1000", "--no-predict", *options)
 
     def begun(journal: Path) -> bool:
         text = journal.read_text()
-        return f"owner {process.pid} " in text and " job-b-1\n" in text
+        return f"owner {process.pid} " in text and f" job-{last}-1\n" in text
 
     def journals() -> list[Path]:
         assert process.poll() is None, process.communicate()

@@ -145,18 +145,22 @@ def test_an_interrupted_run_leaves_nothing(
 
 @pytest.mark.parametrize(
     ("scenario", "policy"),
-    [("two-equal", "cubic"), ("two-equal", "stagger"), ("ring4-two-jobs", "stagger")],
+    [("nccl-ring-loss", "cubic"), ("two-equal", "stagger"), ("ring4-two-jobs", "stagger")],
 )
 def test_after_kill_the_next_start_is_clean(
     host: Host, flowslot: Flowslot, scenario: str, policy: str
 ) -> None:
     process, run_id = begin(flowslot, "--policy", policy, scenario=scenario)
+    relays = [command for command in traces(run_id)["processes"] if "lab/relay" in command]
+    assert len(relays) == (scenario == "nccl-ring-loss")
     process.kill()
     process.communicate()
     settle(lambda: not traces(run_id)["processes"])  # they die with the lab, before anyone cleans
     parts = ["core", "h1", "h2", "h3", "h4", "r1", "r2"]
     if scenario == "two-equal":
         parts = ["h1", "h2", "s1"]
+    elif scenario == "nccl-ring-loss":
+        parts = ["h1", "h2", "h3", "h4", "s1"]
     assert traces(run_id)["namespaces"] == [f"fl{run_id}-{part}" for part in parts]
     other, other_id = begin(flowslot, "--policy", "cubic")
     assert traces(run_id) == NOTHING

@@ -17,7 +17,7 @@ from flowslot_lab.state import RunState
 from flowslot_scenario.results import Evidence, Run
 from flowslot_scenario.scenario import Scenario, load
 
-from .conftest import LEAVES_NOTHING, SCENARIOS, Quiet
+from .conftest import LEAVES_NOTHING, SCENARIOS, TWO_EQUAL, Quiet
 
 INCAST = load(SCENARIOS / "ps-incast.toml", ["warmup=2"])
 PRIORITY = load(SCENARIOS / "priority.toml", ["warmup=2"])
@@ -103,6 +103,15 @@ def test_a_protected_job_is_as_fast_as_alone(state: RunState) -> None:
     assert prio.evidence.protected_bytes > 20 * 2_000_000 and not plain.evidence.protected_bytes
 
 
+@pytest.mark.root
+@LEAVES_NOTHING
+def test_mltcp_learns_the_iterations_of_all_flows(state: RunState) -> None:
+    """Each of eight flows knows from its third or fourth iteration on."""
+    run = measured(TWO_EQUAL, state, "mltcp", 7)
+    iterations = 7 + TWO_EQUAL.warmup
+    assert 8 * (iterations - 6) <= run.evidence.learnt <= 8 * iterations
+
+
 @pytest.mark.parametrize(
     ("policy", "evidence", "problem"),
     [
@@ -113,13 +122,17 @@ def test_a_protected_job_is_as_fast_as_alone(state: RunState) -> None:
         ("cubic+fq", {"queues": 1}, "16 flows had 1 queues at a port"),
         ("prio", {"protected_bytes": 1}, ""),
         ("prio", {}, "no port has sent anything of a protected job"),
+        ("mltcp", {"learnt": 1}, ""),
+        ("mltcp-cubic", {}, "no flow has learnt how many bytes an iteration has"),
         ("cubic", {}, ""),
     ],
 )
 def test_a_rival_without_effect_was_not_measured(
     tmp_path, policy: str, evidence: dict[str, int], problem: str
 ) -> None:
-    live = LiveRun(INCAST, RunState.create(tmp_path), policy, 1, use_switch=False)
+    first = ["jobs.protected=true"] if policy == "prio" else []
+    scenario = load(SCENARIOS / "ps-incast.toml", ["warmup=2", *first])
+    live = LiveRun(scenario, RunState.create(tmp_path), policy, 1, use_switch=False)
     verified = 2 * 6_400_000 * 3
     if not problem:
         live.check(Evidence(bytes_verified=verified, **evidence))

@@ -22,7 +22,7 @@ def test_shipped_scenarios_have_the_name_of_their_file(shipped: Scenario) -> Non
 
 def test_shipped_jobs_send_exactly_what_was_asked(shipped: Scenario) -> None:
     for job in shipped.jobs:
-        share = 2 * (job.workers - 1) / job.workers if job.kind == "ring" else 1
+        share = 2 * (job.workers - 1) / job.workers if job.is_ring else 1
         assert job.sent_bytes == share * job.bytes
 
 
@@ -59,6 +59,18 @@ def test_keys_of_ps_lite_are_spread_over_its_servers() -> None:
     assert scenario.flows_on_link()["h3->s1"] == 4  # two servers, two jobs
 
 
+def test_messages_of_nccl_are_striped_over_a_channels_sockets() -> None:
+    scenario = load(SCENARIOS / "nccl-shared-host.toml", ["jobs.vgg19.channels=2"])
+    job = scenario.jobs[0]
+    chunk = 5_490_000 // (3 * 2)
+    assert (job.slices, job.flows) == (3, 8)
+    whole = job.slice_bytes * job.slices * job.sockets
+    assert whole == chunk
+    assert job.sent_bytes == 2 * (3 - 1) * 2 * whole and job.rounds == 4
+    assert scenario.flows_on_link()["h2->s1"] == 8 + 4
+    assert scenario.link_bytes(job)["h1->s1"] == job.sent_bytes
+
+
 def test_ideal_of_a_barrier_knows_a_slow_worker() -> None:
     text = (SCENARIOS / "ps-incast.toml").read_text() + "\nbarrier = true\n"
     scenario = parse(text, "f", ["hosts.h3.rate_mbps=10"])
@@ -88,6 +100,11 @@ def edit(old: str, new: str, text: str = TWO_HOSTS) -> str:
 
 pslite = partial(edit, text=(SCENARIOS / "pslite-two-jobs.toml").read_text())
 racks = partial(edit, text=TWO_RACKS)
+LOSS = '[[losses]]\nfrom_host = "h1"\nto_host = "h2"\npercent = 3\n'
+lossy = partial(edit, text=TWO_HOSTS + LOSS)
+DELAY = '[[delays]]\nfrom_host = "h1"\nto_host = "h2"\nus = 1500\n'
+long = partial(edit, text=TWO_HOSTS + DELAY)
+nccl = partial(edit, text=edit('kind = "ring"', 'kind = "nccl"'))
 PS = edit('kind = "ring"', 'kind = "ps"').replace("slice_kb = 25\n", "")
 ERRORS = {
     pslite('servers = ["h1", "h2"]\n', ""): (
@@ -103,10 +120,59 @@ ERRORS = {
         'field `jobs[0].server`: is for kind "ps"; "pslite" has none'
     ),
     pslite("keys = 60", "sockets = 2\nkeys = 60"): (
-        'field `jobs[0].sockets`: is for kinds "ring" and "ps"; "pslite" has none'
+        'field `jobs[0].sockets`: is for kinds "ring", "ps" and "nccl"; "pslite" has none'
     ),
     pslite("keys = 60", "keys = 61"): (
         "field `jobs[0].keys`: must be a multiple of 2: all servers hold as many"
+    ),
+    nccl("sockets = 2", 'sockets = 2\nserver = "h1"'): (
+        'field `jobs[0].server`: is for kind "ps"; "nccl" has none'
+    ),
+    nccl("sockets = 2", "sockets = 2\nprotected = true"): (
+        'field `jobs[0].protected`: is for kinds "ring" and "ps"; "nccl" has none'
+    ),
+    nccl("sockets = 2", "sockets = 6\nthreads = 4"): (
+        "field `jobs[0].sockets`: must be a multiple of 4: each of `threads` has as many"
+    ),
+    nccl("sockets = 2", "sockets = 65"): (
+        "field `jobs[0].sockets`: must be less than or equal to 64, got 65"
+    ),
+    nccl("sockets = 2", "channels = 33"): (
+        "field `jobs[0].channels`: must be less than or equal to 32, got 33"
+    ),
+    nccl("sockets = 2", 'iterations_by = "guess"'): (
+        "field `jobs[0].iterations_by`: must be 'pauses', 'bytes' or 'calls', got \"guess\""
+    ),
+    nccl('"h1", "h2"]', '"h1"]'): "field `jobs[0].hosts`: must name at least 2 hosts for a ring",
+    edit("sockets = 2", "sockets = 2\nchannels = 2"): (
+        'field `jobs[0].channels`: is for kind "nccl"; "ring" has none'
+    ),
+    lossy('to_host = "h2"', 'to_host = "h9"'): (
+        'field `losses[0].to_host`: no host is called "h9"; must be one of: h1, h2'
+    ),
+    lossy('to_host = "h2"', 'to_host = "h1"'): (
+        "field `losses[0].to_host`: must not be the host that the path begins at"
+    ),
+    lossy("percent = 3", "percent = 0"): (
+        "field `losses[0].percent`: must be greater than or equal to 0.001, got 0"
+    ),
+    TWO_HOSTS + LOSS + LOSS: (
+        'field `losses[1]`: path "h1 to h2" is already at `losses[0]`; name each once'
+    ),
+    long('from_host = "h1"', 'from_host = "h9"'): (
+        'field `delays[0].from_host`: no host is called "h9"; must be one of: h1, h2'
+    ),
+    long('to_host = "h2"', 'to_host = "h1"'): (
+        "field `delays[0].to_host`: must not be the host that the path begins at"
+    ),
+    long("us = 1500", "us = 99"): (
+        "field `delays[0].us`: must be greater than or equal to 100, got 99"
+    ),
+    long("us = 1500", "us = 100001"): (
+        "field `delays[0].us`: must be less than or equal to 100000, got 100001"
+    ),
+    TWO_HOSTS + DELAY + DELAY: (
+        'field `delays[1]`: path "h1 to h2" is already at `delays[0]`; name each once'
     ),
     edit("sockets = 2", 'sockets = 2\nlibrary = "calm"'): (
         'field `jobs[0].library`: is for kind "pslite"; "ring" has none'
@@ -138,7 +204,7 @@ ERRORS = {
         'field `description`: must hold printable characters only, got "a\\nb"'
     ),
     edit('kind = "ring"', 'kind = "tree"'): (
-        "field `jobs[0].kind`: must be 'ring', 'ps' or 'pslite', got \"tree\""
+        "field `jobs[0].kind`: must be 'ring', 'ps', 'pslite', 'nccl' or 'ddp', got \"tree\""
     ),
     edit("sockets = 2", 'sockets = 2\nserver = "h1"'): (
         'field `jobs[0].server`: is for kind "ps"; "ring" has none'
@@ -216,7 +282,7 @@ def test_variants_change_single_values() -> None:
     ("change", "problem"),
     [
         ("jobs.c.bytes=1", 'none of `jobs` is called "c"; of: a, b'),
-        ("job.bytes=1", "must begin with links., hosts. or jobs., or be one key"),
+        ("job.bytes=1", "must begin with links., hosts., jobs., losses. or delays., or be one key"),
         ("jobs.bytes", "must be KEY=VALUE"),
         ("jobs.bytes=-1", "field `jobs[0].bytes`: must be greater than or equal to 1, got -1"),
         ("jobs.bytes=1979-05-27", 'field `jobs[0].bytes`: must be a valid integer, got "1979-05-'),
@@ -225,7 +291,10 @@ def test_variants_change_single_values() -> None:
         ("links.rate_mbps=inf", "field `links.rate_mbps`: must be a finite number"),
         ("jobs.x\ny.bytes=1", '--set: must hold printable characters only, got "jobs.x\\ny'),
         ("jobs.bytes=\udcff", "--set: must hold printable characters only"),
-        ("x" * 5000 + ".y=1", "must begin with links., hosts. or jobs., or be one key"),
+        (
+            "x" * 5000 + ".y=1",
+            "must begin with links., hosts., jobs., losses. or delays., or be one key",
+        ),
         ("jobs." + "x" * 5000 + ".y=1", '..."; of: a, b'),
         ("jobs.sokets=1", "field `jobs[0].sokets`: unknown key; did you mean `sockets`?"),
     ],
@@ -335,6 +404,14 @@ def test_slower_keeps_bytes_and_slowdowns() -> None:
     assert (plain.rto_min_ms, slow.rto_min_ms) == (None, 600)
     assert load(SCENARIOS / "ps-incast.toml", ["slower=3", "rto_min_ms=5"]).rto_min_ms == 15
     assert plain.title == "ps-incast" and slow.title == "ps-incast, 3 times slower"
+
+
+def test_a_round_trip_has_the_delays_of_both_directions() -> None:
+    back = DELAY.replace("h1", "h3").replace("h2", "h1").replace("h3", "h2").replace("1500", "250")
+    for text, expected in ((TWO_HOSTS + DELAY, 1500), (TWO_HOSTS + DELAY + back, 1750)):
+        for scenario, times in ((parse(text, "f"), 1), (parse(text, "f", ["slower=3"]), 3)):
+            for delay in scenario.delays:
+                assert scenario.round_trip_us(delay) == times * expected
 
 
 def test_slower_than_a_field_can_be() -> None:

@@ -2,9 +2,13 @@
 # On a fresh Debian 12 machine, as root:
 #   make demo    sets everything up and runs the main job for real
 #   make test    sets everything up and passes the tests
-.PHONY: help setup install demo test test-guest check lint bpf proto pxd bench lab-clean clean
+.PHONY: help setup install demo test test-guest nccl-check gpu-check check lint bpf proto pxd bench lab-clean clean
 PY := .venv/bin
 POLICIES := stagger,static,cubic,reno,bbr
+# Tests that nothing outside of their process has a say in: they share the processors.
+PURE := tests/core tests/scenario tests/sim
+# Tests that mostly wait, on sockets of their own: two files at a time.
+WAITING := $(addprefix tests/,switchemu proto shm bench torch) $(wildcard tests/test_*.py)
 
 help:           ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -23,10 +27,18 @@ demo: setup     ## three scenarios for real, in 5 minutes: tables and figures ag
 	done
 
 test: setup     ## all tests, kernel tests included (root)
-	@$(PY)/python -m pytest
+	@$(PY)/python -m pytest -n auto $(PURE)
+	@$(PY)/python -m pytest -n 2 --dist loadfile $(WAITING)
+	@$(PY)/python -m pytest $(foreach done,$(PURE) $(WAITING),--ignore=$(done))
 
 test-guest: setup  ## kernel tests of the pacing back ends in Debian's own kernel (emulated, minutes)
 	@scripts/guest.sh
+
+nccl-check: setup  ## all tests of the NCCL plugin: every version, socket count and size, under sanitizers, in stock NCCL (fetches 1.2 GB)
+	@NCCL_CHECK=1 FLOWSLOT_NCCL_DOWNLOAD=1 $(PY)/python -m pytest tests/nccl
+
+gpu-check:      ## the NCCL plugin in stock NCCL on a real GPU; needs neither a set-up nor root
+	@python3 nccl_patch/gpu_check.py
 
 check: setup lint   ## before every commit: linters, types, import rules, tests without root
 	@$(PY)/python -m pytest -m "not root"

@@ -15,17 +15,16 @@ import json
 import sys
 import tempfile
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bench import daemon_cost, decision_time, negotiation
 from bench.run import BOUNDS
-from flowslot_lab.figure import FORMATS
 from flowslot_lab.processors import awake
+from flowslot_scenario import drawing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,7 +37,6 @@ PANELS = {
     "negotiation": ("Negotiations, 100 flows per daemon", ""),
 }
 """Title, and the metric whose bound is drawn; "": there is none."""
-COLOURS = ("#0072b2", "#d55e00", "#009e73")
 
 
 def collect() -> dict[str, Samples]:
@@ -64,42 +62,24 @@ def _passes() -> list[int]:
     return passes
 
 
-def ecdf(samples_ns: Sequence[int]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Times in ms, ascending, and the share of samples that are at most as long."""
-    ms = np.sort(np.asarray(samples_ns, dtype=np.float64)) / 1e6
-    return ms, np.arange(1, ms.size + 1) / ms.size
-
-
 def draw(panels: Mapping[str, Samples], path: Path) -> None:
     """Write the figure (format by the file's ending)."""
-    import matplotlib  # noqa: PLC0415  (an optional package, slow to import)
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt  # noqa: PLC0415
-
     must = {b["metric"]: b["must"] for b in tomllib.loads(BOUNDS.read_text())["bound"]}
-    figure, axes = plt.subplots(1, len(panels), figsize=(10, 4.6), sharey=True)
-    for axis, (panel, samples) in zip(axes, panels.items(), strict=True):
-        title, bound = PANELS[panel]
-        _panel(axis, samples, must[bound] if bound else None)
-        axis.set_title(title, loc="left", fontsize=11, pad=20)
-    axes[0].set_ylabel("share of samples")
-    figure.tight_layout()
-    figure.savefig(path, dpi=130, bbox_inches="tight")
-    plt.close(figure)
+    with drawing.figure(path, [4.6], len(panels)) as (axes,):
+        for axis, (panel, samples) in zip(axes, panels.items(), strict=True):
+            title, bound = PANELS[panel]
+            _panel(axis, samples, must[bound] if bound else None)
+            axis.set_title(title, loc="left", fontsize=11, pad=20)
+        axes[0].set_ylabel("share of samples")
 
 
 def _panel(axis: Axes, samples: Samples, bound_ms: float | None) -> None:
-    from matplotlib.ticker import FuncFormatter  # noqa: PLC0415
-
-    for colour, (label, values) in zip(COLOURS, samples.items(), strict=False):
-        ms, share = ecdf(values)
+    for colour, (label, values) in zip(drawing.COLOURS, samples.items(), strict=False):
+        ms = np.asarray(values, np.float64) / 1e6
         p90 = float(np.percentile(ms, 90))
         text = f"{label}: p90 {p90:.2g} ms, {ms.size:,} samples"
-        axis.step(ms, share, where="post", color=colour, linewidth=1.8, label=text)
-    axis.set_xscale("log")
-    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_ylim(0, 1.02)
+        drawing.distribution(axis, ms, text, color=colour, linewidth=1.8)
+    drawing.logarithmic(axis)
     axis.set_yticks(np.arange(0, 1.01, 0.1), minor=True)
     axis.axhline(0.9, color="#888888", linewidth=0.8, linestyle=":")
     if bound_ms is not None:
@@ -125,8 +105,8 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, metavar="FILE.json", help="write the samples, too")
     parser.add_argument("--samples", type=Path, metavar="FILE.json", help="draw these instead")
     args = parser.parse_args()
-    if args.figure.suffix not in FORMATS:
-        parser.error(f"{args.figure}: must end in one of {', '.join(FORMATS)}")
+    if problem := drawing.problem(args.figure):
+        parser.error(problem)
     panels = json.loads(args.samples.read_text()) if args.samples else collect()
     if args.keep:
         args.keep.write_text(json.dumps(panels))

@@ -22,6 +22,7 @@ from flowslot.model.units import MILLISECOND, Nanos, goodput
 from flowslot.policy import registry
 from flowslot.policy.base import AllocationState, Keys, View
 from flowslot.policy.fair_reference import FairReference
+from flowslot.policy.job_links import of
 from flowslot.protocol.messages import Ack, Demand, Hello
 
 FLOWS, LINKS, JOBS = 100, 20, 10
@@ -189,7 +190,7 @@ def look(sends: Sends, rounds: int = 100) -> dict[str, float]:
             goal=none,
         )
         at = Nanos(int(now * MILLISECOND))
-        timed(lambda s=state, at=at: reference.look(s, at), samples)  # type: ignore[misc]
+        timed(lambda s=state, at=at: reference.look(s, at, of(s)), samples)  # type: ignore[misc]
     return percentiles(samples[rounds // 2 :])
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What was measured, as tables: `python -m bench.recorded [NAME ...]`.
 
-The data is in results.toml. docs/evaluation.md shows some of its tables: a comment
+The data is in results.toml. Pages of docs/ (PAGES) show some of its tables: a comment
 `<!-- table: NAME -->`, then the table. `--write` renews the tables that stand there.
 """
 
@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).with_name("results.toml")
-EVALUATION = Path(__file__).parents[1] / "docs" / "evaluation.md"
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = (DOCS / "evaluation.md", DOCS / "papers.md")
 SHOWN = re.compile(r"<!-- table: ([\w-]+) -->\n(?:\|.*\n)*")
 
 
@@ -52,7 +53,7 @@ def renewed(text: str, sets: dict[str, dict[str, Any]]) -> str:
     def renew(found: re.Match[str]) -> str:
         name = found[1]
         if name not in sets:
-            raise ValueError(f"{EVALUATION.name}: no set is called {name}")
+            raise ValueError(f"no set is called {name}")
         return f"<!-- table: {name} -->\n{table(sets[name])}"
 
     return SHOWN.sub(renew, text)
@@ -62,13 +63,14 @@ def main() -> None:
     sets = read()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of: {', '.join(sets)}")
-    parser.add_argument("--write", action="store_true", help="renew docs/evaluation.md")
+    parser.add_argument("--write", action="store_true", help="renew the tables in docs/")
     options = parser.parse_args()
     unknown = [name for name in options.names if name not in sets]
     if unknown:
         parser.error(f"no set is called {unknown[0]}; must be one of: {', '.join(sets)}")
     if options.write:
-        EVALUATION.write_text(renewed(EVALUATION.read_text(), sets))
+        for page in PAGES:
+            page.write_text(renewed(page.read_text(), sets))
     else:
         print("\n".join(described(sets[name]) for name in options.names or sets))
 

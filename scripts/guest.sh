@@ -3,7 +3,7 @@
 # Runs a command (default: the kernel tests of the pacing back ends) in Debian's own kernel, and
 # exits with its exit status:
 #
-#   [GUEST_KERNEL=PACKAGE] [GUEST_LIMIT=SECONDS] scripts/guest.sh [COMMAND...]
+#   [GUEST_KERNEL=PACKAGE] [GUEST_LIMIT=SECONDS] [GUEST_BACKENDS=NAMES] scripts/guest.sh [COMMAND...]
 #
 # The kernel is booted by virtme-ng in qemu without KVM, on this machine's own file system: the
 # command sees the same packages and the same .venv. The repository is a copy on write; what the
@@ -17,7 +17,7 @@ TESTS=(
   tests/pacing/test_bpf_life.py
   tests/pacing/test_preflight.py::test_what_is_announced_for_a_device_is_what_is_done
 )
-LIMIT=${GUEST_LIMIT:-600} # s, for booting and the command
+LIMIT=${GUEST_LIMIT:-900} # s, for booting and the command
 VIRTME=1.42               # exactly: how it boots is not the same in all versions
 packages=(
   qemu-system-x86
@@ -32,7 +32,7 @@ fail() {
 
 # This kernel has what every back end needs: nothing is skipped for want of it. Left out: what an
 # emulated processor is too slow for, and what is about a file of the first network namespace.
-[ $# -gt 0 ] || set -- env FLOWSLOT_BACKENDS="bpf edt htb socket" \
+[ $# -gt 0 ] || set -- env FLOWSLOT_BACKENDS="${GUEST_BACKENDS:-bpf edt htb socket}" \
   .venv/bin/python -m pytest --durations=10 -k "not fast_flow and not default_that" "${TESTS[@]}"
 [ "$(id -u)" = 0 ] || fail "needs root, as what it runs does: run it as root or with sudo"
 [ "$(dpkg --print-architecture)" = amd64 ] || fail "boots x86-64 kernels only, and this machine is not one"

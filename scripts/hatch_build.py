@@ -4,8 +4,10 @@
 They are plain Python, and run without being compiled: slower, with the same results.
 """
 
+import multiprocessing
 import os
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ sys.path.append(str(Path(__file__).parent))  # this file is run by its path
 from rooms import packages
 
 # Indices stay checked: what goes through here comes from other processes.
+EXT_SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 DIRECTIVES = {"language_level": 3, "annotation_typing": False, "wraparound": False}
 
 
@@ -35,12 +38,30 @@ class CompileLoops(BuildHookInterface):
             path.with_suffix(".py") for package in found for path in (root / package).rglob("*.pxd")
         )
         sources = sorted({path for path in typed if path.exists()})
-        built = [self._compile(root, source) for source in sources]
+        built = self._compile_all(root, sources)
         build_data["pure_python"] = False
         build_data["infer_tag"] = True
         build_data["artifacts"] += [f"/{path.relative_to(root)}" for path in built]
 
-    def _compile(self, root: Path, source: Path) -> Path:
+    def _compile_all(self, root: Path, sources: list[Path]) -> list[Path]:
+        """One process for each processor: most of the time goes into the C compiler."""
+        many = os.cpu_count() or 1
+        fork = multiprocessing.get_context("fork")  # hatch runs this file as no module
+        started = []
+        for k in range(many):
+            started.append(fork.Process(target=self._compile_each, args=(root, sources[k::many])))
+            started[-1].start()
+        for process in started:
+            process.join()
+        if any(process.exitcode for process in started):
+            raise RuntimeError("a loop does not compile: see above")
+        return [source.with_suffix(EXT_SUFFIX) for source in sources]
+
+    def _compile_each(self, root: Path, sources: list[Path]) -> None:
+        for source in sources:
+            self._compile(root, source)
+
+    def _compile(self, root: Path, source: Path) -> None:
         # The package is the folder and those above it that are packages too.
         parts = [source.stem]
         folder = source.parent
@@ -71,4 +92,3 @@ class CompileLoops(BuildHookInterface):
             command.run()
         finally:
             os.chdir(here)
-        return Path(command.get_ext_fullpath(name))

@@ -32,7 +32,8 @@ mkdir "$home"
 "$home/venv/bin/python" -m pip install --quiet --disable-pip-version-check \
   --no-index --find-links "$fetched/wheels" flowslot
 pace=$("$home/venv/bin/python" -c 'import flowslotd.pace as p; print(p.__path__[0])')
-install -m 644 bpf/flowslot.bpf.o bpf/edt.bpf.o "$pace"
+install -m 644 bpf/flowslot.bpf.o bpf/edt.bpf.o bpf/mltcp.bpf.o "$pace"
+install -m 755 build/nccl/libnccl-{net,profiler}-flowslot.so "$home"
 for program in flowslot flowslotd flowslot-switch; do
   ln -sfn "$home/venv/bin/$program" "$prefix/bin/$program"
 done

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Brings a fresh Debian 12 machine to where `make demo` and `make test` run:
 # packages by apt, a virtual environment in .venv with the loops compiled, the BPF objects in bpf/,
-# ps-lite in build/pslite.
+# ps-lite in build/pslite, the NCCL plugins and what the lab needs beside them in build/nccl, the
+# lab's relay in build/lab.
 # Quick when nothing changed: a stamp holds the checksum of all its inputs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -24,9 +25,12 @@ sources=$(ls bpf/*.c bpf/*.h | grep -v vmlinux.h) # that one is made from the ru
 typed=$(find */flowslot*/ -name '*.pxd' | sort) # of all rooms: scripts/rooms.py
 loops=$(ls scripts/{hatch_build,rooms}.py $typed ${typed//.pxd/.py})
 pslite=$(ls pslite_patch/*.{sh,py,patch,h,txt} shm/flowslot_shm.h lab/pslite_job/*.cc)
-want=$({ ls -d */flowslot*/; cat pyproject.toml scripts/setup.sh $pslite $loops $sources bpf/Makefile /proc/version; } | sha256sum)
+nccl=$(ls nccl_patch/*.h nccl_patch/{plugin,profiler,harness}/{*.[ch],Makefile})
+relay="lab/relay/relay.c lab/relay/Makefile"
+want=$({ ls -d */flowslot*/; cat pyproject.toml scripts/setup.sh $pslite $nccl $relay $loops $sources bpf/Makefile /proc/version; } | sha256sum)
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ] &&
-  ls bpf/*.bpf.o build/pslite/{upstream,calm,flowslot,flowslot-calm}/libpslite_job.so >/dev/null 2>&1; then
+  ls bpf/*.bpf.o build/pslite/{upstream,calm,flowslot,flowslot-calm}/libpslite_job.so \
+    build/nccl/libnccl-{job,net-flowslot,net-standin,profiler-flowslot}.so build/lab/relay >/dev/null 2>&1; then
   exit 0
 fi
 
@@ -67,6 +71,14 @@ make --no-print-directory -s -C bpf
 
 echo "setup: ps-lite"
 pslite_patch/build.sh
+
+echo "setup: NCCL plugin"
+make --no-print-directory -s -C nccl_patch/plugin
+make --no-print-directory -s -C nccl_patch/profiler
+make --no-print-directory -s -C nccl_patch/harness
+
+echo "setup: the lab's relay"
+make --no-print-directory -s -C lab/relay
 
 echo "$want" >"$stamp"
 echo "setup: done"

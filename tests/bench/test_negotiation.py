@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from bench.cdf import PANELS, draw, ecdf
+from bench.cdf import PANELS, draw
 from bench.negotiation import percentiles
 from bench.negotiation_client import peers, rack, topology_text
 from bench.wire import Traffic, of_loopback, per_second
@@ -65,12 +65,6 @@ def test_what_a_wire_carries() -> None:
 def test_percentiles_are_in_milliseconds() -> None:
     assert percentiles([1_000_000, 2_000_000, 3_000_000])["p50_ms"] == 2.0
     assert percentiles([]) == {"count": 0}
-
-
-def test_the_share_of_samples_that_are_at_most_as_long() -> None:
-    ms, share = ecdf([3_000_000, 1_000_000, 2_000_000, 2_000_000])
-    assert ms.tolist() == [1.0, 2.0, 2.0, 3.0]
-    assert share.tolist() == [0.25, 0.5, 0.75, 1.0]
 
 
 def test_a_figure_of_two_panels_is_drawn(tmp_path: Path) -> None:

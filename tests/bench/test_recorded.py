@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was measured is complete, and the evaluation shows it as it was recorded."""
+"""What was measured is complete, and the pages show it as it was recorded."""
+
+from pathlib import Path
 
 import pytest
-from bench.recorded import EVALUATION, SHOWN, described, read, renewed
+from bench.recorded import PAGES, SHOWN, described, read, renewed
 
 
 def test_every_set_is_complete_and_names_its_command() -> None:
@@ -12,8 +14,9 @@ def test_every_set_is_complete_and_names_its_command() -> None:
         assert one["command"] in described(one)
 
 
-def test_the_tables_of_the_evaluation_are_fresh() -> None:
-    text = EVALUATION.read_text()
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_tables_are_fresh(page: Path) -> None:
+    text = page.read_text()
     assert SHOWN.search(text)
     assert renewed(text, read()) == text, "python -m bench.recorded --write"
 
@@ -21,7 +24,7 @@ def test_the_tables_of_the_evaluation_are_fresh() -> None:
 def test_a_changed_figure_makes_a_table_stale() -> None:
     sets = read()
     sets["acceptance"]["rows"][0][1] = "9.999"
-    assert "9.999" in renewed(EVALUATION.read_text(), sets)
+    assert "9.999" in renewed(PAGES[0].read_text(), sets)
 
 
 def test_a_table_without_a_set_is_an_error() -> None:

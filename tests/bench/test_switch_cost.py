@@ -31,6 +31,6 @@ def test_news_of_one_rack_are_of_about_one_in_a_hundred_flows() -> None:
     racks = _Racks()
     racks.say(range(RACKS), everyone=True)
     flows = racks._arbiter._flows
-    assert (flows.n, flows._n_parts) == (DAEMONS * 99, RACKS)
+    assert (flows.n, len(flows._members)) == (DAEMONS * 99, RACKS)
     news = sum(len(racks._demands(host, (0, 2))) for host in range(4))
     assert news / flows.n == pytest.approx(0.01, rel=0.2)

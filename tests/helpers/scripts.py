@@ -71,6 +71,7 @@ HAPPENINGS: dict[str, Callable[[World, int, int, int], object]] = {
     "crash": lambda w, i, k, n: w.crash(i),
     "amnesia": lambda w, i, k, n: w.amnesia(w.processes[k]),
     "schedule": lambda w, i, k, n: w.schedule(n % 4, n % 3, float(n % 11) * 1e7, n // 16 % 8),
+    "policy": lambda w, i, k, n: w.decide_by(w.processes[k], n),
     # So that grants exist by the time something goes wrong.
     "calm": lambda w, i, k, n: w.exchange(4 + n % 12, (1, 1, 30)[n % 3]),
 }

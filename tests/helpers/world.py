@@ -19,12 +19,16 @@ from wires import Memory, Wire
 from flowslot.model.errors import ScheduleRefused
 from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.policy.base import Floats
+from flowslot.policy.job_classes import JobClass
+from flowslot.policy.registry import PolicyOptions, allocator
 from flowslot.policy.stagger import StaggerAllocator
 from flowslot.protocol.grants import Granted
 from flowslot.protocol.host import Changes, Host
 from flowslot.protocol.loopback import Loopback
 from flowslot.protocol.messages import Demand, Done, FromArbiter, Opening
 from flowslot.protocol.session import News, Session
+
+POLICIES = ("stagger", "srsf1", "adadual", "srsf-chunked", "cassini")
 
 
 class World:
@@ -296,6 +300,13 @@ class World:
         stream.wire.answer(message)
         stream.down.append(True)
         return len(message.grants)
+
+    def decide_by(self, process: Process, n: int) -> None:
+        """Somebody sets another policy: number n; 0 is the one that it begins with."""
+        classes = (JobClass(jobs="job1", protected=True), JobClass(jobs="job*", floor=0.2))
+        name = POLICIES[n % len(POLICIES)]
+        options = PolicyOptions(partial=process.partial, classes=classes[: n // 8 % 3])
+        process.switch.use(self.now, allocator(name, options), name)
 
     def schedule(self, key: int, link: int, rate: float, offset: int) -> None:
         """Somebody reserves slots of a link."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from flowslot_torch.engines import Array, Engine
-from flowslot_torch.tensors import Tensor, fuse, unfuse
+from flowslot_torch.tensors import Tensor
 from flowslot_torch.transport import PeerLost, Pending
 
 
@@ -54,7 +54,7 @@ class Buffers:
         copied = len(tensors) > 1 or self._kept
         if copied:
             buffer = self.alloc(tensors)
-            fuse(tensors, buffer)
+            self._engine.fuse([tensor.array for tensor in tensors], buffer)
         pending = event(buffer)
         self._begun.append(_Begun(tensors, buffer, copied, pending))
         self.flying = ()
@@ -78,7 +78,7 @@ class Buffers:
     def put(self, buffer: Array | None) -> None:
         """Results of `flying` are in the buffer; None: in place already."""
         if buffer is not None:
-            unfuse(buffer, self.flying)
+            self._engine.unfuse(buffer, [tensor.array for tensor in self.flying])
         self._done()
         self.flying = ()
 

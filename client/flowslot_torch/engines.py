@@ -8,7 +8,7 @@ processor's: what is on an accelerator is copied there and back by whoever has i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,8 +31,17 @@ class Engine(Protocol):
     def dtype(self, array: Array) -> str:
         """Name of its type, one of DTYPES."""
 
+    def nbytes(self, array: Array) -> int:
+        """Its size. ValueError: it is not in one piece, or not in this memory."""
+
     def memory(self, array: Array) -> memoryview:
-        """Its bytes, not a copy. ValueError: it is not in one piece, or not in this memory."""
+        """Its bytes, not a copy. ValueError as `nbytes`."""
+
+    def fuse(self, arrays: Sequence[Array], buffer: Array) -> None:
+        """Copy them into a buffer, one after the other; together they are as long."""
+
+    def unfuse(self, buffer: Array, arrays: Sequence[Array]) -> None:
+        """And back."""
 
 
 class NumpyEngine:
@@ -50,11 +59,27 @@ class NumpyEngine:
         """See Engine."""
         return str(array.dtype)
 
-    def memory(self, array: Array) -> memoryview:
+    def nbytes(self, array: Array) -> int:
         """See Engine."""
         if not array.flags.c_contiguous:
             raise ValueError("array: must be in one piece; pass a contiguous one")
+        return int(array.nbytes)
+
+    def memory(self, array: Array) -> memoryview:
+        """See Engine."""
+        self.nbytes(array)
         return memoryview(array.reshape(-1).view(np.uint8))
+
+    def fuse(self, arrays: Sequence[Array], buffer: Array) -> None:
+        """See Engine."""
+        np.concatenate(arrays, out=buffer)
+
+    def unfuse(self, buffer: Array, arrays: Sequence[Array]) -> None:
+        """See Engine."""
+        at = 0
+        for array in arrays:
+            array[:] = buffer[at : at + len(array)]
+            at += len(array)
 
 
 def apply(function: Callable[..., object], first: Array, *more: Array) -> None:

@@ -47,7 +47,7 @@ class Operations:
 
     def nbytes(self, array: Array) -> int:
         """Its size."""
-        return self._engine.memory(array).nbytes
+        return self._engine.nbytes(array)
 
     def apply(self, function: Callable[..., object], first: Array, *more: Array) -> None:
         """See `engines.apply`."""

@@ -39,6 +39,8 @@ class Queues:
         self._due = 0.0
         self._fusion_bytes = 0
         self._planned: list[int] | None = None
+        self._absent: set[int] = set()
+        """Indices of the tensors of a planned buffer that have not come."""
         self._patient = False
 
     def __bool__(self) -> bool:
@@ -46,11 +48,14 @@ class Queues:
         return bool(self._ready or self._scheduled)
 
     def put(self, tensor: Tensor, ready: Callable[[], bool]) -> None:
-        """A gradient; `ready`: whether its values are there."""
+        """A gradient; `ready`: whether its values are there. The thread that communicates is woken
+        only if it has something to do: else it would take the processor from who computes."""
         with self._changed:
             self._ready.append((tensor, ready))
+            self._absent.discard(tensor.index)
             self._flushed = False
-            self._changed.notify_all()
+            if not self._absent:
+                self._changed.notify_all()
 
     def flush(self) -> None:
         """Nothing more comes before something has gone."""
@@ -67,13 +72,21 @@ class Queues:
         """What the next buffer is: full at so many bytes, unless its tensors are `planned`.
         `patient`: it waits until it is full, or the last one."""
         self._fusion_bytes, self._planned, self._patient = fusion_bytes, planned, patient
+        with self._changed:
+            self._absent = {index_of(one) for one in planned or ()}
+            self._absent -= {tensor.index for tensor, _ in self._ready}
+            self._absent -= {entry[2].index for entry in self._scheduled}
 
     def wait(self, longest_s: float | None, also: Callable[[], bool]) -> None:
         """Until something is ready, `also` holds, or the buffer is due."""
         with self._changed:
             if self._scheduled and self._planned is None and not self._patient:
                 longest_s = max(self._due - time.monotonic(), 0)
-            self._changed.wait_for(lambda: also() or self._ready or self.due(), longest_s)
+            self._changed.wait_for(lambda: also() or self._ripe() or self.due(), longest_s)
+
+    def _ripe(self) -> bool:
+        """Whether what has come is worth a look: of a planned buffer, all of it."""
+        return bool(self._ready) and (self._flushed or not self._absent)
 
     def schedule(self, event: Callable[[Tensor], Sequence[Tensor] | None]) -> None:
         """Move what is ready; `event`: on_tensor_ready. ValueError: it returned something else."""
@@ -100,8 +113,8 @@ class Queues:
 
     def missing(self) -> list[int]:
         """Indices of the tensors for which a planned buffer waits. From any thread."""
-        there = {entry[2].id for entry in list(self._scheduled)}
-        return sorted({index_of(one) for one in self._planned or () if one not in there})
+        with self._changed:
+            return sorted(self._absent)
 
     def idle(self) -> bool:
         """Whether nothing more comes before something has gone."""

@@ -76,7 +76,7 @@ class TaskManager:
             raise ValueError(f"FLOWSLOT_TIMER_ITERATIONS: must be 1 or more, is {every}")
         program.timer_iterations = self._timer = int(every)
         self._changed = threading.Condition()
-        self._queues = Queues(self._changed, lambda array: engine.memory(array).nbytes)
+        self._queues = Queues(self._changed, engine.nbytes)
         self._waiting: dict[int, Whole] = {}
         self._passes = Passes(self.statistics, reporter)
         self._iterations = 0

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from flowslot_torch.engines import Array
@@ -53,19 +52,3 @@ class Whole:
 def index_of(of: int) -> int:
     """The index of the tensor with this id."""
     return of // _PARTS
-
-
-def fuse(tensors: Sequence[Tensor], buffer: Array) -> None:
-    """Copy them into a buffer, one after the other."""
-    at = 0
-    for tensor in tensors:
-        buffer[at : at + len(tensor.array)] = tensor.array
-        at += len(tensor.array)
-
-
-def unfuse(buffer: Array, tensors: Sequence[Tensor]) -> None:
-    """And back."""
-    at = 0
-    for tensor in tensors:
-        tensor.array[:] = buffer[at : at + len(tensor.array)]
-        at += len(tensor.array)

@@ -37,11 +37,25 @@ class TorchEngine:
         """See Engine."""
         return NAMES[array.dtype]
 
-    def memory(self, array: Array) -> memoryview:
+    def nbytes(self, array: Array) -> int:
         """See Engine."""
         if not array.is_contiguous() or array.device.type != "cpu":
             raise ValueError("tensor: must be in one piece, and in the processor's memory")
+        return int(array.nbytes)
+
+    def memory(self, array: Array) -> memoryview:
+        """See Engine."""
+        self.nbytes(array)
         return memoryview(array.detach().view(torch.uint8).numpy())
+
+    def fuse(self, arrays: Sequence[Array], buffer: Array) -> None:
+        """See Engine."""
+        torch.cat(tuple(arrays), out=buffer)
+
+    def unfuse(self, buffer: Array, arrays: Sequence[Array]) -> None:
+        """See Engine."""
+        for array, part in zip(arrays, buffer.split([len(a) for a in arrays]), strict=True):
+            array.copy_(part)
 
 
 class GlooTransport:

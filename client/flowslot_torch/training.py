@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ class Training:
     forward pass begins: until then the layer is locked, others compute. So a parameter is to be
     used by the module that holds it, or by one above it that was called in the first forward pass
     where the module was not; and by nobody else before `finish`. `barrier`: update everything in
-    `step`, as plain DDP does; then anybody may.
+    `step`, by one optimizer, as plain DDP does; then anybody may.
     """
 
     def __init__(
@@ -67,20 +68,16 @@ class Training:
             membership=membership,
         )
         self._barrier = barrier or membership is not None
-        self._index: dict[nn.Parameter, int] = {}
         self._layer_of: dict[nn.Parameter, _Layer] = {}
         self._layers: list[_Layer] = []
         self._handles: list[Any] = []
-        for module in model.modules():
-            held = [p for p in module.parameters(recurse=False) if p.requires_grad]
-            new = [p for p in held if p not in self._layer_of]
-            if new:
-                layer = _Layer(new, make_optimizer(new))
-                self._layers.append(layer)
-                for parameter in new:
-                    self._layer_of[parameter] = layer
-                    self._add(parameter)
-            self._handles.append(module.register_forward_pre_hook(self._unlock))
+        self._make_optimizer = make_optimizer
+        if self._barrier:
+            self._add_layer(model.parameters())
+        else:
+            for module in model.modules():
+                self._add_layer(module.parameters(recurse=False))
+                self._handles.append(module.register_forward_pre_hook(self._unlock))
         self._model = model
         self._called: set[nn.Module] = set()
         self._locks: dict[nn.Module, list[_Layer]] = {}
@@ -97,8 +94,8 @@ class Training:
     def step(self) -> None:
         """A backward pass is over: its layers are locked. Raises what ended the communication."""
         self.tasks.flush()
-        self._settle(self._layers if self._barrier else self._loose)
-        if not self._locks:
+        self._settle(self._loose)
+        if not (self._locks or self._barrier):
             self._assign(self._model, None, set())
         self.iteration += 1
         self.tasks.boundary()
@@ -126,18 +123,26 @@ class Training:
             handle.remove()
         self.tasks.close()
 
-    def _add(self, parameter: nn.Parameter) -> None:
-        self._index[parameter] = len(self._index)
-        hook = parameter.register_post_accumulate_grad_hook(self._on_gradient)
-        self._handles.append(hook)
+    def _add_layer(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Of those that are trained, and in no other one."""
+        new = [p for p in parameters if p.requires_grad and p not in self._layer_of]
+        if new:
+            layer = _Layer(self._make_optimizer(new))
+            self._layers.append(layer)
+            for parameter in new:
+                index = len(self._layer_of)
+                self._layer_of[parameter] = layer
+                layer.indices.append(index)
+                hook = partial(self._on_gradient, layer, index)
+                self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
 
-    def _on_gradient(self, parameter: nn.Parameter) -> None:
+    def _on_gradient(self, layer: _Layer, index: int, parameter: nn.Parameter) -> None:
         gradient = parameter.grad
         assert gradient is not None
         if not gradient.is_contiguous():
             gradient = parameter.grad = gradient.contiguous()
-        self._layer_of[parameter].locked = True
-        self.tasks.enqueue(self._index[parameter], gradient.view(-1))
+        layer.locked = True
+        self.tasks.enqueue(index, gradient.view(-1))
 
     def _unlock(self, module: nn.Module, _: Any) -> None:
         if self._locks:
@@ -162,16 +167,16 @@ class Training:
     def _settle(self, layers: Iterable[_Layer]) -> None:
         for layer in layers:
             if layer.locked:
-                for parameter in layer.parameters:
-                    self.tasks.wait(self._index[parameter])
+                for index in layer.indices:
+                    self.tasks.wait(index)
                 layer.optimizer.step()
                 layer.optimizer.zero_grad()
                 layer.locked = False
 
 
 class _Layer:
-    """Parameters that are updated together."""
+    """Parameters that are updated together, by their tensors' indices."""
 
-    def __init__(self, parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
-        self.parameters, self.optimizer = parameters, optimizer
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer, self.indices = optimizer, list[int]()
         self.locked = False

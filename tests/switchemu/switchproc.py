@@ -2,11 +2,13 @@
 """Starts real `flowslot-switch` processes, and talks to them as a plain client."""
 
 import queue
+import random
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -46,14 +48,15 @@ _given: set[int] = set()
 
 
 def free_port() -> int:
-    """Each time another one: the kernel may give the same twice, before anybody listens there."""
+    """Each time another one, and none that the kernel gives to who asks for any: until somebody
+    listens there, it would be taken by the next connection of another test."""
     while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port: int = probe.getsockname()[1]
-        if port not in _given:
-            _given.add(port)
-            return port
+        port = random.randrange(10_000, 32_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            if port not in _given:
+                _given.add(port)
+                return port
 
 
 class EmulatedSwitchStub:

@@ -215,6 +215,7 @@ def named(rank: int, ranks: int, rendezvous: str) -> str:
     options = {"rank": rank, "world_size": ranks}
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", init_method=rendezvous, **options)
+    dist.barrier()  # who ends while others connect is lost to them
     return ddp_module._job_name()
 
 

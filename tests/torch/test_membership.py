@@ -14,7 +14,7 @@ from collectives import KEY, NO_TORCH, in_threads
 torch = pytest.importorskip("torch", reason=NO_TORCH)
 
 import torch.distributed as dist  # noqa: E402
-from torch_ranks import free_port, processes  # noqa: E402
+from torch_ranks import meeting_point, processes  # noqa: E402
 
 from flowslot_torch.engines import NumpyEngine  # noqa: E402
 from flowslot_torch.membership import LeftOut, Membership  # noqa: E402
@@ -147,11 +147,10 @@ WHERE = [(False, "star"), (False, "timer"), (True, "buffer"), *((True, w) for w 
 
 @pytest.mark.parametrize(("gloo", "where"), WHERE)
 def test_a_worker_is_killed_and_another_joins(gloo: bool, where: str) -> None:
-    port = free_port()
-    store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
-    found = processes(5, train, port, gloo, where, limit_s=25)
+    with meeting_point() as port:
+        found = processes(5, train, port, gloo, where, limit_s=25)
     dead = {1, *CONNECTING.get(where, (1,))[:1]}
-    assert store and {worker for worker, one in enumerate(found) if one is None} == dead
+    assert {worker for worker, one in enumerate(found) if one is None} == dead
     there = [one for one in found if one is not None]
     old = tuple(worker for worker in range(4) if worker not in dead)
     events = [("removed", old), ("added", (*old, NEWCOMER))][: 1 if NEWCOMER in dead else 2]

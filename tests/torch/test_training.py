@@ -13,7 +13,7 @@ from collectives import NO_TORCH, Listeners, together, torch_gloo
 torch = pytest.importorskip("torch", reason=NO_TORCH)
 
 import torch.distributed as dist  # noqa: E402
-from torch_ranks import processes  # noqa: E402
+from torch_ranks import meeting_point, processes  # noqa: E402
 
 from flowslot_torch.cases.gradient_scheduling import GradientScheduling  # noqa: E402
 from flowslot_torch.engines import NumpyEngine  # noqa: E402
@@ -129,7 +129,7 @@ class Dying(Program):
 
 def until_lost(rank: int, ranks: int, where: str, listeners: Any, port: int) -> str:
     if port:
-        store = dist.TCPStore("127.0.0.1", port, ranks, rank == 0, wait_for_workers=False)
+        store = dist.TCPStore("127.0.0.1", port, is_master=False)
         transport: Any = GlooTransport(store, rank, range(ranks), timeout_s=5)
     else:
         transport = listeners.tcp(rank, timeout_s=5)
@@ -149,11 +149,9 @@ def until_lost(rank: int, ranks: int, where: str, listeners: Any, port: int) -> 
 @pytest.mark.parametrize("where", ["tensor", "buffer", "timer", "begun"])
 @pytest.mark.parametrize("gloo", [False, True], ids=["tcp", "gloo"])
 def test_a_rank_killed_in_an_event_is_a_clear_error(where: str, gloo: bool) -> None:
-    listeners = Listeners(3)
-    port = listeners.addresses[0][1] if gloo else 0
-    if gloo:
-        listeners.sockets[0].close()
-    found = processes(3, until_lost, where, listeners, port, limit_s=15)
+    with meeting_point() as port:
+        met = port if gloo else 0
+        found = processes(3, until_lost, where, Listeners(3), met, limit_s=15)
     assert found[1] is None
     assert all(text and text.startswith("rank ") for text in (found[0], found[2]))
 

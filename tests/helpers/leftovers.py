@@ -51,12 +51,17 @@ class Host:
         return sorted(" ".join(thing) for thing in left)
 
 
+BPFFS = Path("/sys/fs/bpf")
+OTHERS_PINS = {str(BPFFS / n) for n in "ip xdp tc tc/globals maps.debug progs.debug".split()}
+"""The kernel's and iproute2's, as soon as a filter is loaded or the file system is mounted."""
+
+
 def look() -> dict[str, set[str]]:
     """Queueing discipline, pins, shared memory and settings."""
     shown = subprocess.run(["tc", "qdisc", "show"], check=True, capture_output=True, text=True)
     return {
         "qdiscs": set(shown.stdout.splitlines()),
-        "pins": {str(path) for path in Path("/sys/fs/bpf").rglob("*")},
+        "pins": {str(path) for path in BPFFS.rglob("*")} - OTHERS_PINS,
         "shared memory": {str(path) for path in Path("/dev/shm").rglob("*")},
         "settings": set(settings()),
     }

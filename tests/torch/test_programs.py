@@ -5,23 +5,27 @@ import ast
 import inspect
 import math
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 from collectives import MAKERS, in_threads, numpy_tcp, together
+from waiting import settle
 
 from flowslot_torch.cases.adaptive_fusion import AdaptiveFusion
 from flowslot_torch.cases.gradient_scheduling import GradientScheduling
 from flowslot_torch.cases.partial_compression import PartialCompression
 from flowslot_torch.cases.two_level import TwoLevel
 from flowslot_torch.coordination import Coordination
+from flowslot_torch.engines import NumpyEngine
 from flowslot_torch.operations import Operations
 from flowslot_torch.plan import Plan
 from flowslot_torch.program import ITERATIONS, Connection, Links, Program
 from flowslot_torch.tasks import Stuck, TaskManager
+from flowslot_torch.tensors import Tensor
 
 RANKS = 4
 SIZES = [1, 7, 1000, 20_001]
@@ -266,6 +270,29 @@ def test_a_plan_is_learnt_again_when_a_tensor_comes_no_more() -> None:
     for buffer in ([1], [2], [1], [2]):
         assert plan.next() == buffer
         plan.took(buffer, 1 in buffer)
+
+
+def test_a_buffer_that_repeats_is_looked_at_once_it_is_whole() -> None:
+    class Seeing(AdaptiveFusion):
+        seen: ClassVar[list[int]] = []
+
+        def on_tensor_ready(self, tensor: Tensor) -> None:
+            self.seen.append(tensor.index)
+
+    tasks = TaskManager(Seeing(), NumpyEngine(), numpy_tcp(1)(0)[1])
+    for _ in range(4):  # from the third on, buffers are those of the one before
+        for index in (1, 2, 3):
+            tasks.enqueue(index, np.ones(4, "float32"))
+        tasks.wait_all()
+    Seeing.seen.clear()
+    for index in (3, 1):
+        tasks.enqueue(index, np.ones(4, "float32"))
+        time.sleep(0.05)  # in which the other thread could see it
+        assert Seeing.seen == []
+    tasks.enqueue(2, np.ones(4, "float32"))
+    settle(lambda: Seeing.seen == [3, 1, 2])
+    tasks.wait_all()
+    tasks.close()
 
 
 def test_a_tensor_that_a_repeating_program_misses_is_named() -> None:

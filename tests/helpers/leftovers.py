@@ -52,7 +52,9 @@ class Host:
 
 
 BPFFS = Path("/sys/fs/bpf")
-OTHERS_PINS = {str(BPFFS / n) for n in "ip xdp tc tc/globals maps.debug progs.debug".split()}
+OTHERS_PINS = {
+    str(BPFFS / n) for n in ["ip", "xdp", "tc", "tc/globals", "maps.debug", "progs.debug"]
+}
 """The kernel's and iproute2's, as soon as a filter is loaded or the file system is mounted."""
 
 

@@ -251,9 +251,10 @@ def test_harness_finds_what_is_wrong(tmp_path: Path, what: str) -> None:
     command += ["-fvisibility=hidden", "-Wl,-z,nodelete"]
     command += [f"-I{folder}", *(str(tmp_path / name) for name in sources)]
     subprocess.run([*command, "-o", str(mutant)], check=True)
-    found = replace(ranks, plugin=mutant, environment=sockets(4, 0)).run(["--bytes", 3_000_001])
+    ranks = replace(ranks, plugin=mutant, environment=sockets(4, 0))
     with nullcontext() if what == "nothing" else pytest.raises(AssertionError):
-        assert_right(found, 3_000_001)
+        for _ in range(1 if what == "nothing" else 5):  # bytes may be in time by chance
+            assert_right(ranks.run(["--bytes", 3_000_001]), 3_000_001)
 
 
 @pytest.mark.parametrize(

@@ -71,12 +71,11 @@ class Training:
         self._layer_of: dict[nn.Parameter, _Layer] = {}
         self._layers: list[_Layer] = []
         self._handles: list[Any] = []
-        self._make_optimizer = make_optimizer
         if self._barrier:
-            self._add_layer(model.parameters())
+            self._add_layer(model.parameters(), make_optimizer)
         else:
             for module in model.modules():
-                self._add_layer(module.parameters(recurse=False))
+                self._add_layer(module.parameters(recurse=False), make_optimizer)
                 self._handles.append(module.register_forward_pre_hook(self._unlock))
         self._model = model
         self._called: set[nn.Module] = set()
@@ -123,11 +122,15 @@ class Training:
             handle.remove()
         self.tasks.close()
 
-    def _add_layer(self, parameters: Iterable[nn.Parameter]) -> None:
+    def _add_layer(
+        self,
+        parameters: Iterable[nn.Parameter],
+        make_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+    ) -> None:
         """Of those that are trained, and in no other one."""
         new = [p for p in parameters if p.requires_grad and p not in self._layer_of]
         if new:
-            layer = _Layer(self._make_optimizer(new))
+            layer = _Layer(make_optimizer(new))
             self._layers.append(layer)
             for parameter in new:
                 index = len(self._layer_of)

@@ -140,8 +140,9 @@ class Program:
     """How often the timer expires; $FLOWSLOT_TIMER_ITERATIONS goes before it."""
     repeats = False
     """Buffers are those of the iteration before, and ranks agree on new ones in the iteration after
-    a timer only. For programs without priorities; each gradient must come in each iteration. Who
-    wants to join waits for that, too."""
+    a timer only. For programs without priorities; each gradient must come in each iteration, and
+    `on_tensor_ready` is called when all of a buffer have come. Who wants to join waits for that,
+    too."""
     ops: Operations
     tasks: TaskManager
     statistics: Statistics
@@ -149,8 +150,8 @@ class Program:
     links: Links
 
     def on_tensor_ready(self, tensor: Tensor) -> Sequence[Tensor] | None:
-        """A gradient is there. May set its priority, and return parts of it (`Tensor.split`) that
-        are to be scheduled in its place."""
+        """A gradient is about to be scheduled. May set its priority, and return parts of it
+        (`Tensor.split`) that are to be scheduled in its place."""
 
     def on_buffer_ready(self, buffer: Array) -> Pending | None:
         """Tensors that all ranks have are in the buffer: leave their sum there. Or return what

@@ -40,7 +40,7 @@ class Queues:
         self._fusion_bytes = 0
         self._planned: list[int] | None = None
         self._absent: set[int] = set()
-        """Indices of the tensors of a planned buffer that have not come."""
+        """Indices of the tensors of a planned buffer that were not put here."""
         self._patient = False
 
     def __bool__(self) -> bool:
@@ -78,7 +78,7 @@ class Queues:
             self._absent -= {entry[2].index for entry in self._scheduled}
 
     def wait(self, longest_s: float | None, also: Callable[[], bool]) -> None:
-        """Until something is ready, `also` holds, or the buffer is due."""
+        """Until something is ready (of a planned buffer, all), `also` holds, or one is due."""
         with self._changed:
             if self._scheduled and self._planned is None and not self._patient:
                 longest_s = max(self._due - time.monotonic(), 0)
@@ -112,9 +112,10 @@ class Queues:
             self._bytes += self._nbytes(tensor.array)
 
     def missing(self) -> list[int]:
-        """Indices of the tensors for which a planned buffer waits. From any thread."""
-        with self._changed:
-            return sorted(self._absent)
+        """Indices of the tensors for which a planned buffer waits: they were not put here, have no
+        values yet, or came in other parts. From any thread."""
+        here = {entry[2].id for entry in list(self._scheduled)}
+        return sorted({index_of(one) for one in self._planned or () if one not in here})
 
     def idle(self) -> bool:
         """Whether nothing more comes before something has gone."""

@@ -51,7 +51,7 @@ class Training:
     ) -> None:
         """Ranks must have equal models, and each gradient in every backward pass. `membership`:
         may change between two iterations, which implies `barrier`; who joins gets the model, the
-        optimizers' state and `iteration` from the others. TypeError: a parameter's type."""
+        optimizer's state and `iteration` from the others. TypeError: a parameter's type."""
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and parameter.dtype not in NAMES:
                 known = ", ".join(NAMES.values())
@@ -71,24 +71,19 @@ class Training:
         self._layer_of: dict[nn.Parameter, _Layer] = {}
         self._layers: list[_Layer] = []
         self._handles: list[Any] = []
-        if self._barrier:
-            self._add_layer(model.parameters(), make_optimizer)
-        else:
-            for module in model.modules():
-                self._add_layer(module.parameters(recurse=False), make_optimizer)
-                self._handles.append(module.register_forward_pre_hook(self._unlock))
         self._model = model
         self._called: set[nn.Module] = set()
         self._locks: dict[nn.Module, list[_Layer]] = {}
+        self.tasks.save = self._save
+        try:
+            self._add_layers(make_optimizer)
+            if self.tasks.told:
+                self._load(self.tasks.told)
+        except BaseException:
+            self.close()  # nobody waits for who cannot take part
+            raise
         self._loose: list[_Layer] = list(self._layers)
         """Layers that no module's forward pass unlocks: all of them, before the first."""
-        self.tasks.save = self._save
-        if self.tasks.told:
-            try:
-                self._load(self.tasks.told)
-            except BaseException:
-                self.tasks.close()  # nobody waits for who cannot take part
-                raise
 
     def step(self) -> None:
         """A backward pass is over: its layers are locked. Raises what ended the communication."""
@@ -122,6 +117,16 @@ class Training:
             handle.remove()
         self.tasks.close()
 
+    def _add_layers(
+        self, make_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+    ) -> None:
+        if self._barrier:
+            self._add_layer(self._model.parameters(), make_optimizer)
+            return
+        for module in self._model.modules():
+            self._add_layer(module.parameters(recurse=False), make_optimizer)
+            self._handles.append(module.register_forward_pre_hook(self._unlock))
+
     def _add_layer(
         self,
         parameters: Iterable[nn.Parameter],
@@ -142,6 +147,8 @@ class Training:
     def _on_gradient(self, layer: _Layer, index: int, parameter: nn.Parameter) -> None:
         gradient = parameter.grad
         assert gradient is not None
+        if gradient.layout is not torch.strided:
+            raise TypeError(f"parameter {index}: gradient is {gradient.layout}; must be dense")
         if not gradient.is_contiguous():
             gradient = parameter.grad = gradient.contiguous()
         layer.locked = True

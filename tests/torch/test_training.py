@@ -4,6 +4,8 @@ the barrier; and ranks that are killed in the middle of an event."""
 
 import os
 import signal
+import threading
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ torch = pytest.importorskip("torch", reason=NO_TORCH)
 import torch.distributed as dist  # noqa: E402
 from torch_ranks import meeting_point, processes  # noqa: E402
 
+from flowslot_torch.cases.adaptive_fusion import AdaptiveFusion  # noqa: E402
 from flowslot_torch.cases.gradient_scheduling import GradientScheduling  # noqa: E402
 from flowslot_torch.engines import NumpyEngine  # noqa: E402
 from flowslot_torch.program import Program  # noqa: E402
@@ -73,7 +76,7 @@ def averaged() -> list[list[float]]:
 
 
 @pytest.mark.parametrize("barrier", [False, True])
-@pytest.mark.parametrize("program", [Program, GradientScheduling])
+@pytest.mark.parametrize("program", [Program, GradientScheduling, AdaptiveFusion])
 def test_losses_are_those_of_plain_averaging_bit_by_bit(program: Any, barrier: bool) -> None:
     nets = [model(), model()]
 
@@ -161,6 +164,56 @@ def test_a_type_that_has_no_name_is_refused_beforehand() -> None:
         net = model()
         net.rest[1].bias.data = net.rest[1].bias.data.bfloat16()
         Training(net, optimizer, Program(), None)  # type: ignore[arg-type]
+
+
+def test_an_optimizer_that_is_not_made_leaves_nothing_behind() -> None:
+    def refuse(_: Any) -> Any:
+        raise LookupError("no such group")
+
+    def body(rank: int, _: Any, transport: Any) -> int:
+        net = model()
+        with pytest.raises(LookupError, match="no such group"):
+            Training(net, refuse, Program(), transport)
+        return sum(len(one._forward_pre_hooks) for one in net.modules())
+
+    before = set(threading.enumerate())
+    assert together(2, torch_gloo(2), body) == [0, 0]
+    new = set(threading.enumerate()) - before
+    assert "flowslot-tasks" not in {one.name for one in new}
+
+
+def test_a_sparse_gradient_is_refused_by_name() -> None:
+    def body(rank: int, _: Any, transport: Any) -> str:
+        net = torch.nn.Embedding(4, 2, sparse=True)
+        training = Training(net, optimizer, Program(), transport)
+        with pytest.raises(TypeError, match=r"parameter 0: gradient is torch.sparse_coo; must be"):
+            net(torch.tensor([1])).sum().backward()
+        training.close()
+        return "done"
+
+    assert together(1, torch_gloo(1), body) == ["done"]
+
+
+@pytest.mark.parametrize("barrier", [False, True])
+def test_gradients_may_have_a_graph(barrier: bool) -> None:
+    """`create_graph`, as for a penalty on gradients, leaves gradients that require one."""
+
+    def body(graph: bool, rank: int, _: Any, transport: Any) -> list[float]:
+        net, losses = nets[rank], []
+        training = Training(net, optimizer, Program(), transport, barrier=barrier)
+        for step in range(STEPS):
+            loss = loss_of(net, rank, step)
+            loss.backward(create_graph=graph)
+            training.step()
+            losses.append(loss.item())
+        training.close()
+        return losses
+
+    curves = []
+    for graph in (False, True):
+        nets = [model(), model()]
+        curves.append(together(2, torch_gloo(2), partial(body, graph)))
+    assert curves[0] == curves[1]
 
 
 class Attentive(torch.nn.Module):  # type: ignore[misc,unused-ignore]

@@ -48,16 +48,16 @@ class TorchEngine:
         self.nbytes(array)
         return memoryview(array.detach().view(torch.uint8).numpy())
 
-    @torch.no_grad()  # gradients may have a graph of their own (`create_graph`)
     def fuse(self, arrays: Sequence[Array], buffer: Array) -> None:
         """See Engine."""
-        torch.cat(tuple(arrays), out=buffer)
+        with torch.no_grad():  # gradients may have a graph of their own (`create_graph`)
+            torch.cat(tuple(arrays), out=buffer)
 
-    @torch.no_grad()
     def unfuse(self, buffer: Array, arrays: Sequence[Array]) -> None:
         """See Engine."""
-        for array, part in zip(arrays, buffer.split([len(a) for a in arrays]), strict=True):
-            array.copy_(part)
+        with torch.no_grad():
+            for array, part in zip(arrays, buffer.split([len(a) for a in arrays]), strict=True):
+                array.copy_(part)
 
 
 class GlooTransport:

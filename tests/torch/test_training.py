@@ -206,6 +206,7 @@ def test_gradients_may_have_a_graph(barrier: bool) -> None:
             loss.backward(create_graph=graph)
             training.step()
             losses.append(loss.item())
+        training.finish()
         training.close()
         return losses
 

@@ -194,6 +194,7 @@ def test_a_sparse_gradient_is_refused_by_name() -> None:
     assert together(1, torch_gloo(1), body) == ["done"]
 
 
+@pytest.mark.filterwarnings("ignore:Using backward")
 @pytest.mark.parametrize("barrier", [False, True])
 def test_gradients_may_have_a_graph(barrier: bool) -> None:
     """`create_graph`, as for a penalty on gradients, leaves gradients that require one."""

@@ -42,6 +42,13 @@ SOME = 10
 """Iterations between two events."""
 TUNED = "last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=5"
 """With 1, 1 and 1 four workers did not come together."""
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+}
+"""In the agents' store torchrun's new workers find the addresses of those before them, when the
+membership has changed (torch 2.13): they never come together."""
 WAYS = ("ours", "torchrun", "tuned")
 
 
@@ -124,7 +131,7 @@ class Job:
                 agent += ["--monitor-interval=0.1"]
             agent += [f"--rdzv-conf={conf}", "--max-restarts=9", "--nproc-per-node=1"]
             command = [*agent, *command[1:]]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        environment = {**os.environ, **ENVIRONMENT}
         with (self._folder / f"{worker}.err").open("ab") as out:
             self.processes[worker] = subprocess.Popen(
                 command, env=environment, stdout=out, stderr=out
@@ -168,20 +175,17 @@ class Job:
 
 
 def measure(way: str) -> tuple[float, float, float]:
-    """Seconds: see the module. Infinite: they did not go on within LIMIT_S."""
+    """Seconds: see the module. Infinite: they did not go on within LIMIT_S, or never got so far."""
     with tempfile.TemporaryDirectory() as folder:
         job = Job(way, Path(folder))
+        removed = added = pause = math.inf
         try:
-            try:
-                for worker in range(WORKERS):
-                    job.start(worker)
-                job.after(0.0, WORKERS, SOME)
-                killed = time.monotonic()
-                job.kill(VICTIM)
-                removed = max(one[0] for one in job.after(killed, WORKERS - 1, SOME)) - killed
-            except TimeoutError as error:
-                print(error, file=sys.stderr)
-                return math.inf, math.nan, math.nan
+            for worker in range(WORKERS):
+                job.start(worker)
+            job.after(0.0, WORKERS, SOME)
+            killed = time.monotonic()
+            job.kill(VICTIM)
+            removed = max(one[0] for one in job.after(killed, WORKERS - 1, SOME)) - killed
             started = time.monotonic()
             others = list(job.processes)
             job.start(NEWCOMER)
@@ -190,9 +194,11 @@ def measure(way: str) -> tuple[float, float, float]:
             for worker in others:
                 times = [started, *(at for at, _ in job.lines(worker) if at > started)]
                 pause = max(pause, *(b - a for a, b in itertools.pairwise(times)))
-            return removed, added, pause
+        except TimeoutError as error:
+            print(error, file=sys.stderr)
         finally:
             job.end()
+        return removed, added, pause
 
 
 def _free_port() -> int:

@@ -45,7 +45,7 @@ def measure(load: Load, turns: int) -> list[tuple[Turn, Turn, Turn]]:
 def main() -> int:
     """Print the ratios."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--turns", type=int, default=15)
+    parser.add_argument("--turns", type=int, default=40)
     parser.add_argument("--sockets", type=int, default=4)
     parser.add_argument("--threads", type=int, default=1, help="helpers of each side")
     parser.add_argument("--bytes", type=int, default=1 << 28, help="of an iteration")

@@ -117,7 +117,7 @@ def spread(values: list[float]) -> str:
 def main() -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--sockets", type=int, default=4)
     parser.add_argument("--threads", type=int, default=0, help="helpers of each side")
     parser.add_argument("--bytes", type=int, default=1 << 30, help="at a time")

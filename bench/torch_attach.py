@@ -61,7 +61,7 @@ def _rank(rank: int, ranks: int, port: int, files: tuple[str, str], curves: bool
         torch.save(found, out)
     dist.barrier()
     dist.destroy_process_group()
-    os._exit(0)  # torch 2.13 aborts one process of thirty that ends otherwise, attached or not
+    os._exit(0)  # torch 2.13 aborts some that end otherwise, attached or not
 
 
 def _curves(rank: int, path: str) -> list[str]:

@@ -295,22 +295,6 @@ def test_a_buffer_that_repeats_is_looked_at_once_it_is_whole() -> None:
     tasks.close()
 
 
-def test_a_tensor_that_a_repeating_program_misses_is_named() -> None:
-    def body(rank: int, engine: Any, transport: Any) -> str:
-        transport.timeout_s = 0.3
-        tasks = TaskManager(AdaptiveFusion(), engine, transport)
-        for iteration in range(5):
-            for index in (1, 2) if iteration < 4 else (1,):
-                tasks.enqueue(index, array(engine, gradients(rank)[index]))
-            if iteration < 4:
-                tasks.wait_all()
-        with pytest.raises(Stuck, match=r"tensor 1: .*; the program repeats .*, and tensors \[2\]"):
-            tasks.wait(1)
-        return "done"
-
-    assert together(2, numpy_tcp(2), body) == ["done"] * 2
-
-
 def test_parts_that_are_not_the_tensors_are_refused() -> None:
     class Losing(Program):
         def on_tensor_ready(self, tensor: Any) -> Any:

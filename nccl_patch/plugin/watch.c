@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * watch.c - a thread that looks after all comms of this process. While something is under way it looks
- * every 5 ms at what is to be reported (report.c), the first time after 2; otherwise it sleeps, but for the signs of life that
+ * every 4 ms at what is to be reported (report.c); otherwise it sleeps, but for the signs of life that
  * it gives to the other ends. A process that only computes gives them; one that has been stopped, or
  * whose host is gone, does not.
  */
@@ -11,8 +11,7 @@
 #include <signal.h>
 #include <sys/eventfd.h>
 
-#define LOOK_MS 5    /* half of iteration.c's least pause: a look may be late by as much */
-#define SOON_MS 2    /* after a rousing: what begins within 5 ms the daemon takes for one phase */
+#define LOOK_MS 4    /* what begins within 5 ms the daemon takes for one phase */
 #define ALONE_MS 100 /* where there is no daemon */
 #define BEATS 20     /* in a timeout, */
 #define BEAT_MS 1000 /* and at least one in this time: the other end may have a shorter one */
@@ -69,18 +68,15 @@ static bool look(int *wait) {
 static void *run(void *nothing) {
     struct pollfd waking = {.fd = wake, .events = POLLIN};
     uint64_t times;
-    bool roused = false;
     int wait;
     while (!atomic_load(&ending)) {
         if (look(&wait)) {
             atomic_store(&asleep, true);
             if (!look(&wait)) atomic_store(&asleep, false); /* of that nobody was told */
         }
-        if (roused && wait > SOON_MS) wait = SOON_MS;
         (void)poll(&waking, 1, wait);
         atomic_store(&asleep, false);
-        roused = waking.revents != 0;
-        if (roused) (void)!read(wake, &times, sizeof(times));
+        if (waking.revents) (void)!read(wake, &times, sizeof(times));
     }
     return nothing;
 }

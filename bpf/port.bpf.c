@@ -53,6 +53,7 @@ int mark(struct __sk_buff *ctx)
 SEC("tc/spread")
 int spread(struct __sk_buff *ctx)
 {
+	bpf_set_hash_invalid(ctx); /* the sender's own, which its timeouts change */
 	ctx->tc_classid = FIRST + bpf_get_hash_recalc(ctx) % QUEUES;
 	return TC_ACT_OK;
 }

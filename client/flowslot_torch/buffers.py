@@ -35,6 +35,7 @@ class Buffers:
         self.flying: Sequence[Tensor] = ()
         """Of the buffer that is waited for."""
         self.last: Array = None
+        self._spare: list[Array] = []
 
     def __bool__(self) -> bool:
         """Whether any is under way."""
@@ -43,7 +44,11 @@ class Buffers:
     def alloc(self, tensors: Sequence[Tensor]) -> Array:
         """As large as these."""
         total = sum(len(tensor.array) for tensor in tensors)
-        return self._engine.alloc(total, self._engine.dtype(tensors[0].array))
+        kind = self._engine.dtype(tensors[0].array)
+        for k, buffer in enumerate(self._spare):
+            if len(buffer) == total and self._engine.dtype(buffer) == kind:
+                return self._spare.pop(k)
+        return self._engine.alloc(total, kind)
 
     def begin(
         self, tensors: Sequence[Tensor], event: Callable[[Array], Pending | None], alone: bool
@@ -74,6 +79,8 @@ class Buffers:
             if self._kept:
                 self.last = buffer
             self.put(buffer if copied else None)
+            if copied and not self._kept:
+                self._spare = [*self._spare[-7:], buffer]
 
     def put(self, buffer: Array | None) -> None:
         """Results of `flying` are in the buffer; None: in place already."""

@@ -140,7 +140,8 @@ class Program:
     """How often the timer expires; $FLOWSLOT_TIMER_ITERATIONS goes before it."""
     repeats = False
     """Buffers are those of the iteration before, and ranks agree on new ones in the iteration after
-    a timer only. For programs without priorities; each gradient must come in each iteration, and
+    a timer only; not even then where `on_timer_expired` returns True and the membership is fixed.
+    For programs without priorities; each gradient must come in each iteration, and
     `on_tensor_ready` is called when all of a buffer have come. Who wants to join waits for that,
     too."""
     ops: Operations
@@ -159,8 +160,10 @@ class Program:
         self.ops.allreduce(buffer)
         return None
 
-    def on_timer_expired(self, statistics: Statistics) -> None:
-        """So many iterations have passed."""
+    def on_timer_expired(self, statistics: Statistics) -> bool | None:
+        """So many iterations have passed. True: a program that repeats keeps its buffers; alike on
+        all ranks."""
+        return None
 
     def on_worker_added(self, connection: Connection) -> None:
         """The membership has grown."""

@@ -30,7 +30,7 @@ class Queues:
     def __init__(self, changed: threading.Condition, nbytes: Callable[[Array], int]) -> None:
         """`changed`: notified of all that the thread that communicates waits for."""
         self._changed, self._nbytes = changed, nbytes
-        self._ready: list[tuple[Tensor, Callable[[], bool]]] = []
+        self._ready: list[tuple[Tensor, Callable[[], bool] | None]] = []
         self._scheduled: list[tuple[int, int, Tensor]] = []
         self._bytes = 0  # of what is scheduled
         self._sequence = itertools.count()
@@ -47,22 +47,32 @@ class Queues:
         """Whether anything is here."""
         return bool(self._ready or self._scheduled)
 
-    def put(self, tensor: Tensor, ready: Callable[[], bool]) -> None:
-        """A gradient; `ready`: whether its values are there. The thread that communicates is woken
-        only if it has something to do: else it would take the processor from who computes."""
+    def put(self, tensor: Tensor, ready: Callable[[], bool] | None = None) -> bool:
+        """A gradient; `ready`: whether its values are there (None: they are). Whether what is here
+        is worth a look: else a thread that looks would take the processor from who computes."""
         with self._changed:
             self._ready.append((tensor, ready))
             self._absent.discard(tensor.index)
             self._flushed = False
-            if not self._absent:
-                self._changed.notify_all()
+            return not self._absent
 
     def flush(self) -> None:
         """Nothing more comes before something has gone."""
-        if not self._flushed:
-            with self._changed:
-                self._flushed = True
-                self._changed.notify_all()
+        self._flushed = True
+
+    def wake(self) -> None:
+        """The thread that communicates."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def complete(self) -> bool:
+        """Whether the next buffer is planned, and all of it is here, with values."""
+        return (
+            bool(self._ready)
+            and self._planned is not None
+            and not self._absent
+            and not any(ready for _, ready in self._ready)
+        )
 
     def took(self, round_s: float) -> None:
         """How long ranks took to agree; others may just have been late, so the shortest counts."""
@@ -94,7 +104,7 @@ class Queues:
             pending, self._ready = self._ready, []
         late = []
         for tensor, ready in pending:
-            if ready():
+            if ready is None or ready():
                 self.push(_parts(tensor, event(tensor)))
             else:
                 late.append((tensor, ready))
@@ -142,7 +152,7 @@ class Queues:
         ids = {tensor.id for tensor in tensors}
         self._scheduled = [entry for entry in self._scheduled if entry[2].id not in ids]
         heapq.heapify(self._scheduled)
-        self._bytes -= sum(self._nbytes(tensor.array) for tensor in tensors)
+        self._bytes = sum(self._nbytes(entry[2].array) for entry in self._scheduled)
 
     def pause(self, longest_s: float) -> None:
         """Ranks have nothing in common: until a tensor comes."""
@@ -152,7 +162,10 @@ class Queues:
 
 def _parts(tensor: Tensor, parts: Sequence[Tensor] | None) -> Sequence[Tensor]:
     """What a program has made of a tensor."""
-    parts = parts or [tensor]
+    assert tensor.whole is not None
+    if not parts:
+        tensor.whole.left = 1
+        return (tensor,)
     ids = {part.id for part in parts}
     whole = sum(len(part.array) for part in parts) == len(tensor.array)
     if not whole or len(ids) < len(parts) or {part.index for part in parts} != {tensor.index}:
@@ -160,7 +173,6 @@ def _parts(tensor: Tensor, parts: Sequence[Tensor] | None) -> Sequence[Tensor]:
             f"on_tensor_ready: must return all parts of tensor {tensor.index}, each once; make them"
             " with its `split`"
         )
-    assert tensor.whole is not None
     tensor.whole.left = len(parts)
     for part in parts:
         part.whole = tensor.whole

@@ -2,9 +2,10 @@
 """The way of a gradient (SDCC, Figure 4): readiness queue, `on_tensor_ready`, scheduling queue,
 coordination, fusion buffer, `on_buffer_ready`.
 
-One thread communicates. Ranks agree on each buffer's content: all tell which tensors they have, the
-first rank's order counts, what some do not have yet waits. What becomes ready meanwhile, and is
-more urgent, is in the next buffer: a buffer, or a part of a split tensor, is never interrupted.
+Ranks agree on each buffer's content: all tell which tensors they have, the first rank's order
+counts, what some do not have yet waits. What becomes ready meanwhile, and is more urgent, is in the
+next buffer: a buffer, or a part of a split tensor, is never interrupted. Where nothing is to be
+agreed on, the thread that trains begins and ends buffers itself.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import logging
 import os
 import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
 
 from flowslot_torch.buffers import Buffers
@@ -30,6 +30,7 @@ from flowslot_torch.report import Reporter
 from flowslot_torch.state import tell
 from flowslot_torch.tensors import Tensor, Whole
 from flowslot_torch.transport import PeerLost, Transport
+from flowslot_torch.turns import Turns
 
 DEFAULT_FUSION_BYTES = 128 << 20
 _log = logging.getLogger(__name__)
@@ -63,9 +64,8 @@ class TaskManager:
         self._reporter = reporter
         self.fusion_bytes = fusion_bytes
         self.statistics = Statistics()
-        self.error: BaseException | None = None
         self.buffers = 0
-        self._engine, self._transport, self._average = engine, transport, average
+        self._engine, self._transport = engine, transport
         self._program, self._membership = program, membership
         self._timeout_s = transport.timeout_s
         program.tasks, program.statistics = self, self.statistics
@@ -76,13 +76,16 @@ class TaskManager:
             raise ValueError(f"FLOWSLOT_TIMER_ITERATIONS: must be 1 or more, is {every}")
         program.timer_iterations = self._timer = int(every)
         self._changed = threading.Condition()
+        self._came = threading.Condition()
+        """Results have."""
         self._queues = Queues(self._changed, engine.nbytes)
         self._waiting: dict[int, Whole] = {}
         self._passes = Passes(self.statistics, reporter)
         self._iterations = 0
         self._mark = -1
         """The tensor whose first part begins an iteration, alike on all ranks."""
-        self._exchange = Buffers(engine, membership is not None, self._scale, self._finish)
+        scale = lambda: 1.0 / len(self._ops.ranks) if average else 1.0  # noqa: E731
+        self._exchange = Buffers(engine, membership is not None, scale, self._finish)
         self._progress, self._changing = 0.0, False
         self._asked, self._wish, self.let_in = -1, 0, False
         self._looked = 0.0
@@ -93,31 +96,36 @@ class TaskManager:
         """What `save` returned on the worker that told us."""
         self._pause_s = _PAUSE_S
         self._closed = False
+        look_s = _LOOK_S if membership is not None else None
+        wait = lambda: self._queues.wait(look_s, self._is_called)  # noqa: E731
+        self._turns = Turns(wait, self._act, self._queues.wake, self._end)
         if membership is not None and membership.joined:
             self._repair(joining=True)
-        self._thread = threading.Thread(target=self._run, name="flowslot-tasks", daemon=True)
-        self._thread.start()
+        self._expect()
+        self._turns.start()
         atexit.register(self.close)  # a thread that is in a library's code then would abort
 
-    def enqueue(self, index: int, array: Array, ready: Callable[[], bool] = lambda: True) -> None:
+    def enqueue(self, index: int, array: Array, ready: Callable[[], bool] | None = None) -> None:
         """A gradient; `ready`: whether its values are there, where an accelerator computes them.
         Its array has the result once it has been waited for. ValueError: it is on its way."""
         with self._changed:
-            self._raise()
+            self._turns.check()
             if index in self._waiting:
                 raise ValueError(f"tensor {index}: is on its way already; wait for it first")
             order = self._passes.came(index, self._ops.nbytes(array))
             whole = self._waiting[index] = Whole(index)
-            self._queues.put(Tensor(index, array, order, whole=whole), ready)
+            ripe = self._queues.put(Tensor(index, array, order, whole=whole), ready)
+        if ripe and not self._turns.take(self._is_planned):
+            self._queues.wake()
 
     def get_backward_order(self, tensor: Tensor) -> int:
-        """How late a tensor was ready in the last backward pass, from 0: the first layer's is the
-        largest."""
+        """When it was ready in the last backward pass, from 0: the first layer's is the largest."""
         return tensor.order
 
     def flush(self) -> None:
         """A backward pass is over: what has come waits for nothing more."""
         self._queues.flush()
+        self._queues.wake()
 
     def wait(self, index: int) -> bool:
         """Until that gradient has its result; False: it was not on its way. Raises what ended the
@@ -125,18 +133,23 @@ class TaskManager:
         has timeouts of its own."""
         whole = self._waiting.get(index)
         if whole is None:
-            self._raise()
+            self._turns.check()
             return False
-        self.flush()
         began = time.monotonic()
-        while not whole.done.wait(min(self._timeout_s, _LOOK_S)):
-            self._raise()
-            self.flush()  # another thread may bring more meanwhile
+        while whole.left:
+            self._queues.flush()  # again: another thread may bring more meanwhile
+            if self._turns.take(self._is_at_hand):
+                continue
+            self._queues.wake()
+            with self._came:
+                ended = lambda: not whole.left or self._turns.error is not None  # noqa: E731
+                self._came.wait_for(ended, min(self._timeout_s, _LOOK_S))
+            self._turns.check()
             busy = self._changing or self._exchange.flying
             if busy or time.monotonic() < max(began, self._progress) + self._timeout_s + 1:
                 continue
             raise Stuck(f"tensor {index}: no result within {self._timeout_s:g} s{self._lacking()}")
-        self._raise()
+        self._turns.check()
         self._waiting.pop(index, None)  # two threads may wait
         return True
 
@@ -156,14 +169,14 @@ class TaskManager:
         """Between two iterations, everything having been waited for: let those in who wait. Whether
         there were some. Raises as `wait`."""
         with self._changed:
-            self._raise()
+            self._turns.check()
             if not self.let_in:
                 return False
             self.let_in = False
             admitting = self._admitting = threading.Event()
             self._changed.notify_all()
         admitting.wait()
-        self._raise()
+        self._turns.check()
         return True
 
     def close(self) -> None:
@@ -173,56 +186,55 @@ class TaskManager:
             self._closed = True
             self._changed.notify_all()
         self._transport.close()
-        if threading.current_thread() is not self._thread:  # an event may close
-            self._thread.join(5)
-
-    def _raise(self) -> None:
-        if self.error is not None:
-            raise self.error
+        self._turns.join(5)  # an event may close
 
     def _check_open(self) -> None:
         if self._closed:
             raise RuntimeError("the task manager was closed")
 
-    def _run(self) -> None:
-        try:
-            while True:
-                self._fill()
-                if self._is_lost(self._round):
-                    self._change()
-        except BaseException as error:
-            for one in (error, error.__context__):  # what they hold keeps connections open
-                traceback.clear_frames(one.__traceback__ if one is not None else None)
-            with self._changed:
-                self.error = self.error or error
-                for whole in list(self._waiting.values()):  # the other thread takes some away
-                    whole.done.set()
-                if self._admitting is not None:
-                    self._admitting.set()
-            self._exchange.drop()
-            self._transport.close()
+    def _is_planned(self) -> bool:
+        """Whether the next buffer can begin without a word to anybody."""
+        if self._membership is not None:
+            return False
+        return self._queues.complete() and not self._is_timer_due(self._plan.next() or ())
 
-    def _fill(self) -> None:
-        """Returns when a buffer is due. RuntimeError: the manager is closed."""
-        repeats = self._program.repeats
-        look_s = _LOOK_S if self._membership is not None else None
-        while True:
-            planned = self._plan.next() if repeats else None  # a change makes another plan
-            self._queues.expect(self.fusion_bytes, planned, patient=repeats)
-            self._queues.wait(look_s, self._is_called)
-            self._check_open()
-            if self._change_if_due():
-                continue
+    def _is_at_hand(self) -> bool:
+        """The same, or what has begun is to end."""
+        return self._is_planned() or self._ends()
+
+    def _ends(self) -> bool:
+        return bool(self._exchange) and self._queues.idle()
+
+    def _end(self) -> None:
+        with self._changed:
+            if self._admitting is not None:
+                self._admitting.set()
+        with self._came:
+            self._came.notify_all()
+        self._exchange.drop()
+        self._transport.close()
+
+    def _act(self) -> None:
+        """RuntimeError: the manager is closed."""
+        self._check_open()
+        if not self._change_if_due():
             self._queues.schedule(self._program.on_tensor_ready)
             if self._queues.due():
-                return
-            if self._queues.idle():
+                if self._is_lost(self._round):
+                    self._change()
+            elif self._queues.idle():
                 self._exchange.end()
+        self._expect()
+
+    def _expect(self) -> None:
+        repeats = self._program.repeats
+        planned = self._plan.next() if repeats else None  # a change makes another plan
+        self._queues.expect(self.fusion_bytes, planned, patient=repeats)
 
     def _is_called(self) -> bool:
         """Whether there is something else to do than to wait for a tensor."""
-        done = bool(self._exchange) and self._queues.idle()
-        return self._closed or self._admitting is not None or done
+        ended = self._closed or self._turns.error is not None
+        return ended or self._admitting is not None or self._ends()
 
     def _round(self) -> None:
         """Agree on a set, unless it is planned, and exchange it."""
@@ -237,15 +249,20 @@ class TaskManager:
         self._queues.remove(chosen)
         if self._mark < 0:
             self._mark = chosen[0].index
-        begins = self._begins_iteration(chosen)
-        if begins and (self._iterations + 1) % self._timer == 0:
-            self._program.on_timer_expired(self.statistics)
-            self._plan.renew()
+        ids = [tensor.id for tensor in chosen]
+        if self._is_timer_due(ids):
+            kept = self._program.on_timer_expired(self.statistics)
+            if not kept or self._membership is not None:  # who wants to join is told of then
+                self._plan.renew()
         self._exchange.begin(chosen, self._program.on_buffer_ready, not self._program.repeats)
-        self._plan.took([tensor.id for tensor in chosen], begins)
+        self._plan.took(ids, self._begins_iteration(ids))
 
-    def _begins_iteration(self, chosen: Sequence[Tensor]) -> bool:
-        return any(tensor.index == self._mark and tensor.part == 0 for tensor in chosen)
+    def _begins_iteration(self, ids: Sequence[int]) -> bool:
+        return self._mark >= 0 and Tensor(self._mark, None).id in ids
+
+    def _is_timer_due(self, ids: Sequence[int]) -> bool:
+        """With a buffer of these."""
+        return (self._iterations + 1) % self._timer == 0 and self._begins_iteration(ids)
 
     def _coordinate(self) -> list[Tensor]:
         """The next buffer's tensors, in its order, alike on all ranks."""
@@ -263,18 +280,15 @@ class TaskManager:
         chosen = self._exchange.flying
         self.buffers += 1
         self._progress = time.monotonic()
-        if self._begins_iteration(chosen):
+        if self._begins_iteration([tensor.id for tensor in chosen]):
             self._iterations += 1
-        for tensor in chosen:
-            assert tensor.whole is not None
-            tensor.whole.left -= 1
-            if tensor.whole.left == 0:
-                tensor.whole.done.set()
+        with self._came:
+            for tensor in chosen:
+                assert tensor.whole is not None
+                tensor.whole.left -= 1
+            self._came.notify_all()
         if self._reporter is not None and not self._queues and not self._exchange:
             self._reporter.complete()
-
-    def _scale(self) -> float:
-        return 1.0 / len(self._ops.ranks) if self._average else 1.0
 
     def _bind(self, transport: Transport) -> None:
         """The control plane and the data plane of an epoch."""

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from flowslot_torch.engines import Array
 
@@ -46,7 +45,7 @@ class Whole:
 
     index: int
     left: int = 1
-    done: threading.Event = field(default_factory=threading.Event)
+    """Parts without their results."""
 
 
 def index_of(of: int) -> int:

@@ -87,8 +87,9 @@ class Training:
 
     def step(self) -> None:
         """A backward pass is over: its layers are locked. Raises what ended the communication."""
-        self.tasks.flush()
         self._settle(self._loose)
+        if not self._barrier:  # nobody waits for the others yet
+            self.tasks.flush()
         if not (self._locks or self._barrier):
             self._assign(self._model, None, set())
         self.iteration += 1

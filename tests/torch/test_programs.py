@@ -188,11 +188,11 @@ def test_fusion_climbs_and_takes_the_mode() -> None:
         timer_iterations = 1
         least = 1 << 10
 
-        def on_timer_expired(self, statistics: Any) -> None:
+        def on_timer_expired(self, statistics: Any) -> bool:
             sizes[self.ops.rank].append(self.tasks.fusion_bytes)
             took = 1.0 + abs(math.log2(self.tasks.fusion_bytes / (1 << 14)))
             statistics.record(ITERATIONS, took if self.ops.rank else 0.1)  # one is misled
-            super().on_timer_expired(statistics)
+            return super().on_timer_expired(statistics)
 
     sizes: dict[int, list[int]] = {rank: [] for rank in range(RANKS)}
     run_program(numpy_tcp, Adaptive, iterations=200, fusion=1 << 12)
@@ -210,11 +210,16 @@ def test_fusion_climbs_and_takes_the_mode() -> None:
     assert together(RANKS, numpy_tcp(RANKS), wish) == [4] * RANKS
 
 
+@pytest.mark.parametrize("kept", [False, True])
 def test_a_program_that_repeats_agrees_again_only_after_a_timer(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, kept: bool
 ) -> None:
-    class Repeating(AdaptiveFusion):
-        timer_iterations = 8
+    class Repeating(Program):
+        timer_iterations = 4
+        repeats = True
+
+        def on_timer_expired(self, statistics: Any) -> bool:
+            return kept
 
     def counted(self: Any, *told: Any, over: bool) -> Any:
         asked.append(self._ops.rank)
@@ -227,8 +232,9 @@ def test_a_program_that_repeats_agrees_again_only_after_a_timer(
     for iteration in range(20):
         for index, mean in enumerate(means(iteration)):
             assert all(np.allclose(rank[iteration][index], mean, atol=1e-6) for rank in got)
-    most = 4 * len(SIZES)  # the first two iterations, and the two after timers
-    assert 4 <= asked.count(0) <= most and all(asked.count(r) == asked.count(0) for r in range(4))
+    agreed = 2 if kept else 6  # iterations: the first two, and those after timers
+    assert agreed <= asked.count(0) <= agreed * len(SIZES)
+    assert all(asked.count(r) == asked.count(0) for r in range(4))
 
 
 class Ending:

@@ -24,7 +24,7 @@ def tensor(index: int) -> Tensor:
 def test_a_planned_buffer_wakes_nobody_until_it_is_whole() -> None:
     queues = Queues(threading.Condition(), NumpyEngine().nbytes)
     first, second, third = (tensor(index) for index in (1, 2, 3))
-    queues.put(first, lambda: True)  # before it is known that it is planned
+    assert queues.put(first)  # before it is known that it is planned
     queues.expect(1 << 20, [one.id for one in (first, second, third)], False)
     looks: list[int] = []
 
@@ -35,10 +35,11 @@ def test_a_planned_buffer_wakes_nobody_until_it_is_whole() -> None:
     waiter = threading.Thread(target=queues.wait, args=(10, also))
     waiter.start()
     settle(lambda: looks == [1])
-    queues.put(second, lambda: True)
+    assert not queues.put(second)
     time.sleep(0.05)  # in which the waiter could look
     assert looks == [1]
-    queues.put(third, lambda: True)
+    assert queues.put(third)
+    queues.wake()
     waiter.join(5)
     assert not waiter.is_alive() and looks == [1, 1]
 

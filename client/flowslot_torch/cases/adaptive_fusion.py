@@ -21,7 +21,7 @@ class AdaptiveFusion(Program):
     repeats = True
     least, most = 1 << 16, 1 << 27
     longest_rest = 64
-    same = 1.02
+    same = 1.01
 
     def __init__(self) -> None:
         self.begin()
@@ -32,22 +32,25 @@ class AdaptiveFusion(Program):
         self.times: dict[int, float] = {}
         """Seconds of an iteration by size, on this walk."""
 
-    def on_timer_expired(self, statistics: Statistics) -> None:
+    def on_timer_expired(self, statistics: Statistics) -> bool:
         """A step, or rest. The ranks' most frequent wish counts."""
-        wish = now = self.within(self.tasks.fusion_bytes, statistics)
         self.left -= 1
-        if self.left <= 0:
-            # A size's first iteration may have begun with the one before.
-            last = statistics.get(ITERATIONS)[-max(self.timer_iterations - 1, 1) :]
-            self.times[now] = median(last or [inf])
-            best = min(self.times, key=lambda size: self.times[size])
-            wish = self.within(now * 2 if self.up else now // 2, statistics)
-            if wish == now or self.times[now] > self.same * self.times[best]:
-                wish = best
+        if self.left > 0:
+            return True
+        before = self.tasks.fusion_bytes
+        now = self.within(before, statistics)
+        # A size's first iteration may have begun with the one before.
+        last = statistics.get(ITERATIONS)[-max(self.timer_iterations - 1, 1) :]
+        self.times[now] = median(last or [inf])
+        best = min(self.times, key=lambda size: self.times[size])
+        wish = self.within(now * 2 if self.up else now // 2, statistics)
+        if wish == now or self.times[now] > self.same * self.times[best]:
+            wish = best
         self.tasks.fusion_bytes = self.negotiate(wish)
         if self.tasks.fusion_bytes in self.times:  # the end of the walk
             self.up, self.left, self.times = not self.up, self.rest, {}
             self.rest = min(2 * self.rest, self.longest_rest)
+        return self.tasks.fusion_bytes == before
 
     def on_buffer_ready(self, buffer: Array) -> Pending:
         """Small buffers go beside large ones."""

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who communicates: the thread that trains, where nothing is to be agreed on; else the other one."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from collectives import numpy_tcp, together
+from waiting import settle
+
+from flowslot_torch.engines import NumpyEngine
+from flowslot_torch.program import Program
+from flowslot_torch.tasks import TaskManager
+from flowslot_torch.turns import Turns
+
+AGREED = 2  # iterations until buffers are known
+
+
+class Repeating(Program):
+    """Does something in its last buffers."""
+
+    repeats = True
+    timer_iterations = 1000
+
+    def __init__(self, then: Callable[["Repeating"], None]) -> None:
+        self.threads: list[threading.Thread] = []
+        self.then = then
+
+    def on_buffer_ready(self, buffer: Any) -> Any:
+        self.threads.append(threading.current_thread())
+        if len(self.threads) > AGREED + 2:
+            self.then(self)
+        return self.ops.begin_allreduce(buffer)
+
+
+def trained(program: Program, engine: Any, transport: Any, iterations: int) -> TaskManager:
+    tasks = TaskManager(program, engine, transport)
+    for _ in range(iterations):
+        train(tasks)
+    return tasks
+
+
+def train(tasks: TaskManager) -> None:
+    settle(lambda: not tasks._turns._turn.locked())  # the other thread's last one
+    arrays = [np.ones(4, "float32") for _ in range(3)]
+    for index, values in enumerate(arrays):
+        tasks.enqueue(index, values)
+    tasks.wait_all()
+    assert all((values == 1).all() for values in arrays)
+
+
+def test_who_trains_begins_and_ends_what_is_planned() -> None:
+    def body(rank: int, engine: Any, transport: Any) -> None:
+        program = Repeating(lambda _: None)
+        tasks = trained(program, engine, transport, 9)
+        me = threading.current_thread()
+        assert [thread is me for thread in program.threads[AGREED:]] == [True] * 7
+        assert me not in program.threads[:AGREED]
+        assert all(thread.name == "flowslot-tasks" for thread in program.threads[:AGREED])
+        tasks.close()
+
+    together(2, numpy_tcp(2), body)
+
+
+@pytest.mark.parametrize(
+    ("raised", "after"),
+    [(ZeroDivisionError, ZeroDivisionError), (KeyboardInterrupt, RuntimeError)],
+)
+def test_what_ends_a_turn_of_who_trains_ends_all(raised: Any, after: Any) -> None:
+    def fail(_: Any) -> None:
+        raise raised
+
+    tasks = trained(Repeating(fail), NumpyEngine(), numpy_tcp(1)(0)[1], AGREED + 2)
+    with pytest.raises(raised):
+        train(tasks)
+    for _ in range(2):
+        with pytest.raises(after):
+            tasks.wait(0)
+    settle(lambda: not any(one.name == "flowslot-tasks" for one in threading.enumerate()))
+    tasks.close()
+
+
+def test_an_event_of_who_trains_may_close() -> None:
+    tasks = trained(
+        Repeating(lambda program: program.tasks.close()),
+        NumpyEngine(),
+        numpy_tcp(1)(0)[1],
+        AGREED + 2,
+    )
+    began = time.monotonic()
+    with pytest.raises(RuntimeError, match="was closed"):
+        for _ in range(2):
+            train(tasks)
+    assert time.monotonic() - began < 4  # nobody waited for the other thread
+
+
+def test_one_at_a_time() -> None:
+    inside, most, acted = 0, 0, 0
+    changed = threading.Condition()
+    work = 0
+
+    def act() -> None:
+        nonlocal inside, most, acted, work
+        inside += 1
+        most = max(most, inside)
+        time.sleep(0.001)
+        if work:
+            work -= 1
+            acted += 1
+        inside -= 1
+
+    def wait() -> None:
+        with changed:
+            changed.wait_for(lambda: work or turns.error)
+
+    def wake() -> None:
+        with changed:
+            changed.notify_all()
+
+    turns = Turns(wait, act, wake, lambda: None)
+    turns.start()
+    for _ in range(50):
+        work += 1
+        if not turns.take(lambda: work > 0):
+            wake()
+    settle(lambda: not work)
+    assert most == 1 and acted == 50
+    turns.error = RuntimeError("enough")
+    wake()
+    turns.join(5)
+    assert not turns.take(lambda: True) and acted == 50

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who communicates: the thread that trains, where nothing is to be agreed on; else the other one."""
+"""Who communicates: who trains, where nothing is to be agreed on; else the thread made for it."""
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -79,7 +80,7 @@ def test_what_ends_a_turn_of_who_trains_ends_all(raised: Any, after: Any) -> Non
     for _ in range(2):
         with pytest.raises(after):
             tasks.wait(0)
-    settle(lambda: not any(one.name == "flowslot-tasks" for one in threading.enumerate()))
+    settle(lambda: not tasks._turns._thread.is_alive())
     tasks.close()
 
 
@@ -98,19 +99,19 @@ def test_an_event_of_who_trains_may_close() -> None:
 
 
 def test_one_at_a_time() -> None:
-    inside, most, acted = 0, 0, 0
+    inside: list[int] = []
+    most: list[int] = []
+    work: deque[int] = deque()
+    acted: list[int] = []
     changed = threading.Condition()
-    work = 0
 
     def act() -> None:
-        nonlocal inside, most, acted, work
-        inside += 1
-        most = max(most, inside)
+        inside.append(1)
+        most.append(len(inside))
         time.sleep(0.001)
         if work:
-            work -= 1
-            acted += 1
-        inside -= 1
+            acted.append(work.popleft())
+        inside.pop()
 
     def wait() -> None:
         with changed:
@@ -122,13 +123,13 @@ def test_one_at_a_time() -> None:
 
     turns = Turns(wait, act, wake, lambda: None)
     turns.start()
-    for _ in range(50):
-        work += 1
-        if not turns.take(lambda: work > 0):
+    for k in range(50):
+        work.append(k)
+        if not turns.take(lambda: bool(work)):
             wake()
     settle(lambda: not work)
-    assert most == 1 and acted == 50
+    assert set(most) == {1} and acted == list(range(50))
     turns.error = RuntimeError("enough")
     wake()
     turns.join(5)
-    assert not turns.take(lambda: True) and acted == 50
+    assert not turns.take(lambda: True) and len(acted) == 50

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from flowslot_torch.engines import Array, Engine
+from flowslot_torch.operations import NOTHING
 from flowslot_torch.tensors import Tensor
 from flowslot_torch.transport import PeerLost, Pending
 
@@ -23,7 +24,8 @@ class _Begun(NamedTuple):
 
 
 class Buffers:
-    """Buffers that are being summed; they end in the order in which they began. Of one thread."""
+    """Buffers that are being summed; they end in the order in which they began. For one thread at a
+    time."""
 
     def __init__(
         self, engine: Engine, kept: bool, scale: Callable[[], float], done: Callable[[], None]
@@ -35,6 +37,8 @@ class Buffers:
         self.flying: Sequence[Tensor] = ()
         """Of the buffer that is waited for."""
         self.last: Array = None
+        self.beside = False
+        """Whether the last one that began went on beside computation."""
         self._spare: list[Array] = []
 
     def __bool__(self) -> bool:
@@ -48,6 +52,7 @@ class Buffers:
         for k, buffer in enumerate(self._spare):
             if len(buffer) == total and self._engine.dtype(buffer) == kind:
                 return self._spare.pop(k)
+        self._spare.clear()  # what follows has other sizes
         return self._engine.alloc(total, kind)
 
     def begin(
@@ -63,7 +68,8 @@ class Buffers:
         pending = event(buffer)
         self._begun.append(_Begun(tensors, buffer, copied, pending))
         self.flying = ()
-        if alone or self._kept or pending is None:
+        self.beside = not (alone or self._kept or pending is None or pending is NOTHING)
+        if not self.beside:
             self.end()
 
     def end(self) -> None:
@@ -79,8 +85,8 @@ class Buffers:
             if self._kept:
                 self.last = buffer
             self.put(buffer if copied else None)
-            if copied and not self._kept:
-                self._spare = [*self._spare[-7:], buffer]
+            if copied and self.beside:
+                self._spare.append(buffer)
 
     def put(self, buffer: Array | None) -> None:
         """Results of `flying` are in the buffer; None: in place already."""

@@ -22,9 +22,11 @@ _HEAD = 3  # before them: bytes of a buffer, tensors, whether somebody wants to 
 
 
 class Agreed(NamedTuple):
-    """Alike on all ranks. `joining`: a rank knows of somebody who wants to join."""
+    """Alike on all ranks. `fusion_bytes`: the first rank's; `joining`: a rank knows of somebody who
+    wants to join."""
 
     chosen: list[Tensor]
+    fusion_bytes: int
     joining: bool
 
 
@@ -55,7 +57,7 @@ class Coordination:
         self._by_id = not common and not self._by_id
         _, first_bytes, order = told[0]
         chosen = self._choose([mine[i] for i in order if i in common], first_bytes, over)
-        return Agreed(chosen, any(row[2] for _, row in rows))
+        return Agreed(chosen, first_bytes, any(row[2] for _, row in rows))
 
     def _tell(self, message: Any) -> list[tuple[int, Any]]:
         array: Array = self._engine.alloc(len(message) * 8, "uint8")

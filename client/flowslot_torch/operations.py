@@ -22,12 +22,13 @@ class _Nothing:
         """At once."""
 
 
-_NOTHING = _Nothing()
+NOTHING = _Nothing()
 
 
 class Operations:
-    """Of one rank; for one thread. A group is a sequence of ranks, in the order of its ring, in
-    which all its members call the same operation; None: all ranks. A pair is a group of two."""
+    """Of one rank; for one thread at a time. A group is a sequence of ranks, in the order of its
+    ring, in which all its members call the same operation; None: all ranks. A pair is a group of
+    two."""
 
     def __init__(self, engine: Engine, transport: Transport) -> None:
         self._engine, self._transport = engine, transport
@@ -56,7 +57,7 @@ class Operations:
     def send(self, array: Array, to: int) -> Pending:
         """Begin to send; the array must not change until the result has been waited for."""
         if not len(array):
-            return _NOTHING
+            return NOTHING
         return self._transport.send(self._engine.memory(array), to)
 
     def recv(self, array: Array, source: int) -> Array:
@@ -67,7 +68,7 @@ class Operations:
     def begin_recv(self, array: Array, source: int) -> Pending:
         """The same, which is there when the result has been waited for: in this order."""
         if not len(array):
-            return _NOTHING
+            return NOTHING
         return self._transport.receive(self._engine.memory(array), source)
 
     def chunks(self, array: Array, count: int) -> list[Array]:
@@ -98,7 +99,7 @@ class Operations:
             self.reduce_scatter(array, ranks)
             chunks = self.chunks(array, len(ranks))
             self._turn(chunks, place + 1, ranks)
-        return _NOTHING
+        return NOTHING
 
     def reduce_scatter(self, array: Array, group: Group | None = None) -> Array:
         """The sum over the group of the next one's part, in place; returns that part."""

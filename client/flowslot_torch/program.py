@@ -129,9 +129,10 @@ class Links:
 
 
 class Program:
-    """Subclass this. Events are called on the thread that communicates; `on_buffer_ready` and
-    `on_timer_expired` on all ranks in the same order, so that both may communicate. What they raise
-    ends training with that error.
+    """Subclass this. Events are called on the thread that communicates; of a program that repeats,
+    on the one that trains, too, in a backward pass as well; but one at a time. `on_buffer_ready`
+    and `on_timer_expired` on all ranks in the same order, so that both may communicate. What they
+    raise ends training with that error.
 
     Set before the first event: `ops`, `tasks`, `statistics`, `connection`, `links`.
     """
@@ -156,7 +157,8 @@ class Program:
 
     def on_buffer_ready(self, buffer: Array) -> Pending | None:
         """Tensors that all ranks have are in the buffer: leave their sum there. Or return what
-        leaves it there once waited for: a program that repeats gets its next buffers meanwhile."""
+        leaves it there once waited for: a program that repeats gets its next buffers meanwhile.
+        Afterwards the buffer is used again."""
         self.ops.allreduce(buffer)
         return None
 

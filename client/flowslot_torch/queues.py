@@ -20,7 +20,7 @@ _ROUND_S, _LONGEST_S = 0.0005, 0.005
 
 
 class Queues:
-    """Filled by the thread that trains, emptied by the one that communicates.
+    """Filled by the thread that trains, emptied by who communicates.
 
     A buffer that is not full waits for the next tensor as long as another buffer of its own would
     take, no longer: so waiting is never much dearer than not to wait. A full one, and the last one
@@ -81,8 +81,8 @@ class Queues:
     def expect(self, fusion_bytes: int, planned: list[int] | None, patient: bool) -> None:
         """What the next buffer is: full at so many bytes, unless its tensors are `planned`.
         `patient`: it waits until it is full, or the last one."""
-        self._fusion_bytes, self._planned, self._patient = fusion_bytes, planned, patient
         with self._changed:
+            self._fusion_bytes, self._planned, self._patient = fusion_bytes, planned, patient
             self._absent = {index_of(one) for one in planned or ()}
             self._absent -= {tensor.index for tensor, _ in self._ready}
             self._absent -= {entry[2].index for entry in self._scheduled}
@@ -133,8 +133,9 @@ class Queues:
 
     def due(self) -> bool:
         """Whether the next buffer is to be exchanged, or agreed on, now."""
-        if self._planned is not None:
-            return {entry[2].id for entry in self._scheduled}.issuperset(self._planned)
+        planned = self._planned  # who does not communicate now may ask
+        if planned is not None:
+            return {entry[2].id for entry in self._scheduled}.issuperset(planned)
         if not self._scheduled:
             return False
         late = not self._patient and time.monotonic() >= self._due

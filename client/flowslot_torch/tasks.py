@@ -107,7 +107,8 @@ class TaskManager:
 
     def enqueue(self, index: int, array: Array, ready: Callable[[], bool] | None = None) -> None:
         """A gradient; `ready`: whether its values are there, where an accelerator computes them.
-        Its array has the result once it has been waited for. ValueError: it is on its way."""
+        Its array has the result once it has been waited for. ValueError: it is on its way. Raises
+        what ended the communication."""
         with self._changed:
             self._turns.check()
             if index in self._waiting:
@@ -115,7 +116,7 @@ class TaskManager:
             order = self._passes.came(index, self._ops.nbytes(array))
             whole = self._waiting[index] = Whole(index)
             ripe = self._queues.put(Tensor(index, array, order, whole=whole), ready)
-        if ripe and not self._turns.take(self._is_planned):
+        if ripe and (not self._turns.take(self._is_beside) or self._queues.due()):
             self._queues.wake()
 
     def get_backward_order(self, tensor: Tensor) -> int:
@@ -129,12 +130,14 @@ class TaskManager:
 
     def wait(self, index: int) -> bool:
         """Until that gradient has its result; False: it was not on its way. Raises what ended the
-        thread; Stuck, when nothing was exchanged for the transport's timeout: what is under way
-        has timeouts of its own."""
+        communication; RuntimeError in an event, which is part of it; Stuck, when nothing was
+        exchanged for the transport's timeout: what is under way has timeouts of its own."""
         whole = self._waiting.get(index)
         if whole is None:
             self._turns.check()
             return False
+        if whole.left and self._turns.is_mine():
+            raise RuntimeError(f"tensor {index}: is waited for in the middle of the communication")
         began = time.monotonic()
         while whole.left:
             self._queues.flush()  # again: another thread may bring more meanwhile
@@ -198,9 +201,13 @@ class TaskManager:
             return False
         return self._queues.complete() and not self._is_timer_due(self._plan.next() or ())
 
+    def _is_beside(self) -> bool:
+        """The same, and it is exchanged beside computation."""
+        return self._exchange.beside and self._is_planned()
+
     def _is_at_hand(self) -> bool:
-        """The same, or what has begun is to end."""
-        return self._is_planned() or self._ends()
+        """Whether that can, or what has begun is to end."""
+        return self._is_planned() or (self._ends() and not self._queues.due())
 
     def _ends(self) -> bool:
         return bool(self._exchange) and self._queues.idle()
@@ -271,6 +278,7 @@ class TaskManager:
             self._queues.tensors(), self.fusion_bytes, joining, over=self._program.repeats
         )
         self._queues.took(time.monotonic() - began)
+        self.fusion_bytes = agreed.fusion_bytes
         if any(tensor.index == self._mark for tensor in agreed.chosen):
             self.let_in = agreed.joining
         return agreed.chosen

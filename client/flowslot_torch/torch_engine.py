@@ -26,8 +26,9 @@ class TorchEngine:
     """Arrays are tensors on the processor."""
 
     def alloc(self, count: int, dtype: str) -> Array:
-        """See Engine."""
-        return torch.empty(count, dtype=_DTYPES[dtype])
+        """See Engine; whatever mode the calling thread is in."""
+        with torch.inference_mode(False):
+            return torch.empty(count, dtype=_DTYPES[dtype], device="cpu")
 
     def astype(self, array: Array, dtype: str) -> Array:
         """See Engine."""

@@ -48,16 +48,20 @@ class Turns:
             self._take()
         except BaseException as error:
             interrupted = RuntimeError(f"the communication was interrupted: {error!r}")
-            self.error = error if isinstance(error, Exception) else interrupted
+            self.error = self.error or (error if isinstance(error, Exception) else interrupted)
             self._wake()
             raise
         finally:
             self._turn.release()
         return True
 
+    def is_mine(self) -> bool:
+        """Whether the calling thread is in a turn: an event, or a signal's handler."""
+        return threading.current_thread() is self._acting
+
     def join(self, longest_s: float) -> None:
         """Until the thread has ended, unless that waits for the calling one."""
-        if threading.current_thread() not in (self._thread, self._acting):
+        if threading.current_thread() is not self._thread and not self.is_mine():
             self._thread.join(longest_s)
 
     def _take(self) -> None:
@@ -68,14 +72,14 @@ class Turns:
             self._acting = None
 
     def _run(self) -> None:
-        try:
-            while True:
-                self._wait()
-                with self._turn:
+        while self.error is None:
+            self._wait()
+            with self._turn:
+                try:
                     self.check()
                     self._take()
-        except BaseException as error:
-            for one in (error, error.__context__):  # what they hold keeps connections open
-                traceback.clear_frames(one.__traceback__ if one is not None else None)
-            self.error = self.error or error
-            self._end()
+                except BaseException as error:
+                    self.error = self.error or error
+        for one in (self.error, self.error.__context__):  # what they hold keeps connections open
+            traceback.clear_frames(one.__traceback__ if one is not None else None)
+        self._end()

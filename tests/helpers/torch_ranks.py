@@ -37,13 +37,17 @@ def processes(ranks: int, work: Callable[..., Any], *args: Any, limit_s: float =
     """The same without a group. AssertionError: a rank raised, or none is done in time."""
     ends: list[Connection] = []
     made = []
+    all_forked = _FORK.Event()  # a store's thread, when it is connected to, holds locks of the libc
     for rank in range(ranks):
         mine, theirs = _FORK.Pipe(duplex=False)
-        process = _FORK.Process(target=_child, args=(theirs, work, rank, ranks, args), daemon=True)
+        process = _FORK.Process(
+            target=_child, args=(theirs, all_forked, work, rank, ranks, args), daemon=True
+        )
         process.start()
         theirs.close()
         ends.append(mine)
         made.append(process)
+    all_forked.set()
     found: dict[int, Any] = {}
     try:
         while len(found) < ranks:
@@ -71,8 +75,11 @@ def _killed(found: dict[int, Any]) -> set[int]:
     return {rank for rank, (kind, _) in found.items() if kind == "killed"}
 
 
-def _child(end: Connection, work: Callable[..., Any], rank: int, ranks: int, args: Any) -> None:
+def _child(
+    end: Connection, all_forked: Any, work: Callable[..., Any], rank: int, ranks: int, args: Any
+) -> None:
     torch.set_num_threads(1)
+    all_forked.wait()
     try:
         end.send(("is", work(rank, ranks, *args)))
     except BaseException:

@@ -25,6 +25,7 @@ class Repeating(Program):
 
     repeats = True
     timer_iterations = 1000
+    beside = True
 
     def __init__(self, then: Callable[["Repeating"], None]) -> None:
         self.threads: list[threading.Thread] = []
@@ -34,7 +35,14 @@ class Repeating(Program):
         self.threads.append(threading.current_thread())
         if len(self.threads) > AGREED + 2:
             self.then(self)
-        return self.ops.begin_allreduce(buffer)
+        self.ops.allreduce(buffer)
+        return Gone() if self.beside else None
+
+
+class Gone:
+    """Under way, and over when it is waited for."""
+
+    def wait(self) -> None: ...
 
 
 def trained(program: Program, engine: Any, transport: Any, iterations: int) -> TaskManager:
@@ -45,7 +53,7 @@ def trained(program: Program, engine: Any, transport: Any, iterations: int) -> T
 
 
 def train(tasks: TaskManager) -> None:
-    settle(lambda: not tasks._turns._turn.locked())  # the other thread's last one
+    settle(lambda: bool(tasks._changed._waiters))  # the other thread's last turn is over
     arrays = [np.ones(4, "float32") for _ in range(3)]
     for index, values in enumerate(arrays):
         tasks.enqueue(index, values)

@@ -11,7 +11,7 @@ from math import inf
 from statistics import median
 
 from flowslot_torch.engines import Array
-from flowslot_torch.program import BYTES, ITERATIONS, Connection, Program, Statistics
+from flowslot_torch.program import BYTES, ITERATIONS, Program, Statistics
 from flowslot_torch.transport import Pending
 
 
@@ -26,19 +26,22 @@ class AdaptiveFusion(Program):
     def __init__(self) -> None:
         self.begin()
 
-    def begin(self) -> None:
-        """The first iterations show nothing yet."""
+    def begin(self, epoch: int = 0) -> None:
+        """With these members. The first iterations show nothing yet."""
+        self.epoch = epoch
         self.up, self.rest, self.left = True, 1, 2
         self.times: dict[int, float] = {}
         """Seconds of an iteration by size, on this walk."""
 
     def on_timer_expired(self, statistics: Statistics) -> bool:
         """A step, or rest. The ranks' most frequent wish counts."""
+        if self.epoch != self.connection.epoch:  # who has come knows nothing of walks
+            self.begin(self.connection.epoch)
         self.left -= 1
         if self.left > 0:
             return True
         before = self.tasks.fusion_bytes
-        now = self.within(before, statistics)
+        now = self.negotiate(self.within(before, statistics))
         # A size's first iteration may have begun with the one before.
         last = statistics.get(ITERATIONS)[-max(self.timer_iterations - 1, 1) :]
         self.times[now] = median(last or [inf])
@@ -67,9 +70,3 @@ class AdaptiveFusion(Program):
         mine[0] = wish
         counts = Counter(int(value) for value in self.ops.allgather(mine))
         return min(counts, key=lambda value: (-counts[value], value))
-
-    def on_worker_added(self, connection: Connection) -> None:
-        """Who has come knows nothing of walks."""
-        self.begin()
-
-    on_worker_removed = on_worker_added

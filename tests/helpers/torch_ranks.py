@@ -6,6 +6,7 @@ import os
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -40,9 +41,8 @@ def processes(ranks: int, work: Callable[..., Any], *args: Any, limit_s: float =
     all_forked = _FORK.Event()  # a store's thread, when it is connected to, holds locks of the libc
     for rank in range(ranks):
         mine, theirs = _FORK.Pipe(duplex=False)
-        process = _FORK.Process(
-            target=_child, args=(theirs, all_forked, work, rank, ranks, args), daemon=True
-        )
+        body = partial(work, rank, ranks, *args)
+        process = _FORK.Process(target=_child, args=(theirs, all_forked, body, rank), daemon=True)
         process.start()
         theirs.close()
         ends.append(mine)
@@ -75,13 +75,11 @@ def _killed(found: dict[int, Any]) -> set[int]:
     return {rank for rank, (kind, _) in found.items() if kind == "killed"}
 
 
-def _child(
-    end: Connection, all_forked: Any, work: Callable[..., Any], rank: int, ranks: int, args: Any
-) -> None:
+def _child(end: Connection, all_forked: Any, work: Callable[[], Any], rank: int) -> None:
     torch.set_num_threads(1)
     all_forked.wait()
     try:
-        end.send(("is", work(rank, ranks, *args)))
+        end.send(("is", work()))
     except BaseException:
         end.send(("raised", f"rank {rank}: {traceback.format_exc()}"))
     end.close()

@@ -12,9 +12,10 @@ import pytest
 from collectives import numpy_tcp, together
 from waiting import settle
 
+from flowslot_torch.cases.adaptive_fusion import AdaptiveFusion
 from flowslot_torch.engines import NumpyEngine
 from flowslot_torch.program import Program
-from flowslot_torch.tasks import TaskManager
+from flowslot_torch.tasks import Stuck, TaskManager
 from flowslot_torch.turns import Turns
 
 AGREED = 2  # iterations until buffers are known
@@ -72,6 +73,70 @@ def test_who_trains_begins_and_ends_what_is_planned() -> None:
         tasks.close()
 
     together(2, numpy_tcp(2), body)
+
+
+def test_a_sum_that_blocks_does_not_hold_up_who_trains() -> None:
+    """Rank 1 is late; rank 0 may go on computing."""
+
+    def body(rank: int, engine: Any, transport: Any) -> float:
+        program = Repeating(lambda _: None)
+        program.beside = False
+        tasks = trained(program, engine, transport, AGREED + 2)
+        program.ops.barrier()
+        if rank == 1:
+            time.sleep(0.5)
+        began = time.monotonic()
+        for index in range(3):
+            tasks.enqueue(index, np.ones(4, "float32"))
+        took = time.monotonic() - began
+        tasks.wait_all()
+        tasks.close()
+        return took
+
+    assert max(together(2, numpy_tcp(2), body)) < 0.3
+
+
+def test_who_waits_for_what_others_lack_is_told() -> None:
+    """Something has begun that could end, and ranks have nothing more in common."""
+
+    def body(rank: int, engine: Any, transport: Any) -> str:
+        transport.timeout_s = 0.3
+        tasks = TaskManager(Repeating(lambda _: None), engine, transport, fusion_bytes=64)
+        tasks.enqueue(0, np.ones(100, "float32"))
+        tasks.enqueue(1 + rank, np.ones(4, "float32"))
+        with pytest.raises(Stuck, match="not ready on ranks"):
+            tasks.wait_all()
+        return "told"
+
+    assert together(2, numpy_tcp(2), body) == ["told"] * 2
+
+
+def test_the_first_ranks_buffer_size_counts_for_a_program_that_rests() -> None:
+    class Adaptive(AdaptiveFusion):
+        timer_iterations = 3
+
+    def body(rank: int, engine: Any, transport: Any) -> int:
+        tasks = TaskManager(Adaptive(), engine, transport, fusion_bytes=(1 + rank) << 16)
+        for _ in range(40):
+            for index in range(8):
+                tasks.enqueue(index, np.ones(8192, "float32"))
+            tasks.wait_all()
+        tasks.close()
+        return tasks.fusion_bytes
+
+    first, second = together(2, numpy_tcp(2), body)
+    assert first == second
+
+
+def test_an_event_that_waits_is_told() -> None:
+    tasks = trained(
+        Repeating(lambda program: program.tasks.wait_all()),
+        NumpyEngine(),
+        numpy_tcp(1)(0)[1],
+        AGREED + 2,
+    )
+    with pytest.raises(RuntimeError, match="tensor 0: is waited for in the middle"):
+        train(tasks)
 
 
 @pytest.mark.parametrize(

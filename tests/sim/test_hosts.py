@@ -113,9 +113,10 @@ def test_who_is_treated_worst_comes_first() -> None:
     assert host.shares([standing(0, one, 1.0), standing(1, two, 2200.0)], 8)[0] == (1, 8)
 
 
-@pytest.mark.parametrize("gpus", [3, 8, 20, 64])
-def test_pollux_gives_gpus_where_they_bring_most(gpus: int) -> None:
-    host, jobs = Pollux(ALONE, S), [standing(k, each) for k, each in enumerate(drawn(4))]
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("gpus", [3, 8, 20, 27, 34, 41, 64])
+def test_pollux_gives_gpus_where_they_bring_most(gpus: int, seed: int) -> None:
+    host, jobs = Pollux(ALONE, S), [standing(k, each) for k, each in enumerate(drawn(seed))]
     shares = host.shares(jobs, gpus)
     has = dict(shares)
     assert len(has) == len(shares) == min(gpus, len(jobs)) and sum(has.values()) <= gpus
@@ -126,6 +127,12 @@ def test_pollux_gives_gpus_where_they_bring_most(gpus: int) -> None:
             fits = [m for m in slow if n < m <= n + left]
             assert all(slow[m] >= slow[n] for m in fits)  # nobody would gain by what is left
             assert n in slow and n <= each.job.workers
+
+
+@pytest.mark.parametrize("host", HOSTS, ids=lambda host: type(host).__name__)
+def test_a_job_that_computes_nothing_has_its_share(host: HostScheduler) -> None:
+    jobs = [standing(0, job("one", 2, 5, 0.0, 0.5)), standing(1, job("more", 4, 5, 0.0, 0.5))]
+    assert sorted(i for i, _ in host.shares(jobs, 8)) == [0, 1]
 
 
 def test_a_network_that_is_slow_makes_pollux_stay_on_a_server() -> None:

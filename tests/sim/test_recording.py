@@ -11,6 +11,7 @@ import pytest
 from scenariofiles import SCENARIOS
 from typer.testing import CliRunner
 
+from flowslot.model.errors import FlowslotError
 from flowslot_scenario import scenario as scenarios
 from flowslot_sim.cli import app
 from flowslot_sim.cluster.contest import Contest
@@ -142,6 +143,11 @@ def test_figures_are_drawn_and_bad_names_stop_before_anything_runs(tmp_path: Pat
         result = invoke(*command, "--figure", str(file))
         assert result.exit_code == 0, result.output
         assert "</svg>" in file.read_text()
+    full = tmp_path / "full.png"
+    full.symlink_to("/dev/full")
+    found = invoke(*run, "--figure", str(full))
+    assert isinstance(found.exception, FlowslotError)
+    assert str(found.exception) == f"--figure {full}: No space left on device"
     for option, name, says in (
         ("--figure", "x.bmp", "must end in one of"),
         ("--figure", "runs/x.png", "must be a file in a directory"),

@@ -123,15 +123,15 @@ class Pollux:
         left, steps = gpus - len(order), []
         slow = {each.i: self._slowness(each.job, gpus / max(len(jobs), 1)) for each in order}
         for each in order:
-            steps += self._step(each.i, slow[each.i], 1)
+            steps += self._step(each.i, slow[each.i], 1, left)
         heapq.heapify(steps)
         while steps:
             _, i, n = heapq.heappop(steps)
-            if n - has[i] <= left:
+            if n - has[i] <= left:  # else a smaller step may
                 left -= n - has[i]
                 has[i] = n
-                for step in self._step(i, slow[i], n):
-                    heapq.heappush(steps, step)
+            for step in self._step(i, slow[i], has[i], left):
+                heapq.heappush(steps, step)
         return [(each.i, has[each.i]) for each in order]
 
     def _slowness(self, job: JobSpec, fair: float) -> dict[int, float]:
@@ -141,10 +141,10 @@ class Pollux:
         return {n: share / self.goodput(job, n) for n in sizes}
 
     @staticmethod
-    def _step(i: int, slow: dict[int, float], n: int) -> list[tuple[float, int, int]]:
-        """The best next size of job i: minus what a GPU brings, job, size; none: no size brings
-        anything."""
-        found = [((slow[m] - slow[n]) / (m - n), i, m) for m in slow if m > n]
+    def _step(i: int, slow: dict[int, float], n: int, left: int) -> list[tuple[float, int, int]]:
+        """The best next size of job i, for which no more than `left` GPUs are needed: minus what a
+        GPU brings, job, size; none: no size brings anything."""
+        found = [((slow[m] - slow[n]) / (m - n), i, m) for m in slow if n < m <= n + left]
         return [step for step in (min(found, default=None),) if step is not None and step[0] < 0]
 
 
@@ -153,10 +153,10 @@ SHORTEST = ShortestFirst()
 
 def one_server_or_line(rate: float, per_server: int) -> Alone:
     """An iteration on GPUs of one server, which sends nothing; on more, a ring at `rate` bytes/s.
-    A ring of n carries (1 - 1/n) times the same."""
+    A ring of n carries (1 - 1/n) times the same. A nanosecond at least."""
 
     def alone(job: JobSpec, workers: int) -> float:
-        compute = sum(phase.compute_ns for phase in job.phases) / SECOND
+        compute = max(sum(phase.compute_ns for phase in job.phases), 1) / SECOND
         if workers <= per_server:
             return compute
         return compute + job.volume * ring_part(job, workers) / rate

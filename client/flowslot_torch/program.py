@@ -157,8 +157,8 @@ class Program:
 
     def on_buffer_ready(self, buffer: Array) -> Pending | None:
         """Tensors that all ranks have are in the buffer: leave their sum there. Or return what
-        leaves it there once waited for: a program that repeats gets its next buffers meanwhile.
-        Afterwards the buffer is used again."""
+        leaves it there once waited for: a program that repeats gets its next buffers meanwhile,
+        and should do so with all of them or with none. Afterwards the buffer is used again."""
         self.ops.allreduce(buffer)
         return None
 

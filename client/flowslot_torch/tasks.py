@@ -142,6 +142,8 @@ class TaskManager:
         while whole.left:
             self._queues.flush()  # again: another thread may bring more meanwhile
             if self._turns.take(self._is_at_hand):
+                if self._queues.due():  # the other thread may have looked in the middle of the turn
+                    self._queues.wake()
                 continue
             self._queues.wake()
             with self._came:

@@ -94,6 +94,34 @@ def test_a_sum_that_blocks_does_not_hold_up_who_trains() -> None:
     assert all(together(2, numpy_tcp(2), body))
 
 
+def test_what_is_due_after_a_turn_of_who_trains_is_done_by_the_other_thread() -> None:
+    """Which looked in the middle of the turn, and saw nothing to do."""
+
+    def look(program: Repeating) -> None:
+        if threading.current_thread() is me:
+            program.tasks._queues.wake = wake  # type: ignore[method-assign]
+            wake()
+            time.sleep(0.05)  # in which it looks
+
+    me, program = threading.current_thread(), Repeating(look)
+    program.beside = False
+    tasks = TaskManager(program, NumpyEngine(), numpy_tcp(1)(0)[1], fusion_bytes=16)
+    wake = tasks._queues.wake
+    for _ in range(5):
+        for index in (0, 1):
+            tasks.enqueue(index, np.ones(4, "float32"))
+        tasks.wait_all()
+    settle(lambda: bool(tasks._changed._waiters))
+    began = len(program.threads)
+    tasks._queues.wake = lambda: None  # type: ignore[method-assign]  # it comes late
+    for index in (1, 0):
+        tasks.enqueue(index, np.ones(4, "float32"))
+    tasks.wait(0)
+    settle(lambda: len(program.threads) == began + 2)
+    assert program.threads[-2] is me is not program.threads[-1]
+    tasks.close()
+
+
 def test_who_waits_for_what_others_lack_is_told() -> None:
     """Something has begun that could end, and ranks have nothing more in common."""
 

@@ -28,7 +28,7 @@ from flowslot_torch.program import Connection, Links, Program, Statistics
 from flowslot_torch.queues import Queues
 from flowslot_torch.report import Reporter
 from flowslot_torch.state import tell
-from flowslot_torch.tensors import Tensor, Whole
+from flowslot_torch.tensors import Tensor, Whole, id_of
 from flowslot_torch.transport import PeerLost, Transport
 from flowslot_torch.turns import Turns
 
@@ -267,7 +267,7 @@ class TaskManager:
         self._plan.took(ids, self._begins_iteration(ids))
 
     def _begins_iteration(self, ids: Sequence[int]) -> bool:
-        return self._mark >= 0 and Tensor(self._mark, None).id in ids
+        return self._mark >= 0 and id_of(self._mark) in ids
 
     def _is_timer_due(self, ids: Sequence[int]) -> bool:
         """With a buffer of these."""

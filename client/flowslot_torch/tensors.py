@@ -26,7 +26,7 @@ class Tensor:
     @property
     def id(self) -> int:
         """Alike on all ranks."""
-        return self.index * _PARTS + self.part
+        return id_of(self.index, self.part)
 
     def split(self, elements: int) -> list[Tensor]:
         """Parts of at most so many elements."""
@@ -46,6 +46,11 @@ class Whole:
     index: int
     left: int = 1
     """Parts without their results."""
+
+
+def id_of(index: int, part: int = 0) -> int:
+    """What a tensor's part is called."""
+    return index * _PARTS + part
 
 
 def index_of(of: int) -> int:

@@ -19,7 +19,7 @@ from typing import Annotated, Literal, NoReturn, TextIO
 import typer
 from rich.console import Console
 
-from flowslot.model.errors import ConfigError
+from flowslot.model.errors import ConfigError, FlowslotError
 from flowslot_lab.figure import draw
 from flowslot_lab.predict import NoPrediction, predict
 from flowslot_lab.progress import Bar
@@ -237,8 +237,8 @@ def _predict(
 def _draw(result: Results, path: Path, out: TextIO) -> None:
     try:
         draw(result, path)
-    except OSError as error:
-        _die(f"--figure {path}: {error.strerror or error}", _FAILURE)
+    except FlowslotError as error:
+        _die(str(error), _FAILURE)
     print(f"figure: {path}", file=out)
 
 

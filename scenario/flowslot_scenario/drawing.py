@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from flowslot.model.errors import FlowslotError
 from flowslot.policy.base import Floats
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def can_be_made(directory: Path, file: Path | None = None) -> bool:
 @contextmanager
 def figure(path: Path, heights: Sequence[float], columns: int = 1) -> Iterator[list[list[Axes]]]:
     """Axes, row by row, of these heights (inches); the figure is written when the block ends,
-    format by the file's ending."""
+    format by the file's ending. FlowslotError: it cannot be."""
     import matplotlib  # noqa: PLC0415
 
     matplotlib.use("Agg")
@@ -66,6 +67,8 @@ def figure(path: Path, heights: Sequence[float], columns: int = 1) -> Iterator[l
         yield axes.tolist()
         path.parent.mkdir(parents=True, exist_ok=True)
         made.savefig(path, dpi=130)
+    except OSError as error:
+        raise FlowslotError(f"--figure {path}: {error.strerror or error}") from None
     finally:
         plt.close(made)
 

@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowslot.model.errors import FlowslotError
 from flowslot.policy.base import Floats
 from flowslot_scenario import drawing
 from flowslot_sim.recording.record import Recording
@@ -22,16 +20,6 @@ SHOWN = 24
 """Links of a run: those that carried most for their capacity."""
 
 
-@contextmanager
-def _written(path: Path, heights: Sequence[float], columns: int = 1) -> Iterator[list[list[Axes]]]:
-    """As `drawing.figure`. FlowslotError: the file cannot be written."""
-    try:
-        with drawing.figure(path, heights, columns) as rows:
-            yield rows
-    except OSError as error:
-        raise FlowslotError(f"--figure {path}: {error.strerror or error}") from None
-
-
 def draw(
     values: Mapping[str, Sequence[float]],
     recordings: Mapping[str, Recording],
@@ -41,7 +29,7 @@ def draw(
     """Runs by their names: distributions of `values`, which are `what`; below, a map for each run
     of how much of its links was used when."""
     heights = [3.4] + [1.0 + 0.12 * min(SHOWN, len(x.links)) for x in recordings.values()]
-    with _written(path, heights) as rows:
+    with drawing.figure(path, heights) as rows:
         top = rows[0][0]
         _distributions(top, values, what)
         top.set_title(f"{what}, {_count(values)}", loc="left", fontsize=10)
@@ -107,7 +95,7 @@ def draw_sweep(
         name = ", ".join(f"{line[k]}" for k in varied or ["policy"])
         curves.setdefault(name, []).append((line, ideal))
     highest = max(line["load"] for line in lines)
-    with _written(path, [4.2], 3) as ((left, middle, right),):
+    with drawing.figure(path, [4.2], 3) as ((left, middle, right),):
         jct = {
             name: [x for line, _ in some if line["load"] == highest for x in line["jct_s"]]
             for name, some in curves.items()

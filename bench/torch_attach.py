@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `flowslot_torch.attach` costs a job, and that it changes nothing: `python -m
-bench.torch_attach [--curves]`. Needs torch.
+bench.torch_attach [--curves] [--ranks N]`. Needs torch.
 
 Two ranks train a ResNet-like model on Gloo over the loopback interface, with one thread each, plain
 attached and plain again, in turns of an iteration. Nothing else is on the network: a registration
 server takes the records and asks for silence, as a daemon does then. Printed per repeat: the median
 iterations, and the medians of each turn's ratios, attached to plain, and plain to plain.
-`--curves`: losses of 200 iterations on 2 and 4 ranks, plain and attached, of all three models; any
-bit of difference is an error.
+`--curves`: losses of 200 iterations, plain and attached, of all three models; any bit of difference
+is an error.
 """
 
 import argparse

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -30,6 +30,10 @@ class Collective(Protocol):
     """What a worker does in the communication phase."""
 
     verified: int
+
+    @property
+    def losses(self) -> Sequence[float]:
+        """Of all iterations; none where nothing is trained."""
 
     def prepare(self, iteration: int) -> None:
         """Make this iteration's data; part of the computation phase."""
@@ -52,6 +56,8 @@ class Ring:
     receives chunk (rank - 1 - s) mod N; the first N-1 steps add, the others replace. A slice is
     forwarded as soon as it arrived and was added. Array layout: [chunk, channel, slice, word].
     """
+
+    losses: Sequence[float] = ()
 
     def __init__(
         self, spec: JobSpec, out: Links, into: Links, loop: Loop, make_flow: MakeFlow
@@ -130,6 +136,8 @@ class PsWorker:
     Each key is striped over all sockets, as NCCL does with what it sends to a peer. Array layout:
     [channel, key, word].
     """
+
+    losses: Sequence[float] = ()
 
     def __init__(self, spec: JobSpec, out: Links, loop: Loop, make_flow: MakeFlow) -> None:
         self._rank, self._workers = spec.rank, spec.workers

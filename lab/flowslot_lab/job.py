@@ -135,6 +135,7 @@ def work(spec: JobSpec, collective: Collective, clock: Clock, report: Report) ->
             say("iteration", n=iteration + 1)
         collective.verify(iteration)
         if iteration + 1 == spec.iterations:
+            report.losses = list(collective.losses)
             finish(report, collective.verified, clock)
 
 

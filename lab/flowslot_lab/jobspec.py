@@ -102,7 +102,7 @@ class Report:
     `started`: begin of the first iteration; `ends`: end of each (empty for a server);
     `verified_bytes`: payload received in those iterations, every byte compared with what it
     must be; `cpu_s`: processor time from the start line to the report; `trace`: (time, bytes
-    received).
+    received); `losses`: of those iterations, of a worker that trains.
     """
 
     started: int = 0
@@ -110,6 +110,7 @@ class Report:
     verified_bytes: int = 0
     cpu_s: float = 0.0
     trace: list[tuple[int, int]] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
 
 
 def iteration_times(reports: list[Report], warmup: int) -> Floats:

@@ -8,6 +8,7 @@ it is the stand-in for NCCL's own socket transport, which is what a user has who
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,8 @@ class Rank(LibraryClock):
 
 class NcclWorker:
     """A worker of the ring. What it sums are bytes, modulo 256."""
+
+    losses: Sequence[float] = ()
 
     def __init__(self, spec: JobSpec, rank: Rank) -> None:
         self._rank = rank

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -48,6 +49,8 @@ class Node(LibraryClock):
 
 class PsLiteWorker:
     """Pushes its keys, pulls their sums. Array layout: [key, word]."""
+
+    losses: Sequence[float] = ()
 
     def __init__(self, spec: JobSpec, node: Node) -> None:
         self._rank, self._workers, self._node = spec.rank, spec.workers, node

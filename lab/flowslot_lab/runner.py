@@ -292,6 +292,7 @@ class LiveRun:
                 rank: [((at - start) / 1e9, received) for at, received in report.trace]
                 for rank, report in enumerate(reports)
             },
+            losses=[report.losses for report in reports],
         )
 
     def _utilisation(self, before: Counters, after: Counters) -> dict[str, float]:

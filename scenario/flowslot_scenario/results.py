@@ -147,12 +147,14 @@ class Evidence:
 @dataclass(slots=True)
 class JobRun:
     """One job in one run: its iteration times in seconds, and per process the trace of
-    (seconds since the start line, bytes received)."""
+    (seconds since the start line, bytes received). `losses`: of each rank, of all iterations, the
+    warm-up too; empty where nothing was trained."""
 
     job: Job
     ideal_s: float
     times: Floats
     traces: dict[int, list[tuple[float, int]]]
+    losses: list[list[float]] = field(default_factory=list)
 
     @property
     def slowdowns(self) -> Floats:
@@ -176,6 +178,7 @@ class JobRun:
             "predicted_mean_s": None if predicted_s is None else round(predicted_s, 6),
             "slowdown_mean": _number(mean(self.slowdowns)),
             "slowdown_p99": _number(p99),
+            **({"losses": self.losses} if any(self.losses) else {}),
         }
 
 
@@ -369,6 +372,18 @@ class Results:
                 star = "*" if prediction.of_ideal_tcp else ""
                 found.append((f"{policy}, predicted{star}", prediction.budget))
         return sorted(found, key=lambda pair: self.policies().index(pair[0].partition(",")[0]))
+
+    def curves_apart(self, job: str) -> dict[str, int]:
+        """The runs in which a job that trains has learnt something else than in the first one, and
+        from which iteration on: any bit of a loss. A schedule only moves bytes."""
+        apart = {}
+        of = {f"{r.policy}, {r.repeat}": j for r in self.runs for j in r.jobs if j.job.name == job}
+        first, *_ = curves = [list(zip(*one.losses, strict=True)) for one in of.values()]
+        for run, curve in zip(of, curves, strict=True):
+            differ = (i for i, (a, b) in enumerate(zip(first, curve, strict=True)) if a != b)
+            if (at := next(differ, None)) is not None:
+                apart[run] = at
+        return apart
 
     def to_json(self) -> dict[str, Any]:
         """The document that `-o json` prints."""

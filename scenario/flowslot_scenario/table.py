@@ -33,6 +33,7 @@ def print_result(result: Results, console: Console) -> None:
         console.print(f"  {scenario.explain_ideal(job)}", highlight=False)
     if budgets := result.budgets():
         print_budgets(scenario.title, budgets, console)
+    _tell_of_training(result, console)
     _tell_of_losses(result, console)
     _tell_of_delays(result, console)
     _tell_of_livelocks(result, console)
@@ -84,6 +85,19 @@ def _tell_of_livelocks(result: Results, console: Console) -> None:
             console.print(
                 f"{run.policy}, repeat {run.repeat}: {run.livelock}. "
                 f"Its numbers are of {done} iterations done by then.",
+                highlight=False,
+            )
+
+
+def _tell_of_training(result: Results, console: Console) -> None:
+    """Whether jobs that train have learnt the same in all runs."""
+    for trained in result.runs[0].jobs:
+        if any(trained.losses):
+            apart = result.curves_apart(trained.job.name)
+            differ = ", ".join(f"{run} from iteration {at}" for run, at in apart.items())
+            console.print(
+                f"Losses of {trained.job.name}, {len(trained.losses[0])} iterations, in all runs: "
+                f"{f'differ: {differ}' if apart else 'the same, bit by bit'}",
                 highlight=False,
             )
 

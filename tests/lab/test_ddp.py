@@ -9,7 +9,7 @@ from collectives import NO_TORCH
 
 from flowslot.model.errors import ConfigError
 from flowslot_lab.net import data_ip
-from flowslot_lab.runner import LiveRun
+from flowslot_lab.runner import LiveRun, Options, measure
 from flowslot_lab.state import RunState
 from flowslot_scenario.scenario import parse
 from flowslot_torch.program import Links
@@ -50,6 +50,20 @@ def test_a_job_that_trains_reports_and_is_paced(state: RunState, program: str) -
         assert links.rate(0, 1) == pytest.approx(400e6 / 8 * 1448 / 1514, rel=0.01)
         assert links.is_slow(1, 0) and not links.is_slow(0, 1)
         finish(live, follow)
+
+
+@pytest.mark.root
+@pytest.mark.timeout(90)
+@LEAVES_NOTHING
+def test_what_is_learnt_does_not_depend_on_the_schedule(state: RunState) -> None:
+    pytest.importorskip("torch", reason=NO_TORCH)
+    options = Options(("cubic", "stagger"), iterations=10, alone=False)
+    result = measure(parse(small("ddp"), "f"), options, state, Quiet())
+    for run in result.runs:
+        first, second = run.jobs[0].losses
+        assert len(first) == result.scenario.warmup + 10 and first != second
+        assert first[0] != first[-1]
+    assert result.runs[1].evidence.rate_writes > 0 and result.curves_apart("a") == {}
 
 
 def test_what_a_job_that_trains_has_no_use_for_is_refused(tmp_path: Path) -> None:

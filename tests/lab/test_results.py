@@ -87,6 +87,22 @@ def test_best_baseline_is_per_metric() -> None:
     assert best_baseline(summaries[2:], "slowdown_mean") is None
 
 
+def test_a_run_that_learns_something_else_is_named() -> None:
+    curves = [[[2.0, 1.0], [2.5, 1.5]], [[2.0, 1.0], [2.5, 1.5]], [[2.0, 1.0], [2.5, 1.6]]]
+    runs = [make_run(policy, 1, [[1.0, 1.0]] * 2) for policy in ("cubic", "reno", "stagger")]
+    for run, losses in zip(runs, curves, strict=True):
+        run.jobs[1].losses = losses
+    assert "losses" not in runs[0].to_json(TWO_EQUAL, {}, None)["jobs"][0]
+    assert runs[0].to_json(TWO_EQUAL, {}, None)["jobs"][1]["losses"] == curves[0]
+    for shown, differ in ((runs[:2], "the same, bit by bit"), (runs, "differ: stagger, 1 from it")):
+        console = Console(width=200, record=True)
+        print_result(Results(TWO_EQUAL, shown, {}), console)
+        text = console.export_text()
+        assert f"Losses of b, 2 iterations, in all runs: {differ}" in text
+        assert "Losses of a" not in text
+    assert Results(TWO_EQUAL, runs, {}).curves_apart("b") == {"stagger, 1": 1}
+
+
 def test_json_has_the_documented_keys() -> None:
     run = make_run("stagger", 1, [[1.0, 1.5], [1.5, 1.5]])
     document = Results(TWO_EQUAL, [run], {"a": 0.25}).to_json()

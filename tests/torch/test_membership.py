@@ -27,10 +27,13 @@ from flowslot_torch.transport import TcpTransport  # noqa: E402
 STEPS, DIES_AT, NEWCOMER = 40, 5, 4
 CONNECTING = {"connecting": (2, 1), "joining": (NEWCOMER, 2)}
 """Who is killed after its flag, while the members of which epoch connect; worker 1 was before."""
+SECOND = {"removed": 2, "added": 2, **{where: who for where, (who, _) in CONNECTING.items()}}
+"""Who is killed after worker 1."""
 
 
 class Watching(Program):
-    """Worker 1 is killed in an event of iteration DIES_AT."""
+    """Worker 1 is killed in an event of iteration DIES_AT or, where there is a second one, when a
+    buffer is ready."""
 
     timer_iterations = 1
 
@@ -38,16 +41,16 @@ class Watching(Program):
         self.where, self.seen = where, []  # type: ignore[var-annotated]
         self.training: Any = None
 
-    def die(self, where: str) -> None:
+    def die(self, where: str, worker: int = 1) -> None:
         late = self.training is not None and self.training.iteration >= DIES_AT
-        if where == self.where and late and self.ops.rank == 1:
+        if where == self.where and late and self.ops.rank == worker:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def on_tensor_ready(self, tensor: Any) -> Any:
         self.die("tensor")
 
     def on_buffer_ready(self, buffer: Any) -> None:
-        for where in ("buffer", *CONNECTING):
+        for where in ("buffer", *SECOND):
             self.die(where)
         if self.where == "star":
             return self.star(buffer)
@@ -72,9 +75,11 @@ class Watching(Program):
         self.die("timer")
 
     def on_worker_removed(self, connection: Any) -> None:
+        self.die("removed", SECOND["removed"])
         self.seen.append(("removed", connection.ranks))
 
     def on_worker_added(self, connection: Any) -> None:
+        self.die("added", SECOND["added"])
         self.seen.append(("added", connection.ranks))
 
 
@@ -85,7 +90,7 @@ def member(store: Any, worker: int, gloo: bool, where: str, members: Any) -> Mem
         if CONNECTING.get(where) == (worker, epoch):
             os.kill(os.getpid(), signal.SIGKILL)
         if gloo:
-            limit_s = 60 if where in CONNECTING else 5
+            limit_s = 60 if where in SECOND else 5
             return GlooTransport(store, worker, sorted(about), epoch=epoch, timeout_s=limit_s)
         addresses = {w: ("127.0.0.1", int(port)) for w, port in sorted(about.items())}
         return TcpTransport(worker, listener, addresses, key=KEY, epoch=epoch, timeout_s=5)
@@ -125,8 +130,9 @@ def train(worker: int, _: int, port: int, gloo: bool, where: str) -> Any:
     program.training = training
     Slow.training = training if worker == 0 and where == "star" else None
     longest = 0.0
-    while training.iteration < STEPS or not (
-        membership.epoch > 2 if where == "joining" else NEWCOMER in program.connection.ranks
+    last = 2 if where == "joining" else 1
+    while training.iteration < STEPS or (
+        membership.epoch <= last or program.connection.ranks != survivors(where)
     ):
         began = time.monotonic()
         assert training.iteration < 3000, "nobody joined"
@@ -142,23 +148,38 @@ def train(worker: int, _: int, port: int, gloo: bool, where: str) -> Any:
     return longest, training.iteration, program.seen, flat.numpy().tobytes()
 
 
-WHERE = [(False, "star"), (False, "timer"), (True, "buffer"), *((True, w) for w in CONNECTING)]
+def survivors(where: str) -> tuple[int, ...]:
+    return tuple(w for w in range(5) if w not in (1, SECOND.get(where)))
+
+
+EVENTS = {
+    "buffer": [("removed", (0, 2, 3)), ("added", (0, 2, 3, NEWCOMER))],
+    "connecting": [("removed", (0, 3)), ("added", (0, 3, NEWCOMER))],
+    "joining": [("removed", (0, 2, 3))],
+    "removed": [("removed", (0, 2, 3)), ("removed", (0, 3)), ("added", (0, 3, NEWCOMER))],
+    "added": [
+        ("removed", (0, 2, 3)),
+        ("added", (0, 2, 3, NEWCOMER)),
+        ("removed", (0, 3, NEWCOMER)),
+    ],
+}
+"""Of whoever was there from the beginning; of the newcomer, those after its coming."""
+ON_GLOO = ("buffer", *SECOND)
+WHERE = [(False, "star"), (False, "timer"), (False, "tensor"), *((True, w) for w in ON_GLOO)]
 
 
 @pytest.mark.parametrize(("gloo", "where"), WHERE)
 def test_a_worker_is_killed_and_another_joins(gloo: bool, where: str) -> None:
     with meeting_point() as port:
         found = processes(5, train, port, gloo, where, limit_s=25)
-    dead = {1, *CONNECTING.get(where, (1,))[:1]}
-    assert {worker for worker, one in enumerate(found) if one is None} == dead
-    there = [one for one in found if one is not None]
-    old = tuple(worker for worker in range(4) if worker not in dead)
-    events = [("removed", old), ("added", (*old, NEWCOMER))][: 1 if NEWCOMER in dead else 2]
-    for longest, iteration, seen, flat in there:
+    there = {worker: one for worker, one in enumerate(found) if one is not None}
+    assert tuple(there) == survivors(where)
+    events = EVENTS.get(where, EVENTS["buffer"])
+    later = events[[*(kind for kind, _ in events), "added"].index("added") + 1 :]
+    for worker, (longest, iteration, seen, flat) in there.items():
         # No hang; how long it takes, bench.torch_membership measures.
         assert longest < 15 and iteration == there[0][1] and flat == there[0][3]
-        assert seen in (events, [])
-    assert sum(not seen for _, _, seen, _ in there) == (NEWCOMER not in dead)
+        assert seen == (later if worker == NEWCOMER else events)
 
 
 class Closing(Program):

@@ -28,7 +28,7 @@ from flowslot_scenario.scenario import load
 from flowslot_torch.cases.partial_compression import PartialCompression
 from flowslot_torch.engines import NumpyEngine
 from flowslot_torch.operations import Operations
-from flowslot_torch.program import Links
+from flowslot_torch.program import Connection, Links
 from flowslot_torch.transport import TcpTransport
 
 SCENARIOS = Path(__file__).parents[1] / "lab" / "scenarios"
@@ -158,6 +158,7 @@ def summed(gradients: list[Any], everywhere: bool) -> Any:
         program = PartialCompression()
         program.everywhere, program.links = everywhere, Links(rates)
         program.ops = Operations(NumpyEngine(), transport)
+        program.connection = Connection(rank, range(n))
         program.on_buffer_ready(buffers[rank])
         program.ops.barrier()
         transport.close()

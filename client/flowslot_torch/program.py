@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 import socket
-from collections import deque
+import time
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from flowslot_torch.tensors import Tensor
 
 _KEPT = 1024
+_ANSWERS_S, _REST_S = 0.5, 60.0  # a daemon that stands still must not slow training
 ITERATIONS, BYTES = "iteration_s", "iteration_bytes"
 
 
@@ -68,7 +72,8 @@ class Links:
 
     `rates`: as far as it is known beforehand. What is not, the daemon of this host is asked, which
     knows the topology and, where a switch process is there, the load; of hosts by `addresses`, by
-    rank. Without a daemon nothing more is known, and nothing fails.
+    rank; several ranks may have one. Without a daemon nothing more is known, and nothing fails.
+    A daemon knows its own host's ways: `share` tells all ranks of them.
     """
 
     def __init__(
@@ -80,6 +85,7 @@ class Links:
         """`control`: the daemon's control socket; $FLOWSLOT_CONTROL without one."""
         self._rates, self._loads = dict(rates or {}), dict[tuple[int, int], float]()
         self._addresses = dict(addresses or {})
+        self._asks_at = 0.0
         self._control = control or os.environ.get("FLOWSLOT_CONTROL", "/run/flowslot/control.sock")
 
     def rate(self, source: int, to: int) -> float | None:
@@ -96,29 +102,54 @@ class Links:
         return rate is not None and rate < below * max(self._rates.values())
 
     def refresh(self) -> bool:
-        """Ask the daemon; takes milliseconds. False: it does not answer."""
+        """Ask the daemon; takes milliseconds. False: it does not answer; for a minute it is not
+        asked again."""
+        if not self._addresses or time.monotonic() < self._asks_at:
+            return False
+        ranks = defaultdict[str, list[int]](list)
+        for rank, address in self._addresses.items():
+            ranks[address].append(rank)
         try:
             flows, links = (self._ask(command) for command in ("flows", "links"))
             named = {link["name"]: link for link in links["links"]}
-            ranks = {address: rank for rank, address in self._addresses.items()}
             for flow in flows["flows"]:
-                ends = ranks.get(flow["src"]), ranks.get(flow["dst"])
-                path = [named[name] for name in flow["path"]]
-                if path and None not in ends:
-                    self._learn((ends[0], ends[1]), path)  # type: ignore[arg-type]
+                if path := [named[name] for name in flow["path"]]:
+                    ends = itertools.product(ranks[flow["src"]], ranks[flow["dst"]])
+                    self._learn(list(ends), path)
         except (OSError, ValueError, KeyError, TypeError):
+            self._asks_at = time.monotonic() + _REST_S
             return False
         return True
 
-    def _learn(self, ends: tuple[int, int], path: list[Any]) -> None:
-        self._rates[ends] = min(float(link["goodput"]) for link in path)
+    def share(self, ops: Operations) -> None:
+        """What each rank knows of its ways to the others: from then on all know that, and nothing
+        else. All ranks must call it. ValueError: a rank tells of something impossible."""
+        ranks, unknown = ops.ranks, -1.0
+        known = [(self.rate(ops.rank, to), self.load(ops.rank, to)) for to in ranks]
+        row = ops.alloc(2 * len(ranks), "float64")
+        for i, value in enumerate(itertools.chain.from_iterable(known)):
+            row[i] = unknown if value is None else value
+        told = iter(float(value) for value in ops.allgather(row))
+        self._rates, self._loads = {}, {}
+        for ends in itertools.product(ranks, ranks):
+            for kept in (self._rates, self._loads):
+                value = next(told)
+                if value != unknown and not 0 <= value < math.inf:
+                    raise ValueError(f"links: rank {ends[0]} tells of {value} to rank {ends[1]}")
+                if value != unknown:
+                    kept[ends] = value
+
+    def _learn(self, ways: Sequence[tuple[int, int]], path: list[Any]) -> None:
+        rate = min(float(link["goodput"]) for link in path)
         loads = [max(link["load"]) / float(link["goodput"]) for link in path if link["load"]]
-        if loads:
-            self._loads[ends] = max(loads)
+        for ends in ways:
+            self._rates[ends] = rate
+            if loads:
+                self._loads[ends] = max(loads)
 
     def _ask(self, command: str) -> Any:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as daemon:
-            daemon.settimeout(1.0)
+            daemon.settimeout(_ANSWERS_S)
             daemon.connect(self._control)
             daemon.sendall(json.dumps({"cmd": command}).encode() + b"\n")
             with daemon.makefile("rb") as stream:

@@ -103,7 +103,10 @@ class Training:
 
     def _load(self, state: bytes) -> None:
         """It comes from a peer: tensors and plain values are taken, no code."""
-        self.iteration, model, optimizers = torch.load(io.BytesIO(state), weights_only=True)
+        iteration, model, optimizers = torch.load(io.BytesIO(state), weights_only=True)
+        if type(iteration) is not int or iteration < 0:
+            raise ValueError(f"state: iteration must be a number from 0, is {iteration!r:.40}")
+        self.iteration = iteration
         self._model.load_state_dict(model)
         for layer, one in zip(self._layers, optimizers, strict=True):
             layer.optimizer.load_state_dict(one)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Workers that come and go while a job trains."""
 
+import io
 import os
 import signal
 import socket
@@ -9,16 +10,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from collectives import KEY, NO_TORCH, in_threads
+from collectives import KEY, NO_TORCH, Listeners, in_threads
 
 torch = pytest.importorskip("torch", reason=NO_TORCH)
 
 import torch.distributed as dist  # noqa: E402
 from torch_ranks import meeting_point, processes  # noqa: E402
 
+from flowslot_torch.cases.two_level import TwoLevel  # noqa: E402
 from flowslot_torch.engines import NumpyEngine  # noqa: E402
 from flowslot_torch.membership import LeftOut, Membership  # noqa: E402
+from flowslot_torch.operations import Operations  # noqa: E402
 from flowslot_torch.program import Program  # noqa: E402
+from flowslot_torch.state import tell  # noqa: E402
 from flowslot_torch.tasks import TaskManager  # noqa: E402
 from flowslot_torch.torch_engine import GlooTransport  # noqa: E402
 from flowslot_torch.training import Training  # noqa: E402
@@ -50,7 +54,7 @@ class Watching(Program):
         self.die("tensor")
 
     def on_buffer_ready(self, buffer: Any) -> None:
-        for where in ("buffer", *SECOND):
+        for where in ("buffer", "groups", *SECOND):
             self.die(where)
         if self.where == "star":
             return self.star(buffer)
@@ -81,6 +85,12 @@ class Watching(Program):
     def on_worker_added(self, connection: Any) -> None:
         self.die("added", SECOND["added"])
         self.seen.append(("added", connection.ranks))
+
+
+class InGroups(Watching, TwoLevel):
+    """The same, of a program that has groups of its own."""
+
+    groups = ((0, 1), (2, 3))
 
 
 def member(store: Any, worker: int, gloo: bool, where: str, members: Any) -> Membership:
@@ -118,7 +128,7 @@ def train(worker: int, _: int, port: int, gloo: bool, where: str) -> Any:
     membership = member(store, worker, gloo, where, members)
     torch.manual_seed(worker if worker == NEWCOMER else 1)
     model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 8))
-    program = Watching(where)
+    program = InGroups(where) if where == "groups" else Watching(where)
     training = Training(
         model,
         lambda p: Slow(p, lr=0.05, momentum=0.9),
@@ -164,7 +174,7 @@ EVENTS = {
     ],
 }
 """Of whoever was there from the beginning; of the newcomer, those after its coming."""
-ON_GLOO = ("buffer", *SECOND)
+ON_GLOO = ("buffer", "groups", *SECOND)
 WHERE = [(False, "star"), (False, "timer"), (False, "tensor"), *((True, w) for w in ON_GLOO)]
 
 
@@ -205,6 +215,54 @@ def test_who_closes_is_no_member_of_the_next_epoch() -> None:
 
     left, closed, other = in_threads(3, body)
     assert left == other == (1, (0, 2)) and "was closed" in str(closed)
+
+
+@pytest.mark.parametrize(
+    ("told", "error"),
+    [
+        ((3, -1, 0, 8, 4), "state: rank 0 tells of a number below 0"),
+        ((3, 3, 0, 8, 1 << 62), "state: rank 0 tells of 4611686018427387904 bytes"),
+        ((3, 3, 0, 8, -1), "state: rank 0 tells of -1 bytes"),
+    ],
+)
+def test_what_those_who_join_are_told_is_checked(told: tuple[int, ...], error: str) -> None:
+    listeners = Listeners(2)
+
+    def body(rank: int) -> None:
+        ops = Operations(NumpyEngine(), listeners.tcp(rank))
+        if rank:
+            tell(NumpyEngine(), ops, 0, [0] * 4, b"")
+        ops.broadcast(np.array(told), 0)
+
+    assert str(in_threads(2, body)[1]).startswith(error)
+
+
+@pytest.mark.parametrize("iteration", ["x", -1, True])
+def test_a_state_whose_iteration_is_none_is_refused(iteration: object) -> None:
+    model = torch.nn.Linear(2, 2)
+    transport = Listeners(1).tcp(0)
+    training = Training(model, lambda p: torch.optim.SGD(p, lr=0.1), Program(), transport)
+    file = io.BytesIO()
+    torch.save([iteration, model.state_dict(), []], file)
+    with pytest.raises(ValueError, match="state: iteration must be a number from 0, is"):
+        training._load(file.getvalue())
+    assert training.iteration == 0
+    training.close()
+
+
+def test_a_rank_that_is_too_far_ahead_is_named() -> None:
+    listeners = Listeners(2)
+
+    def body(rank: int) -> None:
+        tasks = TaskManager(Program(), NumpyEngine(), listeners.tcp(rank))
+        tasks.buffers, tasks._exchange.last = 0 if rank else 5, np.ones(1)
+        try:
+            tasks._repair(joining=False)
+        finally:
+            tasks.close()
+
+    error = in_threads(2, body)[1]
+    assert str(error) == "rank 0 has 5 buffers, this one has 0"
 
 
 class Fake:

@@ -3,11 +3,14 @@
 
 import ast
 import inspect
+import json
 import math
+import socket
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -132,6 +135,73 @@ def test_every_program_leaves_the_means_on_all_ranks(
             assert np.allclose(mine[0], mean, atol=1e-6)
 
 
+class Daemon(threading.Thread):
+    """Answers as one whose host sends to one other, at a rate."""
+
+    def __init__(self, path: Path, source: int, to: int, rate: float) -> None:
+        super().__init__(daemon=True)
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(str(path))
+        self.listener.listen()
+        self.flow = {"src": f"10.0.0.{source}", "dst": f"10.0.0.{to}", "path": ["up"]}
+        self.link = {"name": "up", "goodput": rate, "load": [0.0, rate / 4]}
+        self.start()
+
+    def run(self) -> None:
+        while True:
+            with self.listener.accept()[0] as asked:
+                command = json.loads(asked.recv(4096))["cmd"]
+                result = {command: [self.flow if command == "flows" else self.link]}
+                asked.sendall(json.dumps({"ok": True, "result": result}).encode() + b"\n")
+
+
+@each
+def test_ranks_tell_each_other_what_their_daemons_know(maker: Make, tmp_path: Path) -> None:
+    """Each daemon knows what its own host sends to the next; rank 3 has none."""
+    rates, addresses = [1e7, 1e7, 1e6], {rank: f"10.0.0.{rank}" for rank in range(RANKS)}
+    for rank, rate in enumerate(rates):
+        Daemon(tmp_path / str(rank), rank, rank + 1, rate)
+
+    def body(rank: int, engine: Any, transport: Any) -> list[Any]:
+        links = Links(addresses=addresses, control=str(tmp_path / str(rank)))
+        program = PartialCompression()
+        tasks = TaskManager(program, engine, transport, links=links, fusion_bytes=8000)
+        arrays = [array(engine, values) for values in gradients(rank)]
+        for index, one in enumerate(arrays):
+            tasks.enqueue(index, one)
+        tasks.wait_all()
+        known = [links.rate(a, (a + 1) % RANKS) for a in range(RANKS)]
+        assert known == [*rates, None] and links.load(1, 2) == 0.25 and links.load(3, 0) is None
+        sent_as = [program.sent_as(a, (a + 1) % RANKS) for a in range(RANKS)]
+        assert sent_as == ["float32", "float32", "float16", "float32"]
+        return [values_of(engine, one) for one in arrays]
+
+    for got in together(RANKS, maker(RANKS), body):
+        assert all(
+            np.allclose(one, mean, atol=0.01) for one, mean in zip(got, means(0), strict=True)
+        )
+
+
+@pytest.mark.parametrize("lie", [-2.0, math.inf, math.nan])
+def test_a_rate_that_is_none_is_refused(lie: float) -> None:
+    def body(rank: int, engine: Any, transport: Any) -> None:
+        Links({(1, 0): lie} if rank else None).share(Operations(engine, transport))
+
+    with pytest.raises(ValueError, match=rf"links: rank 1 tells of {lie} to rank 0"):
+        together(2, numpy_tcp(2), body)
+
+
+def test_groups_follow_the_membership() -> None:
+    program = TwoLevel([(0, 1), (2, 3)])
+    for ranks, groups in (
+        ((0, 1, 2), [[0, 1], [2]]),
+        ((1, 2, 4), [[1], [2], [4]]),
+        ((2, 3), [[2, 3]]),
+    ):
+        program.ops = SimpleNamespace(ranks=ranks)  # type: ignore[assignment]
+        assert program.members() == groups
+
+
 SLOW = {(a, b): 1e6 if 3 in (a, b) else 1e7 for a in range(4) for b in range(4) if a != b}
 
 
@@ -202,12 +272,23 @@ def test_fusion_climbs_and_takes_the_mode() -> None:
     assert sum(step != 14 for step in steps[100:]) <= 2
     assert all(of == sizes[1] for of in sizes.values())
 
-    def wish(rank: int, engine: Any, transport: Any) -> int:
+
+def negotiated(wishes: list[int]) -> list[int]:
+    def body(rank: int, engine: Any, transport: Any) -> int:
         program = AdaptiveFusion()
         program.ops = Operations(engine, transport)
-        return program.negotiate([8, 4, 4, 8][rank] if rank else 2)
+        return program.negotiate(wishes[rank])
 
-    assert together(RANKS, numpy_tcp(RANKS), wish) == [4] * RANKS
+    return together(RANKS, numpy_tcp(RANKS), body)
+
+
+def test_the_ranks_most_frequent_wish_counts_if_it_is_a_size() -> None:
+    small, large = 1 << 17, 1 << 18
+    assert negotiated([1 << 16, small, small, large]) == [small] * RANKS
+    assert negotiated([large, small, small, large]) == [small] * RANKS
+    for lie in (-5, 0, 1 << 40):
+        with pytest.raises(ValueError, match=rf"rank 1: wants buffers of {lie} bytes, must be"):
+            negotiated([small, lie, small, large])
 
 
 @pytest.mark.parametrize("kept", [False, True])

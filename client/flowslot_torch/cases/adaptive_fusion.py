@@ -65,8 +65,14 @@ class AdaptiveFusion(Program):
         return max(min(size, self.most, whole), self.least)
 
     def negotiate(self, wish: int) -> int:
-        """The mode over all ranks; of equally frequent ones the smallest."""
+        """The mode over all ranks; of equally frequent ones the smallest. ValueError: a rank's is
+        no size."""
         mine = self.ops.alloc(1, "int64")
         mine[0] = wish
-        counts = Counter(int(value) for value in self.ops.allgather(mine))
+        wishes = [int(value) for value in self.ops.allgather(mine)]
+        for rank, one in zip(self.ops.ranks, wishes, strict=True):
+            if not self.least <= one <= self.most:
+                limits = f"{self.least} to {self.most}"
+                raise ValueError(f"rank {rank}: wants buffers of {one} bytes, must be {limits}")
+        counts = Counter(wishes)
         return min(counts, key=lambda value: (-counts[value], value))

@@ -2,7 +2,7 @@
 """Partial compression (SDCC 6.1): a ring that sends float16 on slow links, and only there."""
 
 from flowslot_torch.engines import Array
-from flowslot_torch.program import Program
+from flowslot_torch.program import Program, Statistics
 
 
 def add(into: Array, came: Array) -> None:
@@ -11,10 +11,22 @@ def add(into: Array, came: Array) -> None:
 
 
 class PartialCompression(Program):
-    """All ranks must know of the same slow links; see `Links.is_slow`."""
+    """What links are slow, the ranks' daemons say, or who knows them; see `Links.is_slow`."""
 
     everywhere = False
     """Plain float16 compression, to compare with."""
+    epoch = -1
+    """The members who have told each other of their links."""
+
+    def learn(self) -> None:
+        """Alike on all ranks: a sender and its receiver must agree."""
+        self.links.refresh()
+        self.links.share(self.ops)
+        self.epoch = self.connection.epoch
+
+    def on_timer_expired(self, statistics: Statistics) -> None:
+        """Links change."""
+        self.learn()
 
     def sent_as(self, source: int, to: int) -> str:
         """Type in which gradients go from rank to rank."""
@@ -22,6 +34,8 @@ class PartialCompression(Program):
 
     def on_buffer_ready(self, buffer: Array) -> None:
         """A ring all-reduce of float32."""
+        if self.epoch != self.connection.epoch:
+            self.learn()
         ops = self.ops
         ranks, me, after, before = ops.ring()
         n = len(ranks)

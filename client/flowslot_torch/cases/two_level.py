@@ -18,15 +18,22 @@ class TwoLevel(Program):
     pieces = 8
 
     def __init__(self, groups: Sequence[Sequence[int]]) -> None:
-        """`groups`: all ranks, each in one of them."""
+        """`groups`: ranks, each in one of them. Who comes later is a group by itself."""
         self.groups = groups
+
+    def members(self) -> list[list[int]]:
+        """The groups of those who are there."""
+        ranks, listed = self.ops.ranks, {rank for group in self.groups for rank in group}
+        groups = [[rank for rank in group if rank in ranks] for group in self.groups]
+        return [*filter(None, groups), *([rank] for rank in ranks if rank not in listed)]
 
     def on_buffer_ready(self, buffer: Array) -> None:
         """Sums to the first rank, sums of sums, and back."""
         ops = self.ops
-        local_group = next(group for group in self.groups if ops.rank in group)
-        global_group = [group[0] for group in self.groups]
-        me = list(local_group).index(ops.rank)
+        groups = self.members()
+        local_group = next(group for group in groups if ops.rank in group)
+        global_group = [group[0] for group in groups]
+        me = local_group.index(ops.rank)
         up = local_group[me - 1] if me else None
         down = local_group[me + 1] if me + 1 < len(local_group) else None
         pieces = ops.chunks(buffer, self.pieces)

@@ -60,7 +60,7 @@ pxd:            ## rewrite the structs in .pxd files from the dtypes of the rows
 	@$(PY)/python scripts/gen_pxd.py
 
 bench: setup    ## benchmarks against their recorded bounds, and how fast the simulator is
-	@$(PY)/python -m bench.run; broken=$$?; $(PY)/python -m bench.engine_speed; exit $$broken
+	@$(PY)/python -m bench.run; broken=$$?; $(PY)/python -m bench.engine_speed && exit $$broken
 
 lab-clean:      ## remove what a killed lab run left behind
 	@$(PY)/flowslot lab clean

@@ -56,13 +56,13 @@ def main() -> None:
     for policy, least in LEAST.items():
         speed = steps_per_s(policy == "stagger", args.slots)
         broken |= speed < least
-        print(f"{policy}: {speed:.0f} slots/s (bound {least})")
+        print(f"{policy}: {speed:.0f} slots/s (bound {least}{', BROKEN' * (speed < least)})")
     if args.events:
         print(f"event-driven, fair: {slots_per_s('fair', 20):.1f} slots/s")
         exact = slots_per_s("stagger-exact", 2)
         print(f"event-driven, stagger, exact information: {exact:.1f} slots/s")
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    print(f"memory: {memory:.2f} GiB (bound {MOST_GIB})")
+    print(f"memory: {memory:.2f} GiB (bound {MOST_GIB}{', BROKEN' * (memory > MOST_GIB)})")
     sys.exit(broken or memory > MOST_GIB)
 
 

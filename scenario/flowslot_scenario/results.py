@@ -26,6 +26,8 @@ TUNED = ("cubic+rto5", "reno+rto5", "dctcp", "cubic+fq", "prio")
 BASELINES = (*STOCK, *TUNED)
 FAIR, MLTCP = "fair", "mltcp"
 """The simulator's max-min sharing: what TCP would do in the ideal; and what MLTCP would."""
+IN_A_ROW = 10
+"""A job that starves has so many slow iterations in a row."""
 Floats = npt.NDArray[np.float64]
 
 
@@ -57,6 +59,14 @@ def percentiles(values: Floats) -> tuple[float, float]:
         return math.nan, math.nan
     p50, p99 = np.percentile(values, (50, 99))
     return float(p50), float(p99)
+
+
+def worst_in_a_row(values: Floats) -> float:
+    """The largest mean of IN_A_ROW, or of all where there are fewer; NaN when there are none."""
+    if not values.size:
+        return math.nan
+    rows = np.lib.stride_tricks.sliding_window_view(values, min(IN_A_ROW, values.size))
+    return float(rows.mean(axis=1).max())
 
 
 def _number(value: float, digits: int = 4) -> float | None:
@@ -164,7 +174,6 @@ class JobRun:
     def to_json(self, alone_s: float | None, predicted_s: float | None) -> dict[str, Any]:
         """As in the JSON of a run."""
         p50_s, p99_s = percentiles(self.times)
-        p99 = percentiles(self.slowdowns)[1]
         return {
             "name": self.job.name,
             "iterations": int(self.times.size),
@@ -177,7 +186,8 @@ class JobRun:
             "alone_s": None if alone_s is None else round(alone_s, 6),
             "predicted_mean_s": None if predicted_s is None else round(predicted_s, 6),
             "slowdown_mean": _number(mean(self.slowdowns)),
-            "slowdown_p99": _number(p99),
+            "slowdown_p99": _number(p99_s / self.ideal_s),
+            "slowdown_worst_ten": _number(worst_in_a_row(self.slowdowns)),
             **({"losses": self.losses} if any(self.losses) else {}),
         }
 
@@ -294,7 +304,8 @@ def summarise(policy: str, runs: list[Run]) -> Summary:
 @dataclass(frozen=True, slots=True)
 class JobRow:
     """One job under one policy, repeats pooled. `numbers`: mean, p50, p99, ideal (s), slowdown
-    mean and p99. `predicted_s`: the mean that was predicted."""
+    mean and p99, and the worst IN_A_ROW of any repeat. `predicted_s`: the mean that was
+    predicted."""
 
     policy: str
     job: str
@@ -325,11 +336,14 @@ class Results:
             for policy in self.policies()
         ]
 
+    def repeats(self, policy: str, job: str) -> list[Floats]:
+        """Iteration times (s) of a job under a policy, repeat by repeat."""
+        runs = [run.jobs for run in self.runs if run.policy == policy]
+        return [one.times for jobs in runs for one in jobs if one.job.name == job]
+
     def times(self, policy: str, job: str) -> Floats:
-        """Iteration times (s) of a job under a policy, all repeats one after the other."""
-        return np.concatenate(
-            [j.times for r in self.runs if r.policy == policy for j in r.jobs if j.job.name == job]
-        )
+        """All of these, one after the other."""
+        return np.concatenate(self.repeats(policy, job))
 
     def slowdowns(self, policy: str) -> Floats:
         """Iteration times of all jobs under a policy, as multiples of Ideal."""
@@ -344,7 +358,9 @@ class Results:
             for job in self.scenario.jobs:
                 times, ideal = self.times(policy, job.name), self.scenario.ideal_s(job)
                 (p50, p99), typical = percentiles(times), mean(times)
-                numbers = (typical, p50, p99, ideal, typical / ideal, p99 / ideal)
+                runs = [one for one in self.repeats(policy, job.name) if one.size]
+                worst = max(map(worst_in_a_row, runs), default=math.nan) / ideal
+                numbers = (typical, p50, p99, ideal, typical / ideal, p99 / ideal, worst)
                 predicted_s = prediction.mean_s.get(job.name) if prediction else None
                 rows.append(JobRow(policy, job.name, numbers, predicted_s))
         return rows

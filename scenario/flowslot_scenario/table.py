@@ -211,7 +211,8 @@ def _job_table(result: Results) -> Table:
     table = Table(title=title, title_justify="left")
     table.add_column("policy")
     table.add_column("job")
-    titles = ["mean", "p50", "p99", "Ideal", "slowdown", "p99 slowdown"]
+    # Two lines, as above.
+    titles = ["mean", "p50", "p99", "Ideal", "slowdown", "p99\nslowdown", "worst 10\nin a row"]
     if result.predicted:
         titles.insert(1, "predicted")
     for title in titles:

@@ -53,9 +53,9 @@ def test_mcs_orders_by_ports_and_does_not_see_what_lies_between() -> None:
 
 
 def test_ccml_lets_compatible_jobs_take_turns_and_others_share() -> None:
-    def rates(period: float, **late: object) -> list[float]:
+    def rates(period: float, first: float = 400, **late: object) -> list[float]:
         both = [
-            {"job": "a", "left": 200, "next": 400, "period": 10_000.0, "wait": 50},
+            {"job": "a", "left": 200, "next": first, "period": 10_000.0, "wait": 50},
             {"job": "b", "left": 400, "next": 400, "period": period, **late},
         ]
         return CcmlAllocator().allocate(state(*both), NOW).tolist()
@@ -67,6 +67,9 @@ def test_ccml_lets_compatible_jobs_take_turns_and_others_share() -> None:
     assert rates(5_000.0) == [50.0, 50.0], "4 s and 4 s do not fit into 5 s"
     assert rates(0.0) == [50.0, 50.0], "nothing is known"
     assert rates(10_000.0, next=700) == [50.0, 50.0]
+    assert rates(10_000.0, next=0) == rates(10_000.0, first=0) == [50.0, 50.0], "one is known"
+    assert rates(10_000.0, first=0, next=0) == [50.0, 50.0], "only periods are"
+    assert rates(0.0, first=0, next=0) == [50.0, 50.0], "of one not even that"
     ratios = common_divisor(np.array([12.0, 9.0, 10.0]), np.array([4.0, 6.0, 7.0]))
     assert ratios.tolist() == [4.0, 3.0, 0.0]
 

@@ -75,6 +75,20 @@ def test_a_run_that_was_given_up_has_no_numbers_but_a_reason() -> None:
     assert "livelock from slot 7 on. Its numbers are of 2 iterations" in console.export_text()
 
 
+def test_who_starves_shows_in_the_worst_ten_iterations_of_one_run() -> None:
+    """Not in those around the end of a repeat."""
+    late = [1.0] * 12 + [3.0] * 4
+    runs = [make_run("cubic", 1, [late, [2.0, 1.0]]), make_run("cubic", 2, [late[::-1], [1.0]])]
+    runs.append(make_run("reno", 1, [[1.0] * 5 + [2.0] * 10 + [5.0], []]))
+    result = Results(TWO_EQUAL, runs, {})
+    worst = {(row.policy, row.job): row.numbers[-1] for row in result.by_job()}
+    assert worst["cubic", "a"] == pytest.approx(1.8), "four of ten, and not eight"
+    assert worst["cubic", "b"] == pytest.approx(1.5), "fewer than ten: all of them"
+    assert worst["reno", "a"] == pytest.approx(2.3) and np.isnan(worst["reno", "b"])
+    shown = [[job["slowdown_worst_ten"] for job in run["jobs"]] for run in result.to_json()["runs"]]
+    assert shown == [[1.8, 1.5], [1.8, 1.0], [2.3, None]]
+
+
 def test_best_baseline_is_per_metric() -> None:
     runs = [
         make_run("cubic", 1, [[1.1, 1.1], [1.1, 1.9]]),
@@ -166,9 +180,10 @@ def test_tables_show_predictions_and_mark_those_of_ideal_tcp(predicted: Results,
     assert ("cubic", "1.200", "1.190*", "1.200") in {row[:4] for row in rows}
     assert ("stagger", "a", "0.2755", "0.2480", "0.2755") in {row[:5] for row in rows}
     assert ("cubic", "a", "0.2755", "0.2480*", "0.2755") in {row[:5] for row in rows}
+    assert ("stagger", "a", "1.2000", "1.2000", "1.2000") in {row[:2] + row[-3:] for row in rows}
     assert "simulated on ideal links. * cubic: max-min sharing; no loss, no timeouts." in text
     assert "iteration of a job: stagger 0.90 to 1.08, static 0.90 to 1.08\n" in text
-    assert "best stock TCP" in text and "…" not in text
+    assert "best stock TCP" in text and "worst 10" in text and "…" not in text
 
 
 @pytest.mark.parametrize(

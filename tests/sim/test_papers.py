@@ -70,6 +70,20 @@ def test_counting_bytes_again_is_what_makes_waiting_jobs_fast(monkeypatch) -> No
         assert gain[1] > 1.05 * gain[0]
 
 
+@pytest.mark.parametrize("name", adadual.NAMES)
+def test_every_deviation_changes_what_is_measured(name: str, monkeypatch) -> None:
+    """On a small trace, alone. Equality decides something only where transfers are of a size for
+    it, which those of no two models of the paper are: twice as large, where eta is 0."""
+    monkeypatch.setattr(adadual, "ITERATIONS", (20, 60))
+    monkeypatch.setattr(adadual, "ARRIVALS_S", 12)
+    if name == "on_equal":
+        large, small = adadual.MODELS[:2]
+        monkeypatch.setattr(adadual, "MODELS", ((200.0, *large[1:]), (100.0, *small[1:])))
+        monkeypatch.setattr(adadual, "ETA", 0.0)
+    none, alone = (adadual.measure("LWF-1", 0, adadual.setup(text)) for text in ("none", name))
+    assert alone != none
+
+
 def test_the_command_prints_cells(monkeypatch) -> None:
     monkeypatch.setattr(adadual, "ITERATIONS", (2, 6))  # seconds instead of minutes
     monkeypatch.setattr(adadual, "ARRIVALS_S", 2)

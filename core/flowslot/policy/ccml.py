@@ -8,7 +8,8 @@ interleaving the phases of jobs on one host as far as possible. The rules here:
 1. Two jobs are compatible on a NIC if their phases can be laid on a circle without overlap. Phases
    of c1 and c2 seconds every T1 and T2 can exactly if c1 + c2 is at most the largest common divisor
    of T1 and T2. Periods are measured, so that a divisor is common if it is the p-th part of one and
-   the q-th of the other within CLOSE, with p and q of at most PARTS.
+   the q-th of the other within CLOSE, with p and q of at most PARTS. A job of which bytes or period
+   are not known is compatible with none.
 2. Of jobs on a NIC that are active at the same time, one that began later gives way to those that
    it is compatible with. That shifts its phase by the overlap: from then on they take turns.
 3. Jobs that are compatible with none share the NIC, and all share the network behind it, as TCP
@@ -72,13 +73,14 @@ class CcmlAllocator(Allocator):
         names = np.argsort(np.argsort(np.array(state.job_names, dtype=np.str_), kind="stable"))
         order = np.lexsort((names[its], -wait, nic))
         nic, its, lasts, period = nic[order], its[order], lasts[order], period[order] / SECOND
+        known = (lasts > 0) & (period > 0)
         late = np.zeros(jobs, np.bool_)
         apart, more = 1, True
         while more:
             first, second = slice(0, max(len(nic) - apart, 0)), slice(apart, None)
             together = nic[first] == nic[second]
             fits = lasts[first] + lasts[second] <= common_divisor(period[first], period[second])
-            late[its[second][together & fits]] = True
+            late[its[second][together & known[first] & known[second] & fits]] = True
             apart, more = apart + 1, bool(together.any())
         gives: Bools = late[state.job]
         return gives

@@ -31,7 +31,7 @@ from flowslot_shm.layout import Quiet
 
 from .registrar import registration_server
 
-TURNS, REPEATS = 120, 5
+TURNS, REPEATS = 300, 5
 PUBLISHED = "published: within 1.2 % (SDCC, Fig. 5), at worst 4.7 % (Fig. 8)"
 
 

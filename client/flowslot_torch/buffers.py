@@ -47,13 +47,13 @@ class Buffers:
 
     def alloc(self, tensors: Sequence[Tensor]) -> Array:
         """As large as these."""
-        total = sum(len(tensor.array) for tensor in tensors)
+        total = sum(tensor.nbytes for tensor in tensors)
         kind = self._engine.dtype(tensors[0].array)
         for k, buffer in enumerate(self._spare):
-            if len(buffer) == total and self._engine.dtype(buffer) == kind:
+            if buffer.nbytes == total and self._engine.dtype(buffer) == kind:
                 return self._spare.pop(k)
         self._spare.clear()  # what follows has other sizes
-        return self._engine.alloc(total, kind)
+        return self._engine.alloc(sum(len(tensor.array) for tensor in tensors), kind)
 
     def begin(
         self, tensors: Sequence[Tensor], event: Callable[[Array], Pending | None], alone: bool
@@ -80,18 +80,19 @@ class Buffers:
             if pending is not None:
                 pending.wait()
             scale = self._scale()
-            if scale != 1:
+            if scale != 1 and (self._kept or not copied):
                 buffer *= scale
+                scale = 1.0
             if self._kept:
                 self.last = buffer
-            self.put(buffer if copied else None)
+            self.put(buffer if copied else None, scale)
             if copied and self.beside:
                 self._spare.append(buffer)
 
-    def put(self, buffer: Array | None) -> None:
-        """Results of `flying` are in the buffer; None: in place already."""
+    def put(self, buffer: Array | None, scale: float = 1.0) -> None:
+        """Results of `flying` are in the buffer, times `scale`; None: in place already."""
         if buffer is not None:
-            self._engine.unfuse(buffer, [tensor.array for tensor in self.flying])
+            self._engine.unfuse(buffer, [tensor.array for tensor in self.flying], scale)
         self._done()
         self.flying = ()
 

@@ -71,12 +71,11 @@ class Coordination:
         chosen: list[Tensor] = []
         total = 0
         for tensor in tensors:
-            size = self._ops.nbytes(tensor.array)
-            full = total >= fusion_bytes if over else total + size > fusion_bytes
+            full = total >= fusion_bytes if over else total + tensor.nbytes > fusion_bytes
             if chosen and (full or self._type(tensor) != self._type(chosen[0])):
                 break
             chosen.append(tensor)
-            total += size
+            total += tensor.nbytes
         return chosen
 
     def _type(self, tensor: Tensor) -> str:

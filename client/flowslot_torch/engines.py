@@ -40,8 +40,8 @@ class Engine(Protocol):
     def fuse(self, arrays: Sequence[Array], buffer: Array) -> None:
         """Copy them into a buffer, one after the other; together they are as long."""
 
-    def unfuse(self, buffer: Array, arrays: Sequence[Array]) -> None:
-        """And back."""
+    def unfuse(self, buffer: Array, arrays: Sequence[Array], scale: float = 1.0) -> None:
+        """And back, times `scale`."""
 
 
 class NumpyEngine:
@@ -74,11 +74,12 @@ class NumpyEngine:
         """See Engine."""
         np.concatenate(arrays, out=buffer)
 
-    def unfuse(self, buffer: Array, arrays: Sequence[Array]) -> None:
+    def unfuse(self, buffer: Array, arrays: Sequence[Array], scale: float = 1.0) -> None:
         """See Engine."""
         at = 0
         for array in arrays:
-            array[:] = buffer[at : at + len(array)]
+            part = buffer[at : at + len(array)]
+            np.multiply(part, scale, out=array) if scale != 1 else np.copyto(array, part)
             at += len(array)
 
 

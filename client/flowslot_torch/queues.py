@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from flowslot_torch.engines import Array
 from flowslot_torch.tensors import Tensor, index_of
 
 _POLL_S = 0.0002
@@ -27,9 +26,9 @@ class Queues:
     of a backward pass, wait for nothing.
     """
 
-    def __init__(self, changed: threading.Condition, nbytes: Callable[[Array], int]) -> None:
+    def __init__(self, changed: threading.Condition) -> None:
         """`changed`: notified of all that the thread that communicates waits for."""
-        self._changed, self._nbytes = changed, nbytes
+        self._changed = changed
         self._ready: list[tuple[Tensor, Callable[[], bool] | None]] = []
         self._scheduled: list[tuple[int, int, Tensor]] = []
         self._bytes = 0  # of what is scheduled
@@ -119,7 +118,7 @@ class Queues:
         """Into the scheduling queue."""
         for tensor in tensors:
             heapq.heappush(self._scheduled, (-tensor.priority, next(self._sequence), tensor))
-            self._bytes += self._nbytes(tensor.array)
+            self._bytes += tensor.nbytes
 
     def missing(self) -> list[int]:
         """Indices of the tensors for which a planned buffer waits: they were not put here, have no
@@ -153,7 +152,7 @@ class Queues:
         ids = {tensor.id for tensor in tensors}
         self._scheduled = [entry for entry in self._scheduled if entry[2].id not in ids]
         heapq.heapify(self._scheduled)
-        self._bytes = sum(self._nbytes(entry[2].array) for entry in self._scheduled)
+        self._bytes = sum(entry[2].nbytes for entry in self._scheduled)
 
     def pause(self, longest_s: float) -> None:
         """Ranks have nothing in common: until a tensor comes."""

@@ -78,7 +78,7 @@ class TaskManager:
         self._changed = threading.Condition()
         self._came = threading.Condition()
         """Results have."""
-        self._queues = Queues(self._changed, engine.nbytes)
+        self._queues = Queues(self._changed)
         self._waiting: dict[int, Whole] = {}
         self._passes = Passes(self.statistics, reporter)
         self._iterations = 0
@@ -113,7 +113,7 @@ class TaskManager:
             self._turns.check()
             if index in self._waiting:
                 raise ValueError(f"tensor {index}: is on its way already; wait for it first")
-            order = self._passes.came(index, self._ops.nbytes(array))
+            order = self._passes.came(index, self._engine.nbytes(array))
             whole = self._waiting[index] = Whole(index)
             ripe = self._queues.put(Tensor(index, array, order, whole=whole), ready)
         if ripe and (not self._turns.take(self._is_beside) or self._queues.due()):

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from flowslot_torch.engines import Array
 
@@ -14,7 +14,7 @@ _PARTS = 1 << 16
 class Tensor:
     """A gradient on its way, or a part of one. `index`: of the layer's parameter, alike on all
     ranks; `order`: how late it was ready in the last backward pass, from 0; `priority`: larger goes
-    first, and of equal ones what was ready first."""
+    first, and of equal ones what was ready first; `id`: alike on all ranks; `nbytes`: its size."""
 
     index: int
     array: Array
@@ -22,11 +22,11 @@ class Tensor:
     part: int = 0
     priority: int = 0
     whole: Whole | None = None
+    id: int = field(init=False)
+    nbytes: int = field(init=False)
 
-    @property
-    def id(self) -> int:
-        """Alike on all ranks."""
-        return id_of(self.index, self.part)
+    def __post_init__(self) -> None:
+        self.id, self.nbytes = id_of(self.index, self.part), self.array.nbytes
 
     def split(self, elements: int) -> list[Tensor]:
         """Parts of at most so many elements."""

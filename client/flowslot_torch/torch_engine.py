@@ -54,11 +54,12 @@ class TorchEngine:
         with torch.no_grad():  # gradients may have a graph of their own (`create_graph`)
             torch.cat(tuple(arrays), out=buffer)
 
-    def unfuse(self, buffer: Array, arrays: Sequence[Array]) -> None:
+    def unfuse(self, buffer: Array, arrays: Sequence[Array], scale: float = 1.0) -> None:
         """See Engine."""
+        parts = buffer.split([array.numel() for array in arrays])  # `len` takes five times as long
         with torch.no_grad():
-            for array, part in zip(arrays, buffer.split([len(a) for a in arrays]), strict=True):
-                array.copy_(part)
+            for array, part in zip(arrays, parts, strict=True):
+                array.copy_(part) if scale == 1 else torch.mul(part, scale, out=array)
 
 
 class GlooTransport:

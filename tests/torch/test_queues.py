@@ -22,7 +22,7 @@ def tensor(index: int) -> Tensor:
 
 
 def test_a_planned_buffer_wakes_nobody_until_it_is_whole() -> None:
-    queues = Queues(threading.Condition(), NumpyEngine().nbytes)
+    queues = Queues(threading.Condition())
     first, second, third = (tensor(index) for index in (1, 2, 3))
     assert queues.put(first)  # before it is known that it is planned
     queues.expect(1 << 20, [one.id for one in (first, second, third)], False)

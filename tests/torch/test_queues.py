@@ -11,7 +11,6 @@ from collectives import numpy_tcp, together
 from waiting import settle
 
 from flowslot_torch.cases.adaptive_fusion import AdaptiveFusion
-from flowslot_torch.engines import NumpyEngine
 from flowslot_torch.queues import Queues
 from flowslot_torch.tasks import Stuck, TaskManager
 from flowslot_torch.tensors import Tensor

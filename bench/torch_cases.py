@@ -5,8 +5,9 @@ root and torch.
 Each program trains a model for real against DistributedDataParallel, and adaptive fusion against
 buffers of a fixed size as well, in turns. Printed: the gain in throughput of each turn, their
 median, and what the paper publishes (other models, GPUs).
-Exit status 1 when a gain is below its bound. `--distance`: instead, the accumulated L2 distance of
-partial compression and of plain float16 from exact sums of a model's gradients.
+Exit status 1 when a gain is below its bound: for programs that are to be not slower, 1 %, or what
+two runs of DDP differ by. `--distance`: instead, the accumulated L2 distance of partial compression
+and of plain float16 from exact sums of a model's gradients.
 """
 
 import argparse
@@ -33,20 +34,21 @@ from flowslot_torch.transport import TcpTransport
 
 SCENARIOS = Path(__file__).parents[1] / "lab" / "scenarios"
 EVEN = ("hosts.h4.rate_mbps=300",)
-SLOWEST = 0.99
-"""Not slower, as far as a turn of this machine can tell."""
+NOT_SLOWER, EVEN_SO = None, 0.01
+"""By more than 1 %, or than two runs of DDP differ by."""
 LONG = 300
 """Iterations after which walks over sizes are rare; the paper trains for as many at least."""
 
 
 class Case(NamedTuple):
-    """`least`: bound of the gain over each rival, as a ratio. `iterations`: enough for a program
-    that learns. `rivals`: by name, as changes of the scenario, with what is published of ours."""
+    """`least`: bound of the gain over each rival, as a ratio, or NOT_SLOWER. `iterations`: enough
+    for a program that learns. `rivals`: by name, as changes of the scenario, with what is published
+    of ours."""
 
     scenario: str
     program: str
     changes: tuple[str, ...]
-    least: float
+    least: float | None
     rivals: dict[str, tuple[tuple[str, ...], str]]
     iterations: int = 8
 
@@ -69,10 +71,10 @@ CASES = {
     "partial": Case("ddp-slow-host", "partial", (), 1.3, {"DDP": (DDP, "+65.6 % (Fig. 10b)")}),
     "two-level": Case("ddp-two-groups", "two-level", (), 1.3, {"DDP": (DDP, "+82.8 % (Fig. 12b)")}),
     "scheduling": Case(
-        "ddp-slow-host", "scheduling", EVEN, SLOWEST, {"DDP": (DDP, "+5.9 % (Fig. 11b)")}
+        "ddp-slow-host", "scheduling", EVEN, NOT_SLOWER, {"DDP": (DDP, "+5.9 % (Fig. 11b)")}
     ),
-    "fusion": Case("ddp-slow-host", "fusion", EVEN, SLOWEST, FUSION, LONG),
-    "fusion-resnet": Case("ddp-slow-host", "fusion", EVEN + RESNET, SLOWEST, FUSION, LONG),
+    "fusion": Case("ddp-slow-host", "fusion", EVEN, NOT_SLOWER, FUSION, LONG),
+    "fusion-resnet": Case("ddp-slow-host", "fusion", EVEN + RESNET, NOT_SLOWER, FUSION, LONG),
 }
 
 
@@ -104,21 +106,29 @@ def measure(name: str, repeat: int, iterations: int | None, slower: float) -> bo
     if case.program == "fusion":
         own += (f"jobs.fusion_kb={FUSION_KB}",)
     gains: dict[str, list[float]] = {rival: [] for rival in case.rivals}
+    differ = [EVEN_SO]
     for _ in range(repeat):
         ours = iterations_s(case, own, count, slower)
+        means = {}
         for rival, (changes, _) in case.rivals.items():
             theirs = iterations_s(case, changes, count, slower)
+            means[rival] = theirs.mean()
             gain, half = theirs.mean() / ours.mean() - 1, count // 2
             later = theirs[half:].mean() / ours[half:].mean() - 1
             text = f"{name}: {rival} {theirs.mean():.4f} s, ours {ours.mean():.4f} s: {gain:+.1%}"
             print(f"{text}; second half {later:+.1%}", flush=True)
             gains[rival].append(gain)
+        if case.least is NOT_SLOWER:
+            again = iterations_s(case, DDP, count, slower).mean() / means["DDP"] - 1
+            print(f"{name}: DDP again {again:+.1%}", flush=True)
+            differ.append(abs(again))
+    least = 1 - max(differ) if case.least is NOT_SLOWER else case.least
     good = True
     for rival, (_, published) in case.rivals.items():
         gain = statistics.median(gains[rival])
-        bound = f"bound {case.least - 1:+.0%}, published {published}"
+        bound = f"bound {least - 1:+.1%}, published {published}"
         print(f"{name}: {gain:+.1%} over {rival}, {bound}")
-        good &= gain >= case.least - 1
+        good &= gain >= least - 1
     return good
 
 

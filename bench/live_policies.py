@@ -4,9 +4,9 @@
     python -m bench.run --only live_policies --repeat 1
 
 Slowdowns over ITERATIONS after the scenario's warm-up. `protected`: of the protected job under
-`stagger`, and under `prio`. `starvation`: of its other jobs under `stagger` the largest ratio of
-ten iterations in a row to the job's own mean. cassini and mltcp: mean of all of two and three equal
-jobs. Needs root; two minutes a repeat.
+`stagger`, and under `prio`. `starvation`: of its other jobs the largest ratio of ten iterations in
+a row under `stagger` to the job's mean under `prio`. cassini and mltcp: mean of all of two and
+three equal jobs. Needs root; two minutes a repeat.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def beside_protected(results: Results) -> dict[str, float]:
         "protected": rows["stagger", first][0],
         "protected_prio": rows["prio", first][0],
         "starvation": max(
-            worst / mean
-            for (policy, job), (mean, _, worst) in rows.items()
+            worst / rows["prio", job][0]
+            for (policy, job), (*_, worst) in rows.items()
             if policy == "stagger" and job != first
         ),
     }

@@ -5,9 +5,9 @@ root and torch.
 Each program trains a model for real against DistributedDataParallel, and adaptive fusion against
 buffers of a fixed size as well, in turns. Printed: the gain in throughput of each turn, their
 median, and what the paper publishes (other models, GPUs).
-Exit status 1 when a gain is below its bound: for programs that are to be not slower, 1 %, or what
-two runs of DDP differ by. `--distance`: instead, the accumulated L2 distance of partial compression
-and of plain float16 from exact sums of a model's gradients.
+Exit status 1 when a gain is below its bound: for programs that are to be not slower, what two runs
+of DDP differ by, but 1 to 2 %. `--distance`: instead, the accumulated L2 distance of partial
+compression and of plain float16 from exact sums of a model's gradients.
 """
 
 import argparse
@@ -34,8 +34,8 @@ from flowslot_torch.transport import TcpTransport
 
 SCENARIOS = Path(__file__).parents[1] / "lab" / "scenarios"
 EVEN = ("hosts.h4.rate_mbps=300",)
-NOT_SLOWER, EVEN_SO = None, 0.01
-"""By more than 1 %, or than two runs of DDP differ by."""
+NOT_SLOWER, LEAST, MOST = None, 0.01, 0.02
+"""By more than two runs of DDP differ by, within these."""
 LONG = 300
 """Iterations after which walks over sizes are rare; the paper trains for as many at least."""
 
@@ -106,7 +106,7 @@ def measure(name: str, repeat: int, iterations: int | None, slower: float) -> bo
     if case.program == "fusion":
         own += (f"jobs.fusion_kb={FUSION_KB}",)
     gains: dict[str, list[float]] = {rival: [] for rival in case.rivals}
-    differ = [EVEN_SO]
+    differ: list[float] = []
     for _ in range(repeat):
         ours = iterations_s(case, own, count, slower)
         means = {}
@@ -122,7 +122,8 @@ def measure(name: str, repeat: int, iterations: int | None, slower: float) -> bo
             again = iterations_s(case, DDP, count, slower).mean() / means["DDP"] - 1
             print(f"{name}: DDP again {again:+.1%}", flush=True)
             differ.append(abs(again))
-    least = 1 - max(differ) if case.least is NOT_SLOWER else case.least
+    told = min(max(statistics.median(differ), LEAST), MOST) if differ else 0.0
+    least = 1 - told if case.least is NOT_SLOWER else case.least
     good = True
     for rival, (_, published) in case.rivals.items():
         gain = statistics.median(gains[rival])

@@ -34,9 +34,13 @@ def broken(result: Results) -> list[str]:
         assert best is not None
         ratio = getattr(ours, metric) / best[1]
         print(f"{metric}: stagger / {best[0]} {ratio:.3f}, bound {MOST}")
-        if ratio > MOST:
+        if not ratio <= MOST:
             found.append(metric)
     apart = {job.name: result.curves_apart(job.name) for job in result.scenario.jobs}
+    ran = [(run.policy, one) for run in result.runs for one in run.jobs]
+    found += [
+        f"{one.job.name} has no losses under {policy}" for policy, one in ran if not all(one.losses)
+    ]
     return found + [f"losses of {job}" for job, runs in apart.items() if runs]
 
 

@@ -83,27 +83,29 @@ class Links:
         control: str = "",
     ) -> None:
         """`control`: the daemon's control socket; $FLOWSLOT_CONTROL without one."""
-        self._rates, self._loads = dict(rates or {}), dict[tuple[int, int], float]()
+        self._own = dict(rates or {}), dict[tuple[int, int], float]()
+        """Rates and loads that this rank knows of."""
+        self._shown = self._own
         self._addresses = dict(addresses or {})
         self._asks_at = 0.0
         self._control = control or os.environ.get("FLOWSLOT_CONTROL", "/run/flowslot/control.sock")
 
     def rate(self, source: int, to: int) -> float | None:
         """Of the slowest link between them; None: not known."""
-        return self._rates.get((source, to))
+        return self._shown[0].get((source, to))
 
     def load(self, source: int, to: int) -> float | None:
         """Reserved on the fullest of them in the next slots, 0 to 1; None: not known."""
-        return self._loads.get((source, to))
+        return self._shown[1].get((source, to))
 
     def is_slow(self, source: int, to: int, below: float = 0.5) -> bool:
         """Whether it has less than `below` of the fastest known rate."""
         rate = self.rate(source, to)
-        return rate is not None and rate < below * max(self._rates.values())
+        return rate is not None and rate < below * max(self._shown[0].values())
 
     def refresh(self) -> bool:
-        """Ask the daemon; takes milliseconds. False: it does not answer; for a minute it is not
-        asked again."""
+        """Ask the daemon; takes milliseconds. Once ranks have shared, they show it when they do
+        again. False: it does not answer; for a minute it is not asked again."""
         if not self._addresses or time.monotonic() < self._asks_at:
             return False
         ranks = defaultdict[str, list[int]](list)
@@ -122,17 +124,16 @@ class Links:
         return True
 
     def share(self, ops: Operations) -> None:
-        """What each rank knows of its ways to the others: from then on all know that, and nothing
+        """What each rank knows of its ways to the others: from then on all show that, and nothing
         else. All ranks must call it. ValueError: a rank tells of something impossible."""
         ranks, unknown = ops.ranks, -1.0
-        known = [(self.rate(ops.rank, to), self.load(ops.rank, to)) for to in ranks]
         row = ops.alloc(2 * len(ranks), "float64")
-        for i, value in enumerate(itertools.chain.from_iterable(known)):
-            row[i] = unknown if value is None else value
+        for i, (to, own) in enumerate(itertools.product(ranks, self._own)):
+            row[i] = own.get((ops.rank, to), unknown)
         told = iter(float(value) for value in ops.allgather(row))
-        self._rates, self._loads = {}, {}
+        self._shown = {}, {}
         for ends in itertools.product(ranks, ranks):
-            for kept in (self._rates, self._loads):
+            for kept in self._shown:
                 value = next(told)
                 if value != unknown and not 0 <= value < math.inf:
                     raise ValueError(f"links: rank {ends[0]} tells of {value} to rank {ends[1]}")
@@ -143,9 +144,9 @@ class Links:
         rate = min(float(link["goodput"]) for link in path)
         loads = [max(link["load"]) / float(link["goodput"]) for link in path if link["load"]]
         for ends in ways:
-            self._rates[ends] = rate
+            self._own[0][ends] = rate
             if loads:
-                self._loads[ends] = max(loads)
+                self._own[1][ends] = max(loads)
 
     def _ask(self, command: str) -> Any:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as daemon:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
@@ -29,9 +30,9 @@ _CARRIES = 64
 _LOOK_AGAIN = 100
 """Iterations after which all connections are looked at, though none has gone. While none carries
 gradients, the pause doubles up to this."""
-_MEASURE_AGAIN, _SAME = 16, 0.01
-"""Iterations after which shares are measured again; the pause doubles up to this while they stay
-the same. The kernel is not to be asked in each iteration: that costs 1 % of a short one."""
+_MEASURE_AGAIN_S, _SAME = 0.2, 0.01
+"""Shares that stay the same, but for so much, are measured again after so long: to ask the kernel
+in each iteration costs 1 % of a short one."""
 
 
 @dataclass(slots=True)
@@ -64,8 +65,8 @@ class Reporter:
         self._before: dict[int, int] = {}  # acknowledged when the iteration began, by cookie
         self._running = [0, 0]  # buckets, bytes
         self._look_at, self._pause = 0, 1  # iterations
-        self._measure_at, self._measure_pause = 0, 1
-        self._measured = 0  # bytes of gradients since then
+        self._measure_at = 0.0  # time.monotonic()
+        self._measured = 0  # bytes of gradients since shares were measured
         self._since = 0  # bytes of gradients since all connections were looked at
         self._channels: dict[int, int] = {}
         self._client: JobClient | None = None
@@ -123,7 +124,8 @@ class Reporter:
         self._measured += self.bytes
         self.iteration += 1
         news = self._peers.news()
-        if news or self.iteration >= min(self._measure_at, self._look_at):
+        looks = news or self.iteration >= self._look_at
+        if looks or time.monotonic() >= self._measure_at:
             self._measure()
         if news or self.iteration >= self._look_at:
             self._look(before)
@@ -135,7 +137,7 @@ class Reporter:
 
     def _measure(self) -> None:
         """What each carrier has carried."""
-        same = bool(self._carriers)
+        same = bool(self._carriers) and self._measured > 0
         for cookie, carrier in list(self._carriers.items()):
             try:
                 acked = carrier.sock.acked()
@@ -150,8 +152,7 @@ class Reporter:
                 self._look_at = self.iteration
             self._before[cookie] = carrier.base = acked
         self._measured = 0
-        self._measure_pause = min(2 * self._measure_pause, _MEASURE_AGAIN) if same else 1
-        self._measure_at = self.iteration + self._measure_pause
+        self._measure_at = time.monotonic() + _MEASURE_AGAIN_S if same else 0.0
 
     def _look(self, before: dict[int, int]) -> None:
         """Find out again which connections carry gradients, after at least one iteration."""
@@ -184,7 +185,7 @@ class Reporter:
         self._channels[peer] = channel + 1
         flow = self._client.flow(cast(socket.socket, sock), peer, channel, role)
         self._carriers[sock.cookie] = _Carrier(sock, flow, role, acked, share)
-        self._measure_at = self.iteration + 1
+        self._measure_at = 0.0
 
     def _drop(self, cookie: int) -> None:
         self._carriers.pop(cookie).flow.close()

@@ -14,7 +14,8 @@ _PARTS = 1 << 16
 class Tensor:
     """A gradient on its way, or a part of one. `index`: of the layer's parameter, alike on all
     ranks; `order`: how late it was ready in the last backward pass, from 0; `priority`: larger goes
-    first, and of equal ones what was ready first; `id`: alike on all ranks; `nbytes`: its size."""
+    first, and of equal ones what was ready first; `id`: alike on all ranks; `nbytes`: its size.
+    Only `priority` may be set."""
 
     index: int
     array: Array

@@ -13,11 +13,11 @@ from flowslot_scenario.scenario import load
 PROTECTED = load(Path(__file__).parents[2] / "lab" / "scenarios" / "protected.toml")
 
 
-def test_starvation_is_of_jobs_beside_the_protected_one_and_against_their_own_mean() -> None:
+def test_starvation_is_of_jobs_beside_the_protected_one_and_against_strict_priority() -> None:
     late = [1.0] * 10 + [2.0] * 10
     slowdowns = {
         "stagger": {"first": [1.0] * 10 + [3.0] * 10, "a": late, "b": [4.0] * 20, "c": [1.0] * 20},
-        "prio": {"first": [1.25] * 20, "a": [1.0] * 10 + [9.0] * 10, "b": late, "c": late},
+        "prio": {"first": [1.25] * 20, "a": [1.0] * 10 + [9.0] * 10, "b": late, "c": [1.0] * 20},
     }
     runs = []
     for policy, factors in slowdowns.items():
@@ -25,5 +25,5 @@ def test_starvation_is_of_jobs_beside_the_protected_one_and_against_their_own_me
         ran = [JobRun(job, ideal, np.array(factors[job.name]) * ideal, {}) for job, ideal in jobs]
         runs.append(Run(policy, 1, Evidence(), ran, 0, {}))
     assert beside_protected(Results(PROTECTED, runs, {})) == pytest.approx(
-        {"protected": 2.0, "protected_prio": 1.25, "starvation": 2.0 / 1.5}
+        {"protected": 2.0, "protected_prio": 1.25, "starvation": 4.0 / 1.5}
     )

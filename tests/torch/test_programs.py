@@ -18,6 +18,7 @@ import pytest
 from collectives import MAKERS, in_threads, numpy_tcp, together
 from waiting import settle
 
+from flowslot_torch import program as program_module
 from flowslot_torch.cases.adaptive_fusion import AdaptiveFusion
 from flowslot_torch.cases.gradient_scheduling import GradientScheduling
 from flowslot_torch.cases.partial_compression import PartialCompression
@@ -156,8 +157,11 @@ class Daemon(threading.Thread):
 
 
 @each
-def test_ranks_tell_each_other_what_their_daemons_know(maker: Make, tmp_path: Path) -> None:
+def test_ranks_tell_each_other_what_their_daemons_know(
+    maker: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each daemon knows what its own host sends to the next; rank 3 has none."""
+    monkeypatch.setattr(program_module, "_ANSWERS_S", 30.0)
     rates, addresses = [1e7, 1e7, 1e6], {rank: f"10.0.0.{rank}" for rank in range(RANKS)}
     for rank, rate in enumerate(rates):
         Daemon(tmp_path / str(rank), rank, rank + 1, rate)
@@ -180,6 +184,37 @@ def test_ranks_tell_each_other_what_their_daemons_know(maker: Make, tmp_path: Pa
         assert all(
             np.allclose(one, mean, atol=0.01) for one, mean in zip(got, means(0), strict=True)
         )
+
+
+def test_a_daemon_that_does_not_answer_is_left_alone_for_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(program_module.time, "monotonic", lambda: now[0])
+    links = Links(addresses={0: "10.0.0.0", 1: "10.0.0.1"}, control=str(tmp_path / "d"))
+    assert not links.refresh()
+    Daemon(tmp_path / "d", 0, 1, 5e6)
+    assert not links.refresh() and links.rate(0, 1) is None
+    now[0] += 61
+    assert links.refresh() and links.rate(0, 1) == 5e6
+
+
+def test_who_comes_back_is_still_known() -> None:
+    """Ranks know beforehand that rank 1 is slow; it leaves, and another one comes as rank 1."""
+    rates = {(a, b): 1.0 if 1 in (a, b) else 9.0 for a in range(3) for b in range(3) if a != b}
+    all_links = [Links(rates) for _ in range(3)]
+
+    def share(rank: int, ranks: tuple[int, ...], engine: Any, transport: Any) -> None:
+        if rank in ranks:
+            ops = Operations(engine, transport)
+            ops.ranks = ranks
+            all_links[rank].share(ops)
+
+    for ranks in ((0, 1, 2), (0, 2), (0, 1, 2)):
+        together(3, numpy_tcp(3), lambda rank, *two, there=ranks: share(rank, there, *two))
+        for rank in ranks:
+            assert all_links[rank].is_slow(0, 1) == all_links[rank].is_slow(1, 2) == (1 in ranks)
+            assert not all_links[rank].is_slow(0, 2)
 
 
 @pytest.mark.parametrize("lie", [-2.0, math.inf, math.nan])

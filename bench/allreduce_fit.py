@@ -17,8 +17,9 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from bench.sockets import NETWORK, Quiet
+from bench.sockets import NETWORK
 from flowslot_lab import runner
+from flowslot_lab.progress import Silent
 from flowslot_lab.state import RunState
 from flowslot_scenario.scenario import Scenario, load
 
@@ -51,7 +52,7 @@ def measured(ways: int, size: int, policy: str) -> float:
     options = runner.Options((policy,), iterations=ITERATIONS, alone=False)
     state = RunState.create()
     try:
-        result = runner.measure(scenario(ways, size), options, state, Quiet())
+        result = runner.measure(scenario(ways, size), options, state, Silent())
     finally:
         state.clean()
     jobs = [np.array(job.times) for job in result.runs[0].jobs]

@@ -15,6 +15,7 @@ import numpy as np
 from flowslot_cli.client import ask
 from flowslot_lab.jobset import JobSet
 from flowslot_lab.processors import awake
+from flowslot_lab.progress import Silent
 from flowslot_lab.runner import LiveRun
 from flowslot_lab.state import RunState, clean_dead
 from flowslot_scenario.scenario import load
@@ -22,14 +23,6 @@ from flowslot_scenario.scenario import load
 SCENARIOS = Path(__file__).parents[1] / "lab" / "scenarios"
 ITERATIONS, FIRST = 50, 10
 WAYS = ("nobody asked", "report", "enlisted")
-
-
-class Quiet:
-    """A Watch that shows nothing."""
-
-    def begin(self, label: str, total: int) -> None: ...
-
-    def advance(self, done: int) -> None: ...
 
 
 def measure(name: str, way: str) -> tuple[float, float]:
@@ -48,7 +41,7 @@ def measure(name: str, way: str) -> tuple[float, float]:
                 for worker in live.jobs.workers:
                     control = state.folder / worker.job.processes[worker.rank] / "control.sock"
                     ask(control, "enlist", pid=worker.process.pid, job=worker.job.name)
-            jobs = live.run(1, Quiet()).jobs
+            jobs = live.run(1, Silent()).jobs
         ratios = np.array([job.times / job.ideal_s for job in jobs])
         return float(ratios[:, FIRST:].mean()), float(ratios[:, -10:].mean())
     finally:

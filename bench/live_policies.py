@@ -12,7 +12,8 @@ three equal jobs. Needs root; two minutes a repeat.
 from __future__ import annotations
 
 import flowslot_lab.runner as lab
-from bench.policy_switches import SCENARIOS, Silent
+from bench.policy_switches import SCENARIOS
+from flowslot_lab.progress import Silent
 from flowslot_lab.state import RunState, clean_dead
 from flowslot_scenario.results import Results
 from flowslot_scenario.scenario import load

@@ -21,6 +21,7 @@ from itertools import cycle
 from pathlib import Path
 
 from flowslot.policy.registry import DEFAULT
+from flowslot_lab.progress import Silent
 from flowslot_lab.runner import LiveRun
 from flowslot_lab.state import RunState, clean_dead
 from flowslot_scenario.scenario import Scenario, load
@@ -31,14 +32,6 @@ AT_HOSTS = ("static", "stagger", "mlcc", "adadual", "fair", "cassini")
 LEFT_ALONE = "fair"
 """Under which daemons pace nothing."""
 PATIENCE_S = 5.0
-
-
-class Silent:
-    """A Watch that shows nothing."""
-
-    def begin(self, label: str, total: int) -> None: ...
-
-    def advance(self, done: int) -> None: ...
 
 
 @dataclass(slots=True)

@@ -22,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from flowslot_lab.processors import awake
+from flowslot_lab.progress import Silent
 from flowslot_lab.runner import LiveRun
 from flowslot_lab.state import RunState, clean_dead
 
@@ -37,7 +38,6 @@ from .harm import (
     worker,
 )
 from .lab_links import SCENARIO
-from .pslite_overhead import Silent
 
 TWO_JOBS = SCENARIO.with_name("pslite-two-jobs.toml")
 HARMS = ("none", "killed", "random bytes")

@@ -23,6 +23,7 @@ import sys
 from typing import NamedTuple
 
 from flowslot_lab.processors import awake
+from flowslot_lab.progress import Silent
 from flowslot_lab.runner import LiveRun
 from flowslot_lab.state import RunState, clean_dead
 from flowslot_scenario.scenario import Scenario, load
@@ -58,14 +59,6 @@ class Turn(NamedTuple):
     rate: float
     job_cpu: float
     daemon_cpu: float
-
-
-class Silent:
-    """A Watch that shows nothing."""
-
-    def begin(self, label: str, total: int) -> None: ...
-
-    def advance(self, done: int) -> None: ...
 
 
 def scenario(way: Way, rate_mbps: int) -> Scenario:

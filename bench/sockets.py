@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from flowslot_lab import runner
+from flowslot_lab.progress import Silent
 from flowslot_lab.state import RunState
 from flowslot_scenario.results import Run
 from flowslot_scenario.scenario import Scenario, load
@@ -48,16 +49,6 @@ sockets = {sockets}
 compute_s = {compute}
 """
 SEEDS, ITERATIONS, LAB_ITERATIONS = 3, 60, 40
-
-
-class Quiet:
-    """A Watch that shows nothing."""
-
-    def begin(self, label: str, total: int) -> None:
-        """See Watch."""
-
-    def advance(self, done: int) -> None:
-        """See Watch."""
 
 
 def scenario(kind: str, sockets: int, small: tuple[int, float]) -> Scenario:
@@ -95,7 +86,7 @@ def in_the_lab(kind: str, sockets: int, small: tuple[int, float]) -> dict[str, f
     state = RunState.create()
     try:
         options = runner.Options(("stagger", "fair"), iterations=LAB_ITERATIONS, alone=False)
-        return worst(runner.measure(scenario(kind, sockets, small), options, state, Quiet()).runs)
+        return worst(runner.measure(scenario(kind, sockets, small), options, state, Silent()).runs)
     finally:
         state.clean()
 

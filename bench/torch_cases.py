@@ -23,6 +23,7 @@ import torch
 
 from flowslot_lab import models
 from flowslot_lab.processors import awake
+from flowslot_lab.progress import Silent
 from flowslot_lab.runner import LiveRun
 from flowslot_lab.state import RunState, clean_dead
 from flowslot_scenario.scenario import load
@@ -78,14 +79,6 @@ CASES = {
 }
 
 
-class Quiet:
-    """A Watch that shows nothing."""
-
-    def begin(self, label: str, total: int) -> None: ...
-
-    def advance(self, done: int) -> None: ...
-
-
 def iterations_s(case: Case, changes: tuple[str, ...], iterations: int, slower: float) -> Any:
     """Of one run under TCP as it comes."""
     changes = (*case.changes, *changes, f"slower={slower}")
@@ -93,7 +86,7 @@ def iterations_s(case: Case, changes: tuple[str, ...], iterations: int, slower: 
     state = RunState.create()
     try:
         with LiveRun(scenario, state, "cubic", iterations, use_switch=False) as live:
-            return live.run(1, Quiet()).jobs[0].times
+            return live.run(1, Silent()).jobs[0].times
     finally:
         state.clean()
 

@@ -12,13 +12,12 @@ from pathlib import Path
 
 from rich.console import Console
 
+from flowslot_lab.progress import Silent
 from flowslot_lab.runner import Options, measure
 from flowslot_lab.state import RunState, clean_dead
 from flowslot_scenario.results import TUNED, Results, best_baseline
 from flowslot_scenario.scenario import load
 from flowslot_scenario.table import print_result
-
-from .policy_switches import Silent
 
 SCENARIO = Path(__file__).parents[1] / "lab" / "scenarios" / "ddp-two-jobs.toml"
 RIVALS = tuple(name for name in TUNED if name != "prio")

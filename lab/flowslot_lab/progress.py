@@ -9,6 +9,16 @@ from rich import progress
 from rich.console import Console
 
 
+class Silent:
+    """A Watch that shows nothing."""
+
+    def begin(self, label: str, total: int) -> None:
+        """See Watch."""
+
+    def advance(self, done: int) -> None:
+        """See Watch."""
+
+
 class Bar:
     """A Watch (see runner), over all runs of a scenario."""
 

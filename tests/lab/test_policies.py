@@ -2,9 +2,10 @@
 """Policies of running processes change while jobs train. At length: bench/policy_switches.py."""
 
 import pytest
-from bench.policy_switches import Silent, play
+from bench.policy_switches import play
 from kerneltable import KernelTable
 
+from flowslot_lab.progress import Silent
 from flowslot_lab.runner import LiveRun
 from flowslot_lab.state import RunState
 from flowslot_lab.tools import LabError

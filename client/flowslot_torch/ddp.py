@@ -33,16 +33,19 @@ class Attachment(Attached):
         self._gloo = dist.get_backend(group) == "gloo"
         self._joined: Any = None
         self._pending = 0
-        self._last = False
+        self._last = self._seen = False
+        """`_seen`: the group's own attachment reports this iteration's collectives."""
 
     def exchange(self, bucket: dist.GradBucket) -> Any:
         """DDP hands a bucket over; returns its future."""
-        if self._owns and bucket.index() == 0:
-            self.reporter.begin()
+        if bucket.index() == 0:
+            self._seen = is_attached(self._group, self.reporter)
+            if self._owns:
+                self.reporter.begin()
         buffer = bucket.buffer()
         self._last = bucket.is_last()
         self._pending += 1
-        if not is_attached(self._group, self.reporter):
+        if not self._seen:
             self.reporter.ready(buffer.numel() * buffer.element_size())
         if self._inner is not None:
             state, hook = self._inner

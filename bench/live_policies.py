@@ -19,8 +19,7 @@ from flowslot_scenario.results import Results
 from flowslot_scenario.scenario import load
 
 ITERATIONS = 40
-EQUAL = {"two-equal": "two_equal", "three-equal": "three_equal"}
-"""Scenarios, and what their metrics are called by."""
+EQUAL = "two-equal", "three-equal"
 
 
 def run(name: str, policies: tuple[str, ...], iterations: int, state: RunState) -> Results:
@@ -50,9 +49,10 @@ def measure(iterations: int = ITERATIONS) -> dict[str, float]:
     state = RunState.create()
     try:
         figures = beside_protected(run("protected", ("stagger", "prio"), iterations, state))
-        for name, short in EQUAL.items():
-            results = run(name, ("cassini", "mltcp"), iterations, state)
-            figures |= {f"{one.policy}_{short}": one.slowdown_mean for one in results.summaries()}
+        for name in EQUAL:
+            ran = run(name, ("cassini", "mltcp"), iterations, state).summaries()
+            short = name.replace("-", "_")
+            figures |= {f"{one.policy}_{short}": one.slowdown_mean for one in ran}
         return figures
     finally:
         state.clean()

@@ -8,7 +8,6 @@ above 1.02 of the best tuned TCP's, or when a job has learnt something else in a
 
 import argparse
 import sys
-from pathlib import Path
 
 from rich.console import Console
 
@@ -19,7 +18,9 @@ from flowslot_scenario.results import TUNED, Results, best_baseline
 from flowslot_scenario.scenario import load
 from flowslot_scenario.table import print_result
 
-SCENARIO = Path(__file__).parents[1] / "lab" / "scenarios" / "ddp-two-jobs.toml"
+from .policy_switches import SCENARIOS
+
+SCENARIO = SCENARIOS / "ddp-two-jobs.toml"
 RIVALS = tuple(name for name in TUNED if name != "prio")
 MOST = 1.02
 

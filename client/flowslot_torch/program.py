@@ -142,6 +142,8 @@ class Links:
 
     def _learn(self, ways: Sequence[tuple[int, int]], path: list[Any]) -> None:
         rate = min(float(link["goodput"]) for link in path)
+        if not 0 < rate < math.inf:
+            raise ValueError(f"links: goodput must be above 0, is {rate}")
         loads = [max(link["load"]) / float(link["goodput"]) for link in path if link["load"]]
         for ends in ways:
             self._own[0][ends] = rate

@@ -32,7 +32,7 @@ _LOOK_AGAIN = 100
 gradients, the pause doubles up to this."""
 _MEASURE_AGAIN_S, _SAME = 0.2, 0.01
 """Shares that stay the same, but for so much, are measured again after so long: to ask the kernel
-in each iteration costs 1 % of a short one."""
+took 0.09 ms of an iteration of 12 (by hand)."""
 
 
 @dataclass(slots=True)

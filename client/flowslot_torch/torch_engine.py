@@ -56,7 +56,7 @@ class TorchEngine:
 
     def unfuse(self, buffer: Array, arrays: Sequence[Array], scale: float = 1.0) -> None:
         """See Engine."""
-        parts = buffer.split([array.numel() for array in arrays])  # `len` takes five times as long
+        parts = buffer.split([array.numel() for array in arrays])  # torch does `len` in Python
         with torch.no_grad():
             for array, part in zip(arrays, parts, strict=True):
                 array.copy_(part) if scale == 1 else torch.mul(part, scale, out=array)

@@ -53,6 +53,8 @@ void account_record(void *handle, int state, const struct state_args *args);
 /* chain.c. */
 struct profiler *chain_get(int version); /* NULL: there is none */
 void chain_start(struct comm *comm, void *handle, const struct event *event, const void *from);
+void chain_stop(void *theirs);
+void chain_record(void *theirs, int state, struct state_args *args);
 int chain_mask(void); /* of events that it wants */
 int *chain_mask_at(void);
 

@@ -79,17 +79,17 @@ static int start(int version, void *context, void **handle, void *from) {
 }
 
 static int stop(void *handle) {
-    struct comm *comm = account_comm(handle);
-    void *theirs = comm != NULL && comm->chained ? account_find_theirs(handle) : NULL;
+    void *theirs = account_find_theirs(handle);
     account_stop(handle);
-    return theirs != NULL ? (chain_get(comm->version)->stop(theirs), 0) : 0;
+    if (theirs != NULL) chain_stop(theirs);
+    return 0;
 }
 
 static int record(void *handle, int state, struct state_args *args) {
-    struct comm *comm = account_comm(handle);
-    void *theirs = comm != NULL && comm->chained ? account_find_theirs(handle) : NULL;
+    void *theirs = account_find_theirs(handle);
     account_record(handle, state, args);
-    return theirs != NULL ? (chain_get(comm->version)->record(theirs, state, args), 0) : 0;
+    if (theirs != NULL) chain_record(theirs, state, args);
+    return 0;
 }
 
 static int finalize(void *context) {

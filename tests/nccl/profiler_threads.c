@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What threads of one process do to the profiler at the same time: communicators come and go, each
- * with collectives, operations and steps, between calls with handles that nobody gave out. Built with
- * the profiler's sources, and a sanitizer.
+ * with collectives, operations and steps, between calls with handles that nobody gave out, or that
+ * another thread has, or had before its communicator ended. Built with the profiler's sources, and a
+ * sanitizer.
  */
 #include "profiler.h"
 
@@ -13,6 +14,7 @@
 extern const struct profiler ncclProfiler_v6;
 
 static int mask;
+static void *latest; /* a collective of any thread */
 
 static void *start(void *context, void *parent, struct event_5 event) {
     void *handle = NULL;
@@ -32,6 +34,7 @@ static void collective(void *context, uintptr_t buffer, uintptr_t stray) {
     collective.collective.from = (void *)buffer;
     parent = start(context, NULL, collective);
     ncclProfiler_v6.stop(parent);
+    __atomic_store_n(&latest, parent, __ATOMIC_RELAXED);
     operation.op = (struct proxy_op){.pid = getpid(), .steps = 3, .chunk = 1000, .sends = 1};
     op = start(context, parent, operation);
     for (int i = 0; i < 3; i++) {
@@ -40,6 +43,8 @@ static void collective(void *context, uintptr_t buffer, uintptr_t stray) {
         ncclProfiler_v6.stop(one);
         ncclProfiler_v6.stop((void *)stray);
         ncclProfiler_v6.record((void *)(stray * 3), i, &bytes);
+        ncclProfiler_v6.record(__atomic_load_n(&latest, __ATOMIC_RELAXED), i, &bytes);
+        ncclProfiler_v6.stop(__atomic_load_n(&latest, __ATOMIC_RELAXED));
         start((void *)stray, (void *)stray, step);
     }
     ncclProfiler_v6.stop(op);
@@ -50,7 +55,7 @@ static void *play(void *which) {
     for (uintptr_t round = 0; round < 20; round++) {
         void *context = NULL;
         ((init_5)(void *)ncclProfiler_v6.init)(&context, 100 + me % 2, &mask, "c", 2, 4, (int)me, NULL);
-        for (uintptr_t i = 0; i < 50; i++) collective(context, me * 100 + i % 10, (me << 60) + i * round);
+        for (uintptr_t i = 0; i < 50; i++) collective(context, me * 100 + i % 10, ((me + 1) << 60) + i * round);
         ncclProfiler_v6.finalize(context);
     }
     return NULL;

@@ -141,13 +141,14 @@ def test_tensors_are_ready_when_they_are_enqueued(
     seen = watch(daemon, one, lambda slot: slot["ready"] > slot["posted"] == 0, version, **run)
     assert len(seen) == 2
     for of in seen.values():
-        # One iteration tells what a tensor sends; the next one begins with it. Who reads late sees
-        # an iteration before all of its tensors are enqueued.
+        # One iteration tells what a tensor sends; the next one begins with it. In the first, what a
+        # lane was given may be seen before the kernel has any. Who reads late sees an iteration
+        # before all of its tensors are enqueued.
+        of.pop(0, None)
         ready = [int(slot["ready"]) for slot in of.values()]
         assert ready.count(SIZE * COUNT) >= 3 and max(ready) == SIZE * COUNT
         assert not any(each % SIZE for each in ready)
         assert {int(slot["state"]) for slot in of.values()} == {State.ACTIVE}
-        assert min(of) >= 1
 
 
 @pytest.mark.parametrize(

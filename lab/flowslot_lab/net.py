@@ -49,6 +49,8 @@ from flowslot_lab.tools import LabError, run
 from flowslot_scenario.scenario import CORE, SWITCH, Link, Scenario, rack_down, rack_up
 
 SWITCH_CONTROL_IP = "10.77.0.250"
+KERNEL_RTO_MS = 200
+"""Least retransmission timeout of Linux."""
 NIC = "eth0"
 WIRE = "wire0"
 """In a stacked network: the host's end of the veth, which is shaped; `NIC` is a macvlan on it."""
@@ -157,15 +159,20 @@ class Network:
         *,
         stacked: bool = False,
         rival: Rival = CUBIC,
+        timeout_ms: int = KERNEL_RTO_MS,
     ) -> None:
         """`stacked`: leave the queueing of `NIC` to others. `rival`: how connections between hosts
-        behave that do not choose a congestion control themselves."""
+        behave that do not choose a congestion control themselves. `timeout_ms`: the least
+        retransmission timeout that jobs' sockets have where no route says another."""
         self._rival = rival
         self._congestion_control = rival.congestion_control
         self._registrations = rivals.registrations(rival.congestion_control, state.id)
         self._rto_min_ms = scenario.rto_min_ms
         if rival.rto_min_ms is not None:
             self._rto_min_ms = round(rival.rto_min_ms * scenario.slower)
+        elif scenario.rto_min_ms is None and scenario.slower != 1:
+            # A route's timeout outranks what a congestion control gives its sockets.
+            self._rto_min_ms = round(timeout_ms * scenario.slower)
         self._slack_us = timer_slack_us
         self._wire = WIRE if stacked else NIC
         self.scenario = scenario

@@ -14,7 +14,7 @@ from flowslot.policy.registry import get, names
 from flowslot_lab.budget import Recorder
 from flowslot_lab.jobset import JobSet, Stalled
 from flowslot_lab.jobspec import iteration_times
-from flowslot_lab.net import Counters, Network
+from flowslot_lab.net import KERNEL_RTO_MS, Counters, Network
 from flowslot_lab.plane import ControlPlane
 from flowslot_lab.processors import awake
 from flowslot_lab.procs import Process
@@ -33,6 +33,8 @@ PACED_BY = tuple(f"{policy}@{name}" for policy in DAEMON_POLICIES for name in BA
 """A policy whose daemons pace with one of them; without a name they choose themselves."""
 ALONE_ITERATIONS = 10
 ALONE_WARMUP = 3
+PACED_RTO_MS = 20
+"""Least retransmission timeout of sockets that our congestion control paces (bpf/consts.h)."""
 _SCHEDULED = ("mlcc", "mlcc-literal")
 _PACED = (*_NEGOTIATED, "static", *_SCHEDULED)
 
@@ -103,11 +105,13 @@ class LiveRun:
         self._kind, _, backend = policy.partition("@")
         self.iterations = iterations
         rival = RIVALS.get(policy)
+        by_bpf = self._kind in _PACED and backend in {"", "bpf"}
         self.net = Network(
             scenario,
             state,
             stacked=stacked,
             rival=rival or CUBIC,
+            timeout_ms=PACED_RTO_MS if by_bpf else KERNEL_RTO_MS,
         )
         self.plane: ControlPlane | None = None
         if rival is None:

@@ -67,8 +67,6 @@ CORE = "core"
 """The switch between the racks."""
 MAX_HOSTS = 200  # 10.77.0.250 is the switch's
 MAX_JOBS = 64
-KERNEL_RTO_MS = 200
-"""Least retransmission timeout of Linux."""
 _PS, _PSLITE, _NCCL = 'is for kind "ps"', 'is for kind "pslite"', 'is for kind "nccl"'
 _OWN = 'is for kinds "ring" and "ps"'
 _FOR_NCCL = dict.fromkeys(("channels", "threads", "iterations_by"), _NCCL)
@@ -330,7 +328,8 @@ def _dilated(scenario: Scenario, source: str) -> Scenario:
         return scenario
     data = scenario.model_dump(mode="json", exclude_unset=True)
     data["rtt_us"] = scenario.rtt_us * k
-    data["rto_min_ms"] = round((scenario.rto_min_ms or KERNEL_RTO_MS) * k)
+    if scenario.rto_min_ms is not None:
+        data["rto_min_ms"] = round(scenario.rto_min_ms * k)
     for table in (data["links"], *data["hosts"]):
         for key in ("rate_mbps", "uplink_mbps"):
             if table.get(key) is not None:

@@ -17,7 +17,6 @@ from waiting import settle
 from flowslot_lab.net import Network
 from flowslot_lab.processors import of_the_network
 from flowslot_lab.procs import start, stop
-from flowslot_lab.rivals import RIVALS
 from flowslot_lab.runner import LiveRun, Options, measure, planned
 from flowslot_lab.state import RunState, clean_dead, start_time
 from flowslot_lab.tools import LabError, run
@@ -70,13 +69,18 @@ def test_network_has_the_asked_rates_and_buffers_and_leaves_nothing(state: RunSt
         (["rto_min_ms=20"], "cubic", 20),
         (["rto_min_ms=20"], "cubic+rto5", 5),
         (["slower=3"], "cubic", 600),
+        (["slower=3"], "stagger", 60),
+        (["slower=3"], "stagger@htb", 600),
+        (["slower=3"], "fair", 600),
+        (["slower=3", "rto_min_ms=50"], "stagger", 150),
         (["slower=3"], "reno+rto5", 15),
     ],
 )
 def test_a_least_retransmission_timeout_is_that_of_all_hosts(
     state: RunState, changes: list[str], policy: str, ms: int
 ) -> None:
-    net = Network(load(SCENARIOS / "two-equal.toml", changes), state, rival=RIVALS[policy])
+    scenario = load(SCENARIOS / "two-equal.toml", changes)
+    net = LiveRun(scenario, state, policy, 1, use_switch=False).net
     net.up()
     for space in net.hosts.values():
         (route,) = run(["ip", "-n", space, "route", "show", "10.78.0.0/16"]).splitlines()

@@ -144,7 +144,8 @@ def test_tensors_are_ready_when_they_are_enqueued(
         # One iteration tells what a tensor sends; the next one begins with it. In the first, what a
         # lane was given may be seen before the kernel has any. Who reads late sees an iteration
         # before all of its tensors are enqueued.
-        of.pop(0, None)
+        first = of.pop(0, None)
+        assert first is None or first["iteration_total"] == 0
         ready = [int(slot["ready"]) for slot in of.values()]
         assert ready.count(SIZE * COUNT) >= 3 and max(ready) == SIZE * COUNT
         assert not any(each % SIZE for each in ready)

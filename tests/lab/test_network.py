@@ -17,7 +17,7 @@ from waiting import settle
 from flowslot_lab.net import Network
 from flowslot_lab.processors import of_the_network
 from flowslot_lab.procs import start, stop
-from flowslot_lab.runner import LiveRun, Options, measure, planned
+from flowslot_lab.runner import PACED_RTO_MS, LiveRun, Options, measure, planned
 from flowslot_lab.state import RunState, clean_dead, start_time
 from flowslot_lab.tools import LabError, run
 from flowslot_scenario.scenario import load, parse
@@ -86,6 +86,11 @@ def test_a_least_retransmission_timeout_is_that_of_all_hosts(
         (route,) = run(["ip", "-n", space, "route", "show", "10.78.0.0/16"]).splitlines()
         assert f"rto_min lock {ms}ms" in route
     net.down()
+
+
+def test_paced_sockets_have_the_timeout_that_the_kernel_program_sets() -> None:
+    constants = (Path(__file__).parents[2] / "bpf" / "consts.h").read_text()
+    assert f"#define FS_RTO_MIN_US {PACED_RTO_MS * 1000}\n" in constants
 
 
 @LEAVES_NOTHING

@@ -50,7 +50,7 @@ patches_of() {
   case $1 in
     upstream) ;;
     calm) echo calm.patch start.patch ;;
-    flowslot) echo flowslot.patch ;;
+    flowslot) echo flowslot.patch start.patch ;;
     flowslot-calm) echo flowslot.patch calm.patch start.patch ;;
     *) fail "there is no variant $1: upstream, calm, flowslot or flowslot-calm" ;;
   esac

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,15 +74,20 @@ class PsJob:
         return [process.pid for process in self._processes]
 
     def wait(self) -> list[int]:
-        """Exit statuses of scheduler, servers and workers; `said` is what each said."""
+        """Exit statuses of scheduler, servers and workers, killed where one failed, as the others
+        would wait for it, or after 90 s; `said` is what each said."""
         readers = [
             threading.Thread(target=lambda p=process: self.said.append(p.communicate()[0]))
             for process in self._processes
         ]
         for reader in readers:
             reader.start()
-        for reader in readers:
-            reader.join(90)
+        until = time.monotonic() + 90
+        while any(reader.is_alive() for reader in readers):
+            if any(self.ended()) or time.monotonic() > until:
+                for process in self._processes:
+                    process.kill()
+            time.sleep(0.05)
         return [process.poll() for process in self._processes]  # type: ignore[misc]
 
     def says(self, text: str) -> bool:

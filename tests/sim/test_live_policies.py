@@ -4,6 +4,7 @@
 import pytest
 from scenariofiles import SCENARIOS
 
+from flowslot.policy import registry
 from flowslot_scenario.results import Results
 from flowslot_scenario.scenario import load
 from flowslot_sim.runner import Options, simulate
@@ -22,6 +23,11 @@ def mean(results: Results, policy: str, job: str | None = None) -> float:
         if job in (None, one.name)
     ]
     return float(sum(found) / len(found))
+
+
+@pytest.mark.parametrize("policy", registry.names())
+def test_every_policy_works_by_messages(policy: str) -> None:
+    assert 0.99 < mean(simulated("three-equal", policy, iterations=3), policy) < 4
 
 
 def test_gates_and_shifts_take_turns_where_fair_sharing_does_not() -> None:

@@ -83,14 +83,14 @@ class Batch:
             aggregate=here.aggregate,
             aggregates=here.aggregates,
             remaining=seen[0],
-            cap=rows["cap"],
+            cap=rows["cap"].copy(),
             sockets=rows["sockets"].copy(),
             wait_ns=seen[1],
             period_ns=seen[2],
             due_ns=seen[3],
             next_bytes=seen[4],
             idle_ns=seen[5],
-            goal=rows["goal"],
+            goal=rows["goal"].copy(),
             links=here.links[:-1],
         )
 

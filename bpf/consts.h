@@ -37,8 +37,8 @@
 /* Top-up: given up when the RTT is this share of the buffer above its minimum... */
 #define FS_QUEUE_PERCENT 30
 #define FS_EPOCH_NS (2 * FS_MS)
-/* ... when the flow was idle for as long as that queue lasts, and at least this long; and it begins
- * after so long a backlog. */
+/* ... when the flow was idle for as long as that queue lasts (1.5 ms at most: of a buffer 5 ms
+ * count), and at least this long; and it begins after so long a backlog. */
 #define FS_GAP_NS (1 * FS_MS)
 #define FS_SETTLE_NS (1 * FS_MS)
 /* Acknowledgements further apart than this count as this. */

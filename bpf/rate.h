@@ -58,8 +58,8 @@ static __always_inline void enter(struct sock *sk, struct flow *f, __u8 mode, __
 
 /*
  * A token bucket: what the reserved rate allowed and nobody sent may be sent at the ceiling later,
- * up to ctl->burst bytes. A flow that sends step by step, as in a ring, uses the link like TCP,
- * and a phase need not wait for its grant; bursts of a job's flows together fit into the buffer.
+ * up to ctl->burst bytes. A phase, or a step of a ring, need not wait for its grant; bursts of a
+ * job's flows together fit into the buffer.
  */
 static __always_inline void credit(struct flow *f, struct fs_ctl *ctl, __s64 bytes)
 {

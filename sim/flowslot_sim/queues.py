@@ -37,7 +37,7 @@ KERNEL = np.dtype(
         ("growth", np.float64),  # of its extra, bytes/s in a second
         ("burst", np.float64),  # bytes that its bucket holds
         ("least", np.float64),  # rate: a lower one becomes this one
-        ("buffer", np.float64),  # seconds that its path's smallest buffer lasts
+        ("buffer", np.float64),  # s: its path's smallest buffer lasts, see top_up.py
         ("extra", np.float64),  # rate
         ("credit", np.float64),  # bytes in its bucket; less than 0: it is ahead
         ("wait", np.float64),  # least time in queues in this epoch, s; inf: not seen

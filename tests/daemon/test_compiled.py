@@ -52,6 +52,7 @@ def some_rows(rng: RNG, n: int) -> np.ndarray:
     rows["job"] = rng.integers(0, 4, n)
     for flag in ("seen", "active", "drained", "kernel", "announced", "suppressed"):
         rows[flag] = rng.integers(0, 2, n)
+    rows["queue_us"] = rng.choice([0, 300, 2560, 5000], n)
     rows["iteration"] = rng.integers(0, 4, n)
     rows["inc"] = rng.integers(1, 4, n)
     rows["onset_inc"] = rows["inc"] - rng.integers(0, 2, n)

@@ -2,6 +2,7 @@
 """The straight way from records to entries in the pacer: what goes down, and when."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -61,6 +62,14 @@ def test_from_a_record_to_the_kernel_and_back(topology, make_job):
     setup.slot(1)
     assert setup.pacer.entries == {}
     assert [done.flow for done in setup.desk.dones] == [7]
+
+
+def test_of_a_deep_buffer_5_ms_count(topology, make_job):
+    deep = [replace(link, buffer_bytes=100 * link.buffer_bytes) for link in topology.links]
+    topology.links = tuple(deep)
+    entry = granted(topology, make_job, 12e6).pacer.entries[7]
+    assert entry.queue_us == 5000
+    assert entry.burst == pytest.approx(0.6 * deep[3].goodput * 0.005)
 
 
 def overshoot(entry):

@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The policies of live arbiters, by messages on simulated wires."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 from scenariofiles import SCENARIOS
 
 from flowslot.policy import registry
+from flowslot.policy.base import Floats
 from flowslot_scenario.results import Results
 from flowslot_scenario.scenario import load
+from flowslot_sim.network import Network
 from flowslot_sim.runner import Options, simulate
 
 
@@ -26,8 +31,26 @@ def mean(results: Results, policy: str, job: str | None = None) -> float:
 
 
 @pytest.mark.parametrize("policy", registry.names())
-def test_every_policy_works_by_messages(policy: str) -> None:
+def test_every_policy_runs(policy: str) -> None:
     assert 0.99 < mean(simulated("three-equal", policy, iterations=3), policy) < 4
+
+
+def test_of_a_deep_buffer_top_up_counts_5_ms(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (SCENARIOS / "two-equal.toml").read_text()
+    path = tmp_path / "deep.toml"
+    path.write_text(text.replace("buffer_kb = 128", "buffer_kb = 3000"))
+    kernels, use_queues = [], Network.use_queues
+
+    def kept(network: Network, buffers: Floats) -> Any:
+        assert buffers.min() > 2_000_000, "the queues themselves are as long as ever"
+        kernels.append(use_queues(network, buffers))
+        return kernels[-1]
+
+    monkeypatch.setattr(Network, "use_queues", kept)
+    simulate(load(path), Options(("stagger",), iterations=3))
+    assert [set(kernel["buffer"].tolist()) for kernel in kernels] == [{0.005}]
 
 
 def test_gates_and_shifts_take_turns_where_fair_sharing_does_not() -> None:

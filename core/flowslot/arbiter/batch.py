@@ -64,7 +64,8 @@ class Batch:
         rules.progress(now, self._table)
 
     def state(self, capacity: Floats) -> AllocationState:
-        """What an allocator sees. Copies where it could be modified.
+        """What an allocator sees: packed, as compiled loops need it, and copies of what could be
+        modified.
 
         `capacity`: what may be given out, float64[L].
         """

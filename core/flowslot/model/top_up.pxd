@@ -2,7 +2,7 @@
 # Types of top_up.py, for the compiler, which infers those of variables that are not named here.
 cimport cython
 
-cdef double _slowest, _fastest, _waiting, _served, _fits_per_us, _burst_part, _burst_us, _least, _held_part
+cdef double _slowest, _fastest, _waiting, _served, _fits_per_us, _burst_part, _least, _held_part
 cdef double _noticed
 
 @cython.locals(part=double)

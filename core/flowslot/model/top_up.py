@@ -5,7 +5,7 @@ and how large its burst is. Compiled (types: top_up.pxd); interpreted, the same.
 
 Daemons write the results into the kernel's table; the simulator's kernel goes by them. Rates and
 shares are bytes/s. A flow's share: its bottleneck, divided among its job's flows there. `queue_us`:
-how long its path's smallest buffer lasts at its link's rate.
+how long its path's smallest buffer lasts at its link's rate, at most LONGEST_QUEUE_US.
 """
 
 from flowslot.model.slot import DEFAULT_SLOT
@@ -24,9 +24,11 @@ SERVED = 1 / 16
 """... this part of it, and at least by..."""
 SLOWEST_PER_MS = 0.001
 """... this share of the bottleneck per ms."""
-BURST_PART, BURST_MS = 0.6, 15.0
-"""All bursts of a job together fill at most this part of the smallest buffer, and last for at most
-so long at the bottleneck's rate: until a grant comes, and not as long as a timeout (20 ms)."""
+LONGEST_QUEUE_US = 5000.0
+"""A buffer that lasts longer counts as this: behind a longer queue the next steps of all jobs wait,
+also of those whose turn it is."""
+BURST_PART = 0.6
+"""All bursts of a job together fill at most this part of the smallest buffer."""
 LEAST_RATE = 256_000.0
 """Bytes/s: a flow notices a raised rate after one segment at the old one. Below this rate (a held
 flow) that would be more than 6 ms."""
@@ -47,7 +49,7 @@ minutes after its last segment, whatever it may send by then."""
 
 # The same as C variables: top_up.pxd declares them.
 _slowest, _fastest, _waiting, _served = SLOWEST_PER_MS, FASTEST_PER_MS, WAITING, SERVED
-_burst_part, _burst_us = BURST_PART, 1000.0 * BURST_MS
+_burst_part = BURST_PART
 _least, _held_part, _noticed = LEAST_RATE, HELD_PART, NOTICED_RATE
 # Growing by g per ms, top-up sends g t^2 / 2 too much in t ms: that must fit.
 _fits_per_us = 2.0 * QUEUE_PART / 1000.0 / FEEDBACK_MS**2
@@ -61,7 +63,7 @@ def growth(rate: float, share: float, queue_us: float) -> float:
 
 def burst(share: float, queue_us: float) -> float:
     """Bytes that a flow may send at its ceiling."""
-    return share * min(_burst_part * queue_us, _burst_us) / 1e6
+    return share * _burst_part * queue_us / 1e6
 
 
 def highest(rate: float, ceiling: float, share: float, path_share: float) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from flowslot.model.top_up import LONGEST_QUEUE_US
 from flowslot.model.topology import Topology
 from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.policy.base import View
@@ -184,7 +185,8 @@ class FlowTable:
         _, group, count = np.unique(
             job * (len(links) + 1) + bottleneck, return_inverse=True, return_counts=True
         )
-        queue = [int(min((links[i].queue_us for i in path), default=0)) for path in self.links]
+        lasts = [min((links[i].queue_us for i in path), default=0) for path in self.links]
+        queue = [int(min(least, LONGEST_QUEUE_US)) for least in lasts]
         self.rows["job"][at], self.rows["path"][at] = job, path
         self.rows["own_share"][at] = (
             np.where(bottleneck < 0, 0.0, goodput[bottleneck]) / count[group]

@@ -60,7 +60,7 @@ ROW = np.dtype(
         ("share", "f8"),  # of its path, if its job had that for itself; 0: unknown
         ("path_share", "f8"),  # the same, of all flows of its job on its path together
         ("own_share", "f8"),  # the same, as far as this host's flows tell
-        ("queue_us", "i8"),  # how long its path's smallest buffer lasts at its link's rate
+        ("queue_us", "i8"),  # how long its path's smallest buffer lasts (model/top_up.py)
         ("lender", "i8"),  # the row of the flow whose rate it may borrow; -1: none
     ]
 )

@@ -31,7 +31,8 @@ class PaceEntry(NamedTuple):
     growth: float
     """Bytes/s of top-up per ms while the path's queue is short; 0: no top-up."""
     queue_us: int = 1000
-    """How long the smallest buffer of the path lasts at its link's rate."""
+    """How long the smallest buffer of the path lasts at its link's rate; more than
+    `model.top_up.LONGEST_QUEUE_US` does not count."""
     burst: float = 0.0
     """Bytes that may be sent at the ceiling after they were not sent at the reserved rate."""
     least: float = LEAST_RATE

@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from flowslot.model.top_up import burst, growth, highest, least
+from flowslot.model.top_up import LONGEST_QUEUE_US, burst, growth, highest, least
 from flowslot.model.units import Nanos
 from flowslot.policy.base import Floats, Rows
 from flowslot.protocol.grants import Granted, nothing_said
@@ -48,7 +48,7 @@ class FluidKernel:
         """Rates put into force."""
         if self._limited:
             path = np.append(sim.world.queue_us, math.inf)[sim.network.paths]
-            self._queue_us = path.min(axis=1)
+            self._queue_us = np.minimum(path.min(axis=1), LONGEST_QUEUE_US)
             capacity = np.array(sim.world.capacity)
             self._kernel = sim.network.use_queues(capacity * np.array(sim.world.queue_us) / 1e6)
             self._kernel["buffer"] = self._queue_us / 1e6

@@ -5,10 +5,11 @@
 #   pslite_patch/build.sh [--asan] [VARIANT...]
 #
 #   upstream        as it is
-#   calm            its receive threads sleep when there is nothing (calm.patch), and data may come
-#                   before a server is ready (start.patch), as it does more often then
+#   calm            its receive threads sleep when there is nothing (calm.patch)
 #   flowslot        reports to flowslot (flowslot.patch)
 #   flowslot-calm   both
+#
+# In all but the first data may come before a server is ready (start.patch).
 #
 # Result: build/pslite/VARIANT (--asan: build/pslite/VARIANT-asan): build/libps.a, include, and
 # libpslite_job.so, with which the lab runs jobs; with flowslot.patch, tests/test_*, too. The source comes from the package registry, once, and its hash is verified; what is

@@ -84,7 +84,7 @@ class PsJob:
             reader.start()
         until = time.monotonic() + 90
         while any(reader.is_alive() for reader in readers):
-            if any(self.ended()) or time.monotonic() > until:
+            if any(process.poll() for process in self._processes) or time.monotonic() > until:
                 for process in self._processes:
                     process.kill()
             time.sleep(0.05)

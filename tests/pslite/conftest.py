@@ -83,11 +83,14 @@ class PsJob:
         for reader in readers:
             reader.start()
         until = time.monotonic() + 90
-        while any(reader.is_alive() for reader in readers):
-            if any(process.poll() for process in self._processes) or time.monotonic() > until:
-                for process in self._processes:
-                    process.kill()
+        while any(reader.is_alive() for reader in readers) and time.monotonic() < until:
+            if any(process.poll() for process in self._processes):
+                break
             time.sleep(0.05)
+        for process in self._processes:
+            process.kill()
+        for reader in readers:
+            reader.join(10)
         return [process.poll() for process in self._processes]  # type: ignore[misc]
 
     def says(self, text: str) -> bool:

@@ -53,14 +53,8 @@ void BPF_PROG(fs_pkts_acked, struct sock *sk, const struct ack_sample *sample)
 	sample_rtt(f, sample->rtt_us, now);
 	if (ctl && f->mode != FS_OPEN)
 		top_up(tp, f, ctl, now);
-	publish(sk, f, now);
-	if (ctl && ctl->drain_at && ctl->drain_at != f->drained &&
-	    tp->bytes_acked >= ctl->drain_at) {
-		f->drained = ctl->drain_at;
-		if (st && slot && tp->write_seq == tp->snd_una)
-			st->drained = ctl->drain_at; /* first of all: a borrower may be waiting */
-		tell(sk, f, FS_DRAINED);
-	}
+	publish(sk, f, 0, now);
+	drain(sk, f, ctl, 0);
 }
 
 /* Runs before every transmission; returns the smallest burst. */
@@ -73,6 +67,7 @@ __u32 BPF_PROG(fs_min_tso_segs, struct sock *sk)
 	__u32 slot = f->slot;
 	struct fs_stat *st = bpf_map_lookup_elem(&fs_stat, &slot);
 	struct fs_ctl *ctl = entry_of(f);
+	__u32 about;
 
 	if (!f->cookie)
 		announce(sk, f);
@@ -82,8 +77,6 @@ __u32 BPF_PROG(fs_min_tso_segs, struct sock *sk)
 		/* The queue that the old top-up was fit for is history; others may start now too. */
 		if (!ctl || gap > max64(FS_GAP_NS, ctl->queue_us * 10ULL * FS_QUEUE_PERCENT))
 			f->extra = 0;
-		if (st && slot)
-			st->drained = 0; /* the borrower must do without */
 		f->rtt_now = ~0U;
 		f->rtt_before = ~0U;
 		f->backlog_ns = 0;
@@ -94,8 +87,12 @@ __u32 BPF_PROG(fs_min_tso_segs, struct sock *sk)
 					       min64(gap, FS_REFILL_NS) / FS_REFILL_NS);
 		f->idle_ns = 0;
 	}
+	if (st && slot && tp->write_seq != tp->snd_nxt)
+		st->drained = 0; /* the borrower must do without */
 	steer(sk, f, now);
-	publish(sk, f, now);
+	about = last(tp, now);
+	publish(sk, f, about, now);
+	drain(sk, f, ctl, about);
 	if (st && slot)
 		st->rate = sk->sk_pacing_rate; /* here only: at other times the kernel sets its own */
 	return f->mode == FS_OPEN ? 2 : 1;
@@ -191,7 +188,7 @@ void BPF_PROG(fs_release, struct sock *sk)
 		return;
 	st->cookie = 0;
 	if (f->cookie && sk->__sk_common.skc_state == TCP_CLOSE) /* else it selected another */
-		tell(sk, f, FS_CLOSED);
+		tell(sk, f, FS_CLOSED, sent((struct tcp_sock *)sk, 0));
 	f->slot = 0;
 	bpf_map_push_elem(&fs_free, &slot, 0);
 }

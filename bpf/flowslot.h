@@ -19,7 +19,7 @@ enum fs_mode {
 enum fs_kind {
 	FS_NEW = 1,     /* a socket selected this congestion control */
 	FS_CLOSED = 2,  /* it closed; not: it selected another */
-	FS_DRAINED = 3, /* its acknowledged bytes reached drain_at */
+	FS_DRAINED = 3, /* all up to drain_at was sent */
 };
 
 /* What the daemon wants of the flow in this slot; written through its mapping. Slot 0 is unused. */
@@ -28,7 +28,7 @@ struct fs_ctl {
 	__u64 deadline_ns; /* CLOCK_MONOTONIC; past it the flow is open */
 	__u64 reserved;    /* payload bytes/s */
 	__u64 ceiling;     /* payload bytes/s; bounds reserved + top-up */
-	__u64 drain_at;    /* report when this many bytes are acknowledged; 0: never */
+	__u64 drain_at;    /* report when so many bytes were sent; 0: never */
 	__u32 growth;      /* top-up: payload bytes/s per ms; 0: none */
 	__u32 queue_us;    /* what counts of the time that the path's smallest buffer lasts: 5 ms at most */
 	__u32 base_rtt_us; /* smallest RTT known for the path; 0: only the flow's own counts */
@@ -42,7 +42,8 @@ struct fs_ctl {
 /* What the kernel knows of the flow in this slot. Slot 0 holds `high` and nothing else. */
 struct fs_stat {
 	__u64 cookie; /* 0: free. Written last when a flow arrives, cleared first when it leaves */
-	__u64 acked;  /* bytes, as tcp_info's tcpi_bytes_acked (SYN and FIN count one each) */
+	__u64 sent;   /* bytes, each once: tcp_info's tcpi_bytes_acked (SYN and FIN count one each), and
+		       * what is on its way */
 	__u64 rate;   /* pacing rate now, payload bytes/s; all ones: unpaced */
 	__u64 extra;  /* top-up within it */
 	__u64 active_ns; /* last acknowledgement or transmission seen */
@@ -64,7 +65,7 @@ struct fs_stat {
 
 struct fs_event {
 	__u64 cookie;
-	__u64 acked;
+	__u64 sent;
 	__u32 kind; /* enum fs_kind */
 	__u32 slot;
 };

@@ -154,7 +154,19 @@ static __always_inline void steer(struct sock *sk, struct flow *f, __u64 now)
 	sk->sk_pacing_rate = min64(rate, sk->sk_max_pacing_rate);
 }
 
-static __always_inline void publish(struct sock *sk, struct flow *f, __u64 now)
+/*
+ * What waits to be sent, if that is a last segment which may leave at once; else 0. Nobody runs
+ * after a transmission, and a receiver may delay the acknowledgement of a last segment by 40 ms.
+ */
+static __always_inline __u32 last(struct tcp_sock *tp, __u64 now)
+{
+	__u32 unsent = tp->write_seq - tp->snd_nxt;
+	bool goes = tp->tcp_wstamp_ns <= now && tp->packets_out < tp->snd_cwnd;
+
+	return goes && unsent <= tp->mss_cache ? unsent : 0;
+}
+
+static __always_inline void publish(struct sock *sk, struct flow *f, __u32 about, __u64 now)
 {
 	struct tcp_sock *tp = (struct tcp_sock *)sk;
 	__u32 slot = f->slot;
@@ -162,15 +174,34 @@ static __always_inline void publish(struct sock *sk, struct flow *f, __u64 now)
 
 	if (!st || !slot)
 		return;
-	st->acked = tp->bytes_acked;
+	st->sent = sent(tp, about);
 	st->extra = f->extra;
 	st->active_ns = now;
-	st->unsent = tp->write_seq - tp->snd_nxt;
+	st->unsent = tp->write_seq - tp->snd_nxt - about;
 	st->srtt_us = tp->srtt_us >> 3;
 	st->min_rtt_us = tp->rtt_min.s[0].v;
 	st->retrans = tp->total_retrans;
 	st->cwnd = tp->snd_cwnd;
 	st->mode = f->mode;
+}
+
+/* All bytes of the phase are sent: report that once, and let a borrower have the rate, unless more
+ * has been written, which nobody has announced. */
+static __always_inline void drain(struct sock *sk, struct flow *f, struct fs_ctl *ctl, __u32 about)
+{
+	struct tcp_sock *tp = (struct tcp_sock *)sk;
+	__u32 slot = f->slot;
+	struct fs_stat *st = bpf_map_lookup_elem(&fs_stat, &slot);
+	__u64 end = ctl ? ctl->drain_at : 0, now_sent = sent(tp, about);
+	bool told = f->drained == end;
+
+	if (!end || now_sent < end || (told && now_sent > end))
+		return;
+	f->drained = end;
+	if (st && slot && tp->write_seq == tp->snd_nxt + about)
+		st->drained = end; /* first of all */
+	if (!told)
+		tell(sk, f, FS_DRAINED, now_sent);
 }
 
 /*

@@ -302,7 +302,7 @@ class Daemon:
         self._rearm()
 
     def _rang(self, record: Source, slot: int, message: Message) -> None:
-        # END: the last bytes are in the socket. The phase goes on until they are acknowledged.
+        # END: the last bytes are in the socket. The phase goes on until they are sent.
         self._passes.rang(monotonic(), record, lazy=message != Message.BEGIN)
         self._rearm()
 

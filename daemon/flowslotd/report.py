@@ -248,7 +248,7 @@ def _flow(daemon: Daemon, info: FlowInfo, row: Records | None, paced: PaceEntry 
         "iteration": int(row["iteration"]) if row is not None else None,
         "iteration_bytes": int(row["target"]) if row is not None else None,
         "remaining_bytes": int(row["remaining"]) if row is not None else None,
-        "acked_total_bytes": int(row["counter"]) if row is not None and row["kernel"] else None,
+        "sent_total_bytes": int(row["counter"]) if row is not None and row["kernel"] else None,
         "period_s": float(row["period"]) / 1e9 or None if row is not None else None,
         "rate": paced.reserved if paced else None,
         "ceiling": paced.ceiling if paced else None,

@@ -118,7 +118,7 @@ class Simulation:
             job_names=[each.name for each in self.world.jobs],
             remaining=network.left(at),
             guaranteed=np.zeros(len(at), np.bool_),
-            acked=np.maximum(phases - 1, 0) * rows["total"] + rows["sent"],
+            sent=np.maximum(phases - 1, 0) * rows["total"] + rows["sent"],
         )
 
     def _step(self, until_ns: int) -> None:

@@ -35,14 +35,14 @@ class Host:
         self.links = len(held)
         self.paths = {7 + i: (i,) for i in range(self.links)}
         self.left = {7 + i: 1000.0 for i in range(self.links)}
-        self.acked: dict[int, float] = {}
+        self.sent: dict[int, float] = {}
 
     def decide(self, at_s: float) -> dict[int, float]:
         """Rates that are in force; of flows that are let go there is none."""
         flows = {flow: (self.paths[flow], left) for flow, left in self.left.items()}
         view = view_of(int(at_s), flows, None, self.links)
-        acked = [self.acked.get(flow, np.nan) for flow in flows]
-        view = replace(view, acked=np.array(acked))
+        sent = [self.sent.get(flow, np.nan) for flow in flows]
+        view = replace(view, sent=np.array(sent))
         self.pace = self.policy.rates(at(at_s), view)
         if self.pace is None:
             return {}
@@ -220,7 +220,7 @@ def test_links_that_nobody_holds_are_this_hosts_own() -> None:
 def test_a_standstill_is_reported_once() -> None:
     host = Host()
     for slot in range(100, 140):
-        host.acked = {7: 5.0}
+        host.sent = {7: 5.0}
         host.decide(slot)
         host.round(slot + 0.1)
     (stall,) = host.policy.stalls
@@ -230,7 +230,7 @@ def test_a_standstill_is_reported_once() -> None:
 def test_a_flow_that_does_not_use_its_rate_pauses() -> None:
     host = Host()
     for slot in range(100, 103):
-        host.acked = {7: 5.0}
+        host.sent = {7: 5.0}
         host.decide(slot)
         host.round(slot + 0.1)
     rates = host.decide(103.5)

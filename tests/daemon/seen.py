@@ -25,15 +25,15 @@ class Seen:
     def __init__(self, topology: Topology, owns: Owns = lambda pid, fd, cookie: None) -> None:
         self.table = FlowTable(topology, "h1")
         self.observer = Observer(self.table, owns)
-        self.acked = FlowCounters.none()
+        self.sent = FlowCounters.none()
 
-    def look(self, ms: float, *jobs: Any, **acked: int) -> None:
+    def look(self, ms: float, *jobs: Any, **sent: int) -> None:
         """`c7=500`: the kernel has seen 500 bytes of flow 7; as before where none is given."""
-        if acked:
-            known = sorted((int(name[1:]), counter) for name, counter in acked.items())
+        if sent:
+            known = sorted((int(name[1:]), counter) for name, counter in sent.items())
             cookies, counters = zip(*known, strict=True)
-            self.acked = FlowCounters(np.array(cookies, np.uint64), np.array(counters, np.int64))
-        self.observer.observe(at(ms), jobs, self.acked)
+            self.sent = FlowCounters(np.array(cookies, np.uint64), np.array(counters, np.int64))
+        self.observer.observe(at(ms), jobs, self.sent)
 
     def __getitem__(self, name: str) -> list[Any]:
         values: list[Any] = self.table.rows[name].tolist()

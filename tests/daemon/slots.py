@@ -32,7 +32,7 @@ class MemoryPacer(Pacer):
     released: list = field(default_factory=list)
     attached: list = field(default_factory=list)
     watched: dict = field(default_factory=dict)
-    acked: dict = field(default_factory=dict)
+    sent: dict = field(default_factory=dict)
     lenders: dict = field(default_factory=dict)
     deadline: int = 0
     lent: int = 0
@@ -57,16 +57,16 @@ class MemoryPacer(Pacer):
         self.entries.pop(cookie, None)
 
     def counters(self):
-        known = sorted(self.acked)
-        acked = [self.acked[cookie] for cookie in known]
-        return FlowCounters(np.array(known, np.uint64), np.array(acked, np.int64))
+        known = sorted(self.sent)
+        sent = [self.sent[cookie] for cookie in known]
+        return FlowCounters(np.array(known, np.uint64), np.array(sent, np.int64))
 
     def lend(self, lenders):
         self.lenders = dict(lenders)
         self.lent += 1
 
-    def watch(self, cookie, acked_target):
-        self.watched[cookie] = acked_target
+    def watch(self, cookie, target):
+        self.watched[cookie] = target
 
 
 @dataclass

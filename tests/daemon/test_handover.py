@@ -65,7 +65,7 @@ def test_a_rate_that_a_borrower_uses_is_not_given_back(topology: Any, make_job: 
     jobs = [make_job("a"), make_job("b")]
     setup.jobs += jobs
     flows = [job.flow(0, cookie=7 + i) for i, job in enumerate(jobs)]
-    setup.pacer.acked.update({7: 0, 8: 0})
+    setup.pacer.sent.update({7: 0, 8: 0})
     now = slot_start(0)
 
     def after(milliseconds: int) -> Nanos:
@@ -79,7 +79,7 @@ def test_a_rate_that_a_borrower_uses_is_not_given_back(topology: Any, make_job: 
     start(flows[1])
     setup.events(after(2), [jobs[1]])
     flows[0].done(1_000_000)
-    setup.pacer.acked[7] = 1_000_000
+    setup.pacer.sent[7] = 1_000_000
     setup.events(after(3), [jobs[0]])
     assert setup.desk.gave_back == []
     assert setup.pacer.lenders == {8: 7}, "the arbiter has not decided yet"
@@ -89,7 +89,7 @@ def test_a_rate_that_a_borrower_uses_is_not_given_back(topology: Any, make_job: 
 
     setup.slot(1)
     flows[1].done(1_000_000)
-    setup.pacer.acked[8] = 1_000_000
+    setup.pacer.sent[8] = 1_000_000
     start(flows[0], 2)
     setup.events(after(70), jobs)
     assert setup.pacer.lenders == {7: 8}

@@ -158,28 +158,28 @@ class Run:
     def __init__(self, seen, job):
         self.seen, self.job = seen, job
         self.flow = job.flow(0, cookie=7)
-        self.n = self.acked = 0
+        self.n = self.sent = 0
         self._look()
 
     def _look(self):
-        self.seen.look(10 * self.n, self.job, c7=self.acked)
+        self.seen.look(10 * self.n, self.job, c7=self.sent)
 
     def begin(self, size=SIZE):
         self.n += 1
         start(self.flow, self.n, size)
         self._look()
 
-    def send(self, acked, *, done=0):
-        self.acked += acked
+    def send(self, sent, *, done=0):
+        self.sent += sent
         self.flow.done(done)
         self._look()
 
     def iterate(self, headers, *, seen=True):
         """Returns how many bytes are to be sent from its beginning to its end, as watched."""
-        began = self.acked
+        began = self.sent
         self.begin()
         watches = self.seen.observer.take_watches()
-        self.acked += SIZE + headers
+        self.sent += SIZE + headers
         self.flow.done(SIZE)
         if seen:
             self._look()
@@ -247,8 +247,8 @@ def test_headers_are_spread_evenly_over_what_is_sent(run):
 @pytest.mark.parametrize(
     ("headers", "all_but_one", "one"),
     [
-        (HEADERS, {"acked": SIZE - 1}, {"acked": 1}),  # few: all of them may come after it
-        (MANY, {"acked": SIZE, "done": SIZE - 1}, {"acked": 0, "done": 1}),
+        (HEADERS, {"sent": SIZE - 1}, {"sent": 1}),  # few: all of them may come after it
+        (MANY, {"sent": SIZE, "done": SIZE - 1}, {"sent": 0, "done": 1}),
     ],
 )
 def test_the_last_byte_is_the_end_whatever_else_was_sent(run, headers, all_but_one, one):
@@ -274,4 +274,4 @@ def test_an_arbiter_is_asked_for_headers_too(run):
 
 def test_of_a_shorter_iteration_headers_are_a_part(run):
     run.learn(MANY, 100)
-    assert run.seen.observer.take_watches()[0][1] - run.acked == 150
+    assert run.seen.observer.take_watches()[0][1] - run.sent == 150

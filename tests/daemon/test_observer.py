@@ -191,7 +191,7 @@ def test_absurd_values_neither_overflow_nor_raise(seen, make_job):
         flow.begin(int(rng.integers(2**63)) * 2, int(rng.integers(2**63)) * 2)
         flow.ready(int(rng.integers(2**40)))
         flow.done(int(rng.integers(2**63)))
-        seen.acked = FlowCounters.none()
+        seen.sent = FlowCounters.none()
         seen.look(i, job, **({"c7": int(rng.integers(2**62))} if i % 3 else {}))
         aggregates.follow(at(i), seen.table.take_new(), seen.table.take_gone())
         desk = Desk()

@@ -65,7 +65,7 @@ def test_other_ways_of_pacing_reach_its_sockets_too(hosts, tmp_path, backend):
     daemon = Daemon(hosts, tmp_path, mode="enforce", policy="static", **ON, **pacing).start()
     job = Job(hosts, flows=FLOWS)
     job.until(lambda: seen(daemon))
-    job.until(lambda: all(f["acked_total_bytes"] for f in seen(daemon)))
+    job.until(lambda: all(f["sent_total_bytes"] for f in seen(daemon)))
     assert {f["note"] for f in seen(daemon)} == {""}
     assert daemon.stop() == (0, "")
 

@@ -29,7 +29,7 @@ def at_work(topology, make_job, **all_else):
     """One flow, of cookie 7, which is active since slot 0. Its demands are granted at once."""
     setup, job = with_job(topology, make_job, **all_else)
     setup.desk.answer = at_once
-    setup.pacer.acked[7] = 0
+    setup.pacer.sent[7] = 0
     flow = job.flow(0, cookie=7)
     start(flow)
     setup.slot(0)
@@ -39,7 +39,7 @@ def at_work(topology, make_job, **all_else):
 def test_from_a_record_to_the_kernel_and_back(topology, make_job):
     setup, job = with_job(topology, make_job)
     flow = job.flow(0, cookie=7)
-    setup.pacer.acked[7] = 0
+    setup.pacer.sent[7] = 0
     setup.slot(0)
     start(flow)
     setup.events(Nanos(slot_start(0) + 5 * MILLISECOND), [job])
@@ -202,10 +202,10 @@ def test_the_kernel_is_told_who_borrows_only_when_more_than_progress_was_seen(to
     setup.desk.answer = None
     lent = setup.pacer.lent
     for n in range(2, 5):
-        setup.pacer.acked[7] += 100_000
+        setup.pacer.sent[7] += 100_000
         setup.slot(n)
     assert setup.pacer.lent == lent
-    setup.pacer.acked[7] = 1_000_000
+    setup.pacer.sent[7] = 1_000_000
     setup.slot(5)
     assert setup.pacer.lent == lent + 1
     start(flow, iteration=2, total=2_000_000)

@@ -169,10 +169,10 @@ def test_a_source_without_rows_is_never_suppressed(room: Room) -> None:
 
 
 def test_the_kernel_is_asked_for_nothing_while_it_is_suppressed(room: Room) -> None:
-    room.pacer.acked[7] = 0
+    room.pacer.sent[7] = 0
     job, flow = room.suppressed()
     assert room.pacer.watched == {7: MB}
-    room.pacer.acked[7] = MB
+    room.pacer.sent[7] = MB
     flow.done(MB)
     room.events(at(70), [job])
     start(flow, 2)
@@ -195,7 +195,7 @@ def test_without_an_arbiter_everything_is_suppressed(
     assert word(job) == 1
     due = [setup.observer.due(n, [job]) for n in range(1, 1 + RARE_SLOTS)]
     assert sum(map(bool, due)) == 1
-    setup.pacer.acked[7] = 0
+    setup.pacer.sent[7] = 0
     setup.events(at(1), [job])
     assert setup.pacer.watched == {}
 

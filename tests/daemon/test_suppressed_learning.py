@@ -111,7 +111,7 @@ def test_nothing_that_a_suppressed_job_says_breaks_anything(room: Room, clock: A
     job, flow = room.suppressed()
     wild = [0, 1, 2**31, 2**62, 2**63, 2**64 - 1, at(100), at(10_000)]
     for i in range(200):
-        room.pacer.acked[7] = wild[i % 5] % 2**62
+        room.pacer.sent[7] = wild[i % 5] % 2**62
         clock.ns = wild[i % 7]
         flow.begin(wild[(3 * i + 1) % 8], wild[(5 * i + 2) % 8])
         flow.ready(wild[(7 * i + 3) % 4])
@@ -127,17 +127,17 @@ def test_nothing_that_a_suppressed_job_says_breaks_anything(room: Room, clock: A
 
 
 def test_what_remains_is_right_although_iterations_were_missed(room: Room, clock: Any) -> None:
-    room.pacer.acked[7] = 0
+    room.pacer.sent[7] = 0
     job, flow = room.suppressed()
     flow.done(MB)
-    room.pacer.acked[7] = MB
+    room.pacer.sent[7] = MB
     room.events(at(70), [job])
     for i in (2, 3):  # nobody looks
         start(flow, i)
         flow.done(MB)
     start(flow, 4)
     flow.done(300_000)
-    room.pacer.acked[7] = 3 * MB + 300_000
+    room.pacer.sent[7] = 3 * MB + 300_000
     room.grant(at(200), granted(7, False))
     assert [demand.remaining for demand in room.said()] == [700_000]
 

@@ -20,7 +20,7 @@ class Sending:
 
     def __init__(self, topology: Any, job: Any, flows: int = 1) -> None:
         self.desk, self.job, self.ms = Desk(topology), job, 0
-        self.acked = dict.fromkeys((f"c{7 + i}" for i in range(flows)), 0)
+        self.sent = dict.fromkeys((f"c{7 + i}" for i in range(flows)), 0)
         for i in range(flows):
             start(job.flow(i, cookie=7 + i), total=100 * MB)
         self.look()
@@ -29,8 +29,8 @@ class Sending:
     def look(self, **sent: int) -> list[float]:
         """The kernel has seen so many more bytes; the caps that are reported."""
         for name, more in sent.items():
-            self.acked[name] += more
-        self.desk.seen.look(self.ms, self.job, **self.acked)
+            self.sent[name] += more
+        self.desk.seen.look(self.ms, self.job, **self.sent)
         self.desk.aggregates.follow(self.ms, self.desk.table.take_new(), [])
         self.said = self.desk.report(self.ms)
         self.desk.give(self.ms)
@@ -81,7 +81,7 @@ def test_who_does_not_move_for_a_second_takes_no_part_until_it_does(
     flow.begin(1, 100 * MB)
     flow.ready(MB)
     sending.desk.tops_up = False
-    sending.acked = {"c7": 0}
+    sending.sent = {"c7": 0}
     sending.look()
     sending.grant(RATE)
     if why == "nothing has come":
@@ -123,7 +123,7 @@ def test_who_has_no_more_to_send_is_not_taken_to_be_slow(topology: Any, job: Any
     flow = job.flow(0, cookie=7)
     flow.begin(1, 100 * MB)
     flow.ready(100_000)
-    sending.acked = {"c7": 0}
+    sending.sent = {"c7": 0}
     sending.look()
     sending.grant(RATE)
     for _ in range(6):

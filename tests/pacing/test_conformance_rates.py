@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from waiting import settle
 
+from flowslotd.sockets import look
+
 from .conformance import EACH_PROTOCOL, MB, PACED, Bench, set_rate, slots
-from .traffic import THERE_6
+from .traffic import HERE, THERE_6, change
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
 
@@ -107,9 +109,9 @@ def test_counters_tell_what_was_delivered(on: Bench, protocol: str) -> None:
     time.sleep(0.3)
 
     def agree() -> bool:
-        sent, arrived = int(pacer.counters().acked[0]), flow.received()
+        sent, arrived = int(pacer.counters().sent[0]), flow.received()
         time.sleep(0.6)
-        sent, arrived = int(pacer.counters().acked[0]) - sent, flow.received() - arrived
+        sent, arrived = int(pacer.counters().sent[0]) - sent, flow.received() - arrived
         return arrived > 0 and abs(sent / arrived - 1) <= 0.1
 
     settle(agree)
@@ -117,11 +119,11 @@ def test_counters_tell_what_was_delivered(on: Bench, protocol: str) -> None:
 
 def test_a_target_is_reported_once(on: Bench) -> None:
     pacer, flow = on.pair(busy=False)
-    base = int(pacer.counters().acked[0])
+    base = int(pacer.counters().sent[0])
 
     def reported(after: int) -> list[tuple[str, int]]:
-        """As soon as so many bytes are acknowledged."""
-        settle(lambda: int(pacer.counters().acked[0]) >= base + after)
+        """As soon as so many bytes are sent."""
+        settle(lambda: int(pacer.counters().sent[0]) >= base + after)
         time.sleep(0.05)
         return [(event.kind, event.cookie) for event in pacer.events() if event.kind != "new"]
 
@@ -134,6 +136,25 @@ def test_a_target_is_reported_once(on: Bench) -> None:
     assert reported(after=120_000) == [("drained", flow.cookie)]
     flow.sock.sendall(bytes(60_000))  # now `bpf`'s program sees it, too
     assert reported(after=180_000) == []
+
+
+def test_all_is_sent_before_anything_is_acknowledged(on: Bench) -> None:
+    """What is on its way needs no rate. A receiver may take 40 ms to acknowledge it."""
+    pacer, flow = on.pair(busy=False)
+    set_rate(pacer, {flow: MB})
+    flow.sock.sendall(bytes(10_000))
+    settle(lambda: flow.received() == 10_000 and not look(flow.sock).in_flight)
+    base = int(pacer.counters().sent[0])
+    pacer.watch(flow.cookie, base + 1000)
+    answers = f"route {{}} blackhole {HERE}/32"
+    change(f"ip -n {on.net.there}", answers.format("add"))
+    try:
+        flow.sock.sendall(bytes(1000))
+        settle(lambda: int(pacer.counters().sent[0]) == base + 1000)
+        settle(lambda: ("drained", flow.cookie) in [(e.kind, e.cookie) for e in pacer.events()])
+        assert look(flow.sock).in_flight
+    finally:
+        change(f"ip -n {on.net.there}", answers.format("del"))
 
 
 def test_a_fast_flow(on: Bench) -> None:

@@ -21,7 +21,7 @@ class Pair:
         self.pacer = pacer
         self.lender, self.borrower = enlisted(busy=False), enlisted()
         self.grant(lender=6 * MB, borrower=MB)
-        self.acked = self._acked()
+        self.sent = self._sent()
         self.announce(100_000)
         pacer.lend({self.borrower.cookie: self.lender.cookie})
 
@@ -32,32 +32,32 @@ class Pair:
 
     def announce(self, size: int) -> None:
         """The lender's iteration ends after so many bytes from now on."""
-        self.end = self.acked + size
+        self.end = self.sent + size
         self.pacer.watch(self.lender.cookie, self.end)
 
-    def _acked(self) -> int:
-        return int(stat(self.pacer, self.lender)["acked"])
+    def _sent(self) -> int:
+        return int(stat(self.pacer, self.lender)["sent"])
 
     def send(self, size: int) -> None:
-        """By the lender, until all is acknowledged and our program has seen it.
+        """By the lender, until our program has seen it.
 
         A hardened kernel may not run programs above a task that it protects, here the first
-        process: if that was so at the last acknowledgement, there is another one.
+        process: if that was so at the last transmission, there is another one.
         """
         self._write(size)
         for _ in range(5):
             with suppress(AssertionError):
-                settle(lambda: self._acked() == self.acked, 2)
+                settle(lambda: self._sent() == self.sent, 2)
                 return
-            settle(lambda: look(self.lender.sock).acked == self.acked)  # or TCP itself has lost it
-            if self.acked == self.end:
+            settle(lambda: look(self.lender.sock).acked == self.sent)  # or TCP itself has lost it
+            if self.sent == self.end:
                 self.announce(1)
             self._write(1)
-        raise AssertionError(f"of {self.acked} bytes our program has seen {self._acked()}")
+        raise AssertionError(f"of {self.sent} bytes our program has seen {self._sent()}")
 
     def _write(self, size: int) -> None:
         self.lender.sock.sendall(bytes(size))
-        self.acked += size
+        self.sent += size
 
 
 @pytest.fixture

@@ -12,9 +12,8 @@ class FlowCounters:
     """Counters of all live flows: arrays of one length, in the order of the cookies."""
 
     cookie: NDArray[np.uint64]
-    acked: NDArray[np.int64]
-    """Acknowledged bytes, retransmissions counted once (SYN and FIN count one byte each); of UDP
-    flows, the bytes that were sent."""
+    sent: NDArray[np.int64]
+    """Bytes that were sent, each counted once (SYN and FIN count one byte each)."""
 
     @staticmethod
     def none() -> "FlowCounters":

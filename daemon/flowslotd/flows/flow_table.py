@@ -116,7 +116,7 @@ class FlowTable:
             job_names=self.jobs,
             remaining=rows["remaining"] * gross(rows["target"], rows["unreported"]),
             guaranteed=np.asarray(guaranteed, dtype=np.bool_)[path],
-            acked=np.where(rows["kernel"], rows["counter"].astype(np.float64), np.nan),
+            sent=np.where(rows["kernel"], rows["counter"].astype(np.float64), np.nan),
             grants=rows["rate"],
             ceilings=rows["ceiling"],
         )

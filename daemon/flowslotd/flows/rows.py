@@ -32,7 +32,7 @@ ROW = np.dtype(
         ("iteration", "i8"),
         ("phases", "i8"),  # iterations with bytes, as the record counts them; 0: it does not
         ("inc", "i8"),
-        ("counter", "i8"),  # the kernel's counter of acknowledged bytes,
+        ("counter", "i8"),  # the kernel's counter of sent bytes,
         ("origin", "i8"),  # and what it was when the iteration began
         ("target", "i8"),  # bytes of this iteration
         ("remaining", "i8"),

@@ -30,7 +30,7 @@ cdef Py_ssize_t find(const uint64_t[::1] cookies, uint64_t cookie)
 )
 cpdef Py_ssize_t advance(
     int64_t now, Row[::1] rows, const Py_ssize_t[::1] at, const int64_t[:, ::1] words,
-    const Py_ssize_t[::1] slots, const uint64_t[::1] cookies, const int64_t[::1] acked,
+    const Py_ssize_t[::1] slots, const uint64_t[::1] cookies, const int64_t[::1] counters,
     bint all_late,
 )
 @cython.locals(phases=int64_t, weight=double)

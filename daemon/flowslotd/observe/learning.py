@@ -68,18 +68,18 @@ def advance(  # noqa: PLR0917
     words: NDArray[np.int64],
     slots: NDArray[np.intp],
     cookies: NDArray[np.uint64],
-    acked: NDArray[np.int64],
+    counters: NDArray[np.int64],
     all_late: bool,
 ) -> int:
     """Take one look at the flows `rows[at]`, which have the slots `words[slots]` of a record.
     Returns how many of them have done more than send: a phase began or ended, or its bytes changed.
 
-    `words`, int64[S, 32]: the slots, sound. `cookies`, ascending, and `acked`: the kernel's
-    counters of acknowledged bytes. `all_late`: nobody waits for news of any flow, or the record is
+    `words`, int64[S, 32]: the slots, sound. `cookies`, ascending, and `counters`: bytes
+    that the kernel has sent. `all_late`: nobody waits for news of any flow, or the record is
     written by somebody who looks at the job from outside. Flows of which nobody waits for news are
     looked at now and then only: a phase may have come and gone.
 
-    What remains is what the iteration's total says minus what the kernel saw acknowledged in it,
+    What remains is what the iteration's total says minus what the kernel has sent in it,
     headers left out (without a kernel counter: minus what the record calls done).
     """
     moved = 0
@@ -90,7 +90,7 @@ def advance(  # noqa: PLR0917
         working = ((words[s, 0] >> 32) & 0xFFFF) == _active
         place = find(cookies, rows[r].cookie)
         kernel = place >= 0
-        counter = acked[place] if kernel else 0
+        counter = counters[place] if kernel else 0
         seen = rows[r].seen
         began = not seen or iteration != rows[r].iteration
         base = rows[r].origin
@@ -190,8 +190,8 @@ def measure(  # noqa: PLR0917
 ) -> None:
     """What can row `r` use of its rate? Its peer may read slowly, or not at all any more.
 
-    Measured by what the kernel saw acknowledged, window by window. Who hung and moves, or begins an
-    iteration, can use all. `backlog`: bytes that could be sent and are not acknowledged;
+    Measured by what the kernel has sent, window by window. Who hung and moves, or begins an
+    iteration, can use all. `backlog`: bytes that could be sent and are not;
     `counted`: the kernel counts, and did so at the last look.
     """
     moved, elapsed = counter - rows[r].window_from, now - rows[r].window_at
@@ -291,7 +291,7 @@ def watch(rows: Any, all_suppressed: bool, at: NDArray[np.intp]) -> int:
 
 
 def drain(rows: Any, ended: NDArray[np.intp], at_work: NDArray[np.int64]) -> None:
-    """The kernel has seen everything of the flows `rows[ended]` acknowledged. Counts those that
+    """The kernel has sent everything of the flows `rows[ended]`. Counts those that
     are still at work by job and path: `at_work`, int64[J, P], zero before."""
     for i in range(len(ended)):
         rows[ended[i]].drained = True

@@ -29,7 +29,7 @@ former are looked at to learn. The latter ring when they begin, but a doorbell m
 
 
 class Ended(IntEnum):
-    """What ends as the kernel sees the last bytes of flows acknowledged."""
+    """What ends as the kernel sends the last bytes of flows."""
 
     FLOWS = 0
     """These alone: others of their jobs go on beside them."""
@@ -76,7 +76,7 @@ class Observer:
             binding, words = self._bindings[source.id], source.reader.good.view(np.int64)
             at, slots = binding.rows, binding.slots
             late = not self.negotiated or source.id < 0  # a shadow record's
-            moved += learning.advance(now, rows, at, words, slots, known.cookie, known.acked, late)
+            moved += learning.advance(now, rows, at, words, slots, known.cookie, known.sent, late)
             binding.seen = now
         return moved > 0
 
@@ -94,7 +94,7 @@ class Observer:
             self._remove({cookie})
 
     def drained(self, cookies: Iterable[int]) -> Ended:
-        """The kernel has seen all bytes of these flows' iterations acknowledged."""
+        """The kernel has sent all bytes of these flows' iterations."""
         at = [row for cookie in cookies if (row := self.table.find(cookie)) is not None]
         if not at:
             return Ended.FLOWS

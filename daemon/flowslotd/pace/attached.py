@@ -8,7 +8,7 @@ kept.
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from socket import socket
 from typing import TypeVar
 
@@ -22,7 +22,7 @@ from flowslotd.pace.devices import qdisc_trial
 from flowslotd.pace.egress import Change, Egress
 from flowslotd.pace.pacer import Entries, KernelEvent, Pacer, PacingError, Where
 from flowslotd.pace.undo import UndoTable
-from flowslotd.sockets import GONE, is_tcp, look
+from flowslotd.sockets import GONE, Odometer, is_tcp, look
 
 GUARDED: tuple[Where, str] = ("kernel", "a guardian process, which undoes the rest")
 """A change to the host that all of them make."""
@@ -34,6 +34,7 @@ class _Socket:
     pid: int
     fd: int
     target: int | None = None
+    odometer: Odometer = field(default_factory=Odometer)
 
 
 class AttachedPacer(Pacer, ABC):
@@ -186,26 +187,26 @@ class AttachedPacer(Pacer, ABC):
         """See `Pacer`. Eight system calls for a flow."""
         udp = self._udp_sent()
         read = sorted(
-            (cookie, acked)
+            (cookie, sent)
             for cookie in list(self._sockets)
-            if (acked := self._read(cookie, udp)) is not None
+            if (sent := self._read(cookie, udp)) is not None
         )
         cookies = np.array([cookie for cookie, _ in read], np.uint64)
-        return FlowCounters(cookies, np.array([acked for _, acked in read], np.int64))
+        return FlowCounters(cookies, np.array([sent for _, sent in read], np.int64))
 
     def _read(self, cookie: int, udp: Mapping[int, int]) -> int | None:
         at = self._sockets[cookie]
         try:
             with guardian.borrow(at.pid, at.fd, cookie) as sock:
-                acked = look(sock).acked if is_tcp(sock) else udp.get(cookie)
+                sent = at.odometer.sent(look(sock)) if is_tcp(sock) else udp.get(cookie)
         except OSError as error:
             if error.errno in GONE:
                 self._lost(cookie, error)
             return None
-        if acked is not None and at.target is not None and acked >= at.target:
+        if sent is not None and at.target is not None and sent >= at.target:
             at.target = None
-            self.noticed.append(KernelEvent("drained", cookie, acked))
-        return acked
+            self.noticed.append(KernelEvent("drained", cookie, sent))
+        return sent
 
     @abstractmethod
     def _udp_sent(self) -> Mapping[int, int]:
@@ -216,7 +217,7 @@ class AttachedPacer(Pacer, ABC):
         happened, self.noticed = self.noticed, []
         return happened
 
-    def watch(self, cookie: int, acked_target: int) -> None:
+    def watch(self, cookie: int, target: int) -> None:
         """See `Pacer`; noticed by `counters()`."""
         if cookie in self._sockets:
-            self._sockets[cookie].target = acked_target
+            self._sockets[cookie].target = target

@@ -227,14 +227,14 @@ class BpfPacer(Pacer):
         """See `Pacer`. No system call."""
         if int(self._stat["high"][0]) >= len(self._known):
             self._scan()
-        acked, used = np.empty(len(self._known), np.int64), self._used
-        if not rate_table.read(self._stat_view(self._stat), self._known, acked):
+        sent, used = np.empty(len(self._known), np.int64), self._used
+        if not rate_table.read(self._stat_view(self._stat), self._known, sent):
             self._scan()
-            acked = np.empty(len(self._known), np.int64)
-            rate_table.read(self._stat_view(self._stat), self._known, acked)
+            sent = np.empty(len(self._known), np.int64)
+            rate_table.read(self._stat_view(self._stat), self._known, sent)
             # A slot that has changed hands again counts as free this time.
             used = self._used[self._stat["cookie"][self._used] == self._known[self._used]]
-        return FlowCounters(self._known[used], acked[used])
+        return FlowCounters(self._known[used], sent[used])
 
     def event_fd(self) -> int | None:
         """See `Pacer`."""
@@ -247,9 +247,9 @@ class BpfPacer(Pacer):
         raw, self._pending[:] = b"".join(self._pending), []
         out, self.noticed = self.noticed, []
         rows = np.frombuffer(raw, EVENT)
-        columns = (rows[name].tolist() for name in ("kind", "cookie", "acked"))
-        for kind, cookie, acked in zip(*columns, strict=True):
-            event = KernelEvent(KINDS[kind], cookie, acked)
+        columns = (rows[name].tolist() for name in ("kind", "cookie", "sent"))
+        for kind, cookie, sent in zip(*columns, strict=True):
+            event = KernelEvent(KINDS[kind], cookie, sent)
             if event.kind == "drained" and self._watched.pop(cookie, None) is None:
                 continue  # was reported already, or is not wanted any more
             if event.kind == "closed":
@@ -281,16 +281,16 @@ class BpfPacer(Pacer):
                 # The lender may be paced again in the same slot, and then lend to another one.
                 self._ctl["lender"][slot] = 0
 
-    def watch(self, cookie: int, acked_target: int) -> None:
+    def watch(self, cookie: int, target: int) -> None:
         """See `Pacer`."""
         slot = self._slot(cookie)
         if not slot:
             return
         if self._ctl["cookie"][slot] != cookie:
             self._claim(np.array([slot], np.intp), np.array([cookie], np.uint64))
-        self._ctl["drain_at"][slot] = acked_target
-        self._watched[cookie] = acked_target
-        acked = int(self._stat["acked"][slot])
-        if acked >= acked_target:  # before the kernel knew of it
+        self._ctl["drain_at"][slot] = target
+        self._watched[cookie] = target
+        sent = int(self._stat["sent"][slot])
+        if sent >= target:  # before the kernel knew of it
             del self._watched[cookie]
-            self.noticed.append(KernelEvent("drained", cookie, acked))
+            self.noticed.append(KernelEvent("drained", cookie, sent))

@@ -42,7 +42,7 @@ CTL = np.dtype(
 STAT = np.dtype(
     [
         ("cookie", "u8"),
-        ("acked", "u8"),
+        ("sent", "u8"),
         ("rate", "u8"),
         ("extra", "u8"),
         ("active_ns", "u8"),
@@ -68,7 +68,7 @@ STAT = np.dtype(
 EVENT = np.dtype(
     [
         ("cookie", "u8"),
-        ("acked", "u8"),
+        ("sent", "u8"),
         ("kind", "u4"),
         ("slot", "u4"),
     ]

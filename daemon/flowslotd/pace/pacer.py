@@ -57,8 +57,8 @@ class KernelEvent:
 
     kind: Kind
     cookie: int
-    acked: int = 0
-    """Acknowledged bytes at that moment."""
+    sent: int = 0
+    """Bytes at that moment, as FlowCounters has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,5 +142,5 @@ class Pacer:
         same path, which uses it on top of its own. It does so while the lender has sent all of its
         iteration (see `watch`) and nothing more. Others lend to nobody."""
 
-    def watch(self, cookie: int, acked_target: int) -> None:
-        """Ask for one `drained` event when the flow's acknowledged bytes reach the target."""
+    def watch(self, cookie: int, target: int) -> None:
+        """Ask for one `drained` event when the bytes that the flow has sent reach the target."""

@@ -26,7 +26,7 @@ cdef packed struct Ctl:
 # struct Stat from flowslotd.pace.layout:STAT
 cdef packed struct Stat:
     uint64_t cookie
-    uint64_t acked
+    uint64_t sent
     uint64_t rate
     uint64_t extra
     uint64_t active_ns
@@ -83,4 +83,4 @@ cpdef Py_ssize_t refresh(
     Ctl[::1] ctl, const Stat[::1] stat, const Py_ssize_t[::1] live, const Py_ssize_t[::1] path,
     uint32_t[::1] base, uint64_t deadline_ns,
 )
-cpdef bint read(const Stat[::1] stat, const uint64_t[::1] known, int64_t[::1] acked)
+cpdef bint read(const Stat[::1] stat, const uint64_t[::1] known, int64_t[::1] sent)

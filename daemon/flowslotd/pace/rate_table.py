@@ -153,11 +153,11 @@ def refresh(  # noqa: PLR0917
     return ours
 
 
-def read(stat: Any, known: NDArray[np.uint64], acked: NDArray[np.int64]) -> bool:
-    """Read the counters of all slots to `acked`, int64[S]. False: not all of them have the flows
+def read(stat: Any, known: NDArray[np.uint64], sent: NDArray[np.int64]) -> bool:
+    """Read the counters of all slots to `sent`, int64[S]. False: not all of them have the flows
     that are `known`, uint64[S]."""
     for s in range(1, len(known)):
-        acked[s] = stat[s].acked
+        sent[s] = stat[s].sent
     # Afterwards: a slot that has changed hands meanwhile is noticed. That needs loads and stores in
     # the order in which they stand here and in bpf/, as on x86.
     for s in range(1, len(known)):  # noqa: SIM110 - to be compiled

@@ -56,8 +56,7 @@ class Progress:
 @dataclass(frozen=True, slots=True)
 class LocalFlow:
     """A flow that starts here and ends at `host`; its group's `channel` is its own. Bytes of this
-    iteration: `ready` may be sent now, `sent` have been acknowledged. `rate`: in force, payload
-    bytes/s."""
+    iteration: `ready` may be sent now, `sent` have been. `rate`: in force, payload bytes/s."""
 
     flow: int
     host: str

@@ -127,7 +127,7 @@ class Reserving:
         """When the slot of the view did; what has passed of it when the tables come, has passed."""
         self._view: View | None = None
         self._flows: Mapping[int, float] = {}
-        self._acked: tuple[int, Mapping[int, float]] = (_NEVER, {})
+        self._sent: tuple[int, Mapping[int, float]] = (_NEVER, {})
         self._observed: list[Observed] = []
         self._pace: Pace | None = None
         self._again = 0  # so often plans of this slot were refused
@@ -313,15 +313,15 @@ class Reserving:
         self._again = 0
         ready = view.remaining > 0
         self.stalls += self._detector.feed(view.slot - 1, view.flow.tolist(), view.remaining, ready)
-        acked: dict[int, float] = {}
-        if view.acked is not None:
-            counted = ~np.isnan(view.acked)
-            flows, values = view.flow[counted].tolist(), view.acked[counted].tolist()
-            acked = dict(zip(flows, values, strict=True))
-        slot, before = self._acked
-        self._acked = view.slot, acked
+        so_far: dict[int, float] = {}
+        if view.sent is not None:
+            counted = ~np.isnan(view.sent)
+            flows, values = view.flow[counted].tolist(), view.sent[counted].tolist()
+            so_far = dict(zip(flows, values, strict=True))
+        slot, before = self._sent
+        self._sent = view.slot, so_far
         if slot == view.slot - 1:
-            sent = {f: max(acked[f] - before[f], 0.0) for f in acked if f in before}
+            sent = {f: max(so_far[f] - before[f], 0.0) for f in so_far if f in before}
             # Planned against only when load tables come again; who waits long needs the last few.
             self._observed = [*self._observed[-3:], Observed(slot, sent, loads)]
 
@@ -364,7 +364,7 @@ class Reserving:
             remaining=view.remaining[rows],
             guaranteed=view.guaranteed[rows],
             load=load,
-            acked=None,
+            sent=None,
         )
 
 

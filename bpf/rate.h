@@ -186,7 +186,7 @@ static __always_inline void publish(struct sock *sk, struct flow *f, __u32 about
 }
 
 /* All bytes of the phase are sent: report that once, and let a borrower have the rate, unless more
- * has been written, which nobody has announced. */
+ * has been written, which nobody has announced, or some are sent again. */
 static __always_inline void drain(struct sock *sk, struct flow *f, struct fs_ctl *ctl, __u32 about)
 {
 	struct tcp_sock *tp = (struct tcp_sock *)sk;
@@ -198,8 +198,8 @@ static __always_inline void drain(struct sock *sk, struct flow *f, struct fs_ctl
 	if (!end || now_sent < end || (told && now_sent > end))
 		return;
 	f->drained = end;
-	if (st && slot && tp->write_seq == tp->snd_nxt + about)
-		st->drained = end; /* first of all */
+	if (st && slot && tp->write_seq == tp->snd_nxt + about) /* first of all */
+		st->drained = recovering(sk) && tp->snd_una != tp->write_seq ? 0 : end;
 	if (!told)
 		tell(sk, f, FS_DRAINED, now_sent);
 }

@@ -59,20 +59,20 @@ static __always_inline void addresses(struct sock *sk, __u16 *family, __u16 *spo
 	}
 }
 
-/* Bytes that were sent, each counted once; with what is `about` to be. */
+/* Bytes that were sent, each counted once, plus `about`, which is about to be. */
 static __always_inline __u64 sent(struct tcp_sock *tp, __u32 about)
 {
 	return tp->bytes_acked + (__u32)(tp->snd_nxt - tp->snd_una) + about;
 }
 
-static __always_inline void tell(struct sock *sk, struct flow *f, __u32 kind, __u64 sent)
+static __always_inline void tell(struct sock *sk, struct flow *f, __u32 kind, __u64 bytes)
 {
 	struct fs_event *e = bpf_ringbuf_reserve(&fs_events, sizeof(*e), 0);
 
 	if (!e)
 		return; /* full: the daemon finds out when it next looks at fs_stat */
 	e->cookie = f->cookie;
-	e->sent = sent;
+	e->sent = bytes;
 	e->kind = kind;
 	e->slot = f->slot;
 	bpf_ringbuf_submit(e, 0);
@@ -92,6 +92,7 @@ static __noinline void announce(struct sock *sk, struct flow *f)
 	st->min_rtt_us = ~0U;
 	addresses(sk, &st->family, &st->sport, &st->dport, st->src, st->dst);
 	st->sent = sent((struct tcp_sock *)sk, 0);
+	st->acked = ((struct tcp_sock *)sk)->bytes_acked;
 	__sync_lock_test_and_set(&st->cookie, f->cookie); /* last: an exchange is a barrier */
 	tell(sk, f, FS_NEW, st->sent);
 }

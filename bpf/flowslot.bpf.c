@@ -90,7 +90,7 @@ __u32 BPF_PROG(fs_min_tso_segs, struct sock *sk)
 	if (st && slot && tp->write_seq != tp->snd_nxt)
 		st->drained = 0; /* the borrower must do without */
 	steer(sk, f, now);
-	about = last(tp, now);
+	about = last(sk, now);
 	publish(sk, f, about, now);
 	drain(sk, f, ctl, about);
 	if (st && slot)

@@ -42,8 +42,7 @@ struct fs_ctl {
 /* What the kernel knows of the flow in this slot. Slot 0 holds `high` and nothing else. */
 struct fs_stat {
 	__u64 cookie; /* 0: free. Written last when a flow arrives, cleared first when it leaves */
-	__u64 sent;   /* bytes, each once: tcp_info's tcpi_bytes_acked (SYN and FIN count one each), and
-		       * what is on its way */
+	__u64 sent;   /* bytes, each once: `acked`, and what is on its way or about to leave */
 	__u64 rate;   /* pacing rate now, payload bytes/s; all ones: unpaced */
 	__u64 extra;  /* top-up within it */
 	__u64 active_ns; /* last acknowledgement or transmission seen */
@@ -60,7 +59,7 @@ struct fs_stat {
 	__u16 pad0;
 	__u8 src[16], dst[16];
 	__u64 drained; /* the drain_at that was reached, with nothing sent since then; 0: not so */
-	__u64 pad1;
+	__u64 acked; /* bytes, as tcp_info's tcpi_bytes_acked (SYN and FIN count one each) */
 };
 
 struct fs_event {

@@ -155,15 +155,19 @@ static __always_inline void steer(struct sock *sk, struct flow *f, __u64 now)
 }
 
 /*
- * What waits to be sent, if that is a last segment which may leave at once; else 0. Nobody runs
+ * What waits to be sent, if that is a last segment which may leave at once; else 0. No hook runs
  * after a transmission, and a receiver may delay the acknowledgement of a last segment by 40 ms.
  */
-static __always_inline __u32 last(struct tcp_sock *tp, __u64 now)
+static __always_inline __u32 last(struct sock *sk, __u64 now)
 {
+	struct tcp_sock *tp = (struct tcp_sock *)sk;
 	__u32 unsent = tp->write_seq - tp->snd_nxt;
-	bool goes = tp->tcp_wstamp_ns <= now && tp->packets_out < tp->snd_cwnd;
+	bool fits = tp->packets_out < tp->snd_cwnd &&
+		    (__u32)(tp->write_seq - tp->snd_una) <= tp->snd_wnd;
 
-	return goes && unsent <= tp->mss_cache ? unsent : 0;
+	if (recovering(sk) || !fits || tp->tcp_wstamp_ns > now || unsent > tp->mss_cache)
+		return 0;
+	return unsent;
 }
 
 static __always_inline void publish(struct sock *sk, struct flow *f, __u32 about, __u64 now)
@@ -174,7 +178,9 @@ static __always_inline void publish(struct sock *sk, struct flow *f, __u32 about
 
 	if (!st || !slot)
 		return;
-	st->sent = sent(tp, about);
+	/* It never falls: what was about to be sent may have had to wait. */
+	st->sent = max64(st->sent, sent(tp, about));
+	st->acked = tp->bytes_acked;
 	st->extra = f->extra;
 	st->active_ns = now;
 	st->unsent = tp->write_seq - tp->snd_nxt - about;
@@ -186,7 +192,7 @@ static __always_inline void publish(struct sock *sk, struct flow *f, __u32 about
 }
 
 /* All bytes of the phase are sent: report that once, and let a borrower have the rate, unless more
- * has been written, which nobody has announced, or some are sent again. */
+ * is written than was announced, or lost bytes are being sent again. */
 static __always_inline void drain(struct sock *sk, struct flow *f, struct fs_ctl *ctl, __u32 about)
 {
 	struct tcp_sock *tp = (struct tcp_sock *)sk;
@@ -198,7 +204,7 @@ static __always_inline void drain(struct sock *sk, struct flow *f, struct fs_ctl
 	if (!end || now_sent < end || (told && now_sent > end))
 		return;
 	f->drained = end;
-	if (st && slot && tp->write_seq == tp->snd_nxt + about) /* first of all */
+	if (st && slot && tp->write_seq == tp->snd_nxt + about) /* before it is reported */
 		st->drained = recovering(sk) && tp->snd_una != tp->write_seq ? 0 : end;
 	if (!told)
 		tell(sk, f, FS_DRAINED, now_sent);

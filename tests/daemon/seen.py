@@ -32,7 +32,8 @@ class Seen:
         if sent:
             known = sorted((int(name[1:]), counter) for name, counter in sent.items())
             cookies, counters = zip(*known, strict=True)
-            self.sent = FlowCounters(np.array(cookies, np.uint64), np.array(counters, np.int64))
+            both = np.array([counters, counters], np.int64)
+            self.sent = FlowCounters(np.array(cookies, np.uint64), *both)
         self.observer.observe(at(ms), jobs, self.sent)
 
     def __getitem__(self, name: str) -> list[Any]:

@@ -59,7 +59,7 @@ class MemoryPacer(Pacer):
     def counters(self):
         known = sorted(self.sent)
         sent = [self.sent[cookie] for cookie in known]
-        return FlowCounters(np.array(known, np.uint64), np.array(sent, np.int64))
+        return FlowCounters(np.array(known, np.uint64), *np.array([sent, sent], np.int64))
 
     def lend(self, lenders):
         self.lenders = dict(lenders)

@@ -99,13 +99,13 @@ def test_looks_at_flows_are_the_same(seed: int) -> None:
     at = rng.permutation(n)[: rng.integers(0, n + 1)].astype(np.intp)
     slots = rng.permutation(n)[: len(at)].astype(np.intp)
     cookies = np.unique(np.append(before["cookie"][: n // 2], np.uint64(3)))
-    acked = rng.integers(0, 2_000_000, len(cookies))
+    counters = rng.integers(0, 2_000_000, (2, len(cookies)))
     ended = rng.permutation(n)[: rng.integers(1, n + 1)].astype(np.intp)
     results = []
     for loops, structs in both(learning):
         after = before.copy()
         table = structs(after)
-        loops.advance(NOW, table, at, words, slots, cookies, acked, bool(seed % 3 == 0))
+        loops.advance(NOW, table, at, words, slots, cookies, counters, bool(seed % 3 == 0))
         signs = loops.signs(table, at, bool(seed % 2), bool(seed % 5))
         working = np.zeros((4, 1), np.int64)
         loops.drain(table, ended, working)
@@ -146,7 +146,7 @@ def test_the_kernels_tables_are_written_and_read_in_the_same_way(seed: int) -> N
     n = int(rng.integers(2, 40))
     ctl, stat = np.zeros(n, CTL), np.zeros(n, STAT)
     ctl["cookie"], stat["cookie"] = rng.integers(1, 3, (2, n))
-    stat["acked"], stat["min_rtt_us"] = rng.integers(0, 2**31, (2, n))
+    stat["sent"], stat["acked"], stat["min_rtt_us"] = rng.integers(0, 2**31, (3, n))
     ctl["deadline_ns"] = rng.integers(0, 2, n)
     entries = np.zeros(n - 1, ENTRY)
     for name in ("reserved", "ceiling", "growth", "burst", "least"):
@@ -169,10 +169,10 @@ def test_the_kernels_tables_are_written_and_read_in_the_same_way(seed: int) -> N
         held, put = entries.copy(), np.zeros(n - 1, np.intp)
         puts = loops.put(table(held), table(flows), at, columns, seed % 5 == 0, put)
         same = loops.are(table(flows), at, names)
-        acked = np.zeros(n, np.int64)
-        right = loops.read(table(stat), known, acked)
+        counters = np.zeros((2, n), np.int64)
+        right = loops.read(table(stat), known, counters)
         kept = after.view(np.uint8), held.view(np.uint8)
-        results.append((*kept, changed, again, base, ours, right, acked, puts, put, same))
+        results.append((*kept, changed, again, base, ours, right, counters, puts, put, same))
     check_same(*results)
     assert results[0][2] >= results[0][3] == np.sum(ctl["deadline_ns"][slots] == 0)
 

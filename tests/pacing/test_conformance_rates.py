@@ -140,6 +140,8 @@ def test_a_target_is_reported_once(on: Bench) -> None:
 
 def test_all_is_sent_before_anything_is_acknowledged(on: Bench) -> None:
     """What is on its way needs no rate. A receiver may take 40 ms to acknowledge it."""
+    if on.backend == "htb":
+        pytest.skip("what TCP has sent may wait in the flow's class")
     pacer, flow = on.pair(busy=False)
     set_rate(pacer, {flow: MB})
     flow.sock.sendall(bytes(10_000))
@@ -153,6 +155,7 @@ def test_all_is_sent_before_anything_is_acknowledged(on: Bench) -> None:
         settle(lambda: int(pacer.counters().sent[0]) == base + 1000)
         settle(lambda: ("drained", flow.cookie) in [(e.kind, e.cookie) for e in pacer.events()])
         assert look(flow.sock).in_flight
+        assert int(pacer.counters().acked[0]) == base
     finally:
         change(f"ip -n {on.net.there}", answers.format("del"))
 

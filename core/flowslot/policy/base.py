@@ -127,7 +127,7 @@ class View:
     guaranteed: Bools  # [F] a live arbiter holds every link of the path
     load: Floats | None = None  # [L, K] load table, for policies that ask for feedback
     passed: float = 0.0  # part of the slot that is over
-    sent: Floats | None = None  # [F] bytes so far; NaN: they are not counted
+    sent: Floats | None = None  # [F] bytes sent so far; NaN: they are not counted
     grants: Floats | None = None  # [F] granted rates; NaN: no arbiter has a say
     ceilings: Floats | None = None  # [F] granted ceilings
 

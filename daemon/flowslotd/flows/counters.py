@@ -14,8 +14,10 @@ class FlowCounters:
     cookie: NDArray[np.uint64]
     sent: NDArray[np.int64]
     """Bytes that were sent, each counted once (SYN and FIN count one byte each)."""
+    acked: NDArray[np.int64]
+    """Those of them that were acknowledged; of UDP flows, all."""
 
     @staticmethod
     def none() -> "FlowCounters":
         """Counters of no flow."""
-        return FlowCounters(np.zeros(0, np.uint64), np.zeros(0, np.int64))
+        return FlowCounters(np.zeros(0, np.uint64), *np.zeros((2, 0), np.int64))

@@ -26,11 +26,11 @@ cdef void judge(Row[::1] rows, Py_ssize_t r, int64_t moved, double used, double 
 cdef Py_ssize_t find(const uint64_t[::1] cookies, uint64_t cookie)
 @cython.locals(
     working=bint, kernel=bint, began=bint, joined=bint, over=bint, same=bint, late=bint, still=bint,
-    counted=bint, base=int64_t,
+    counted=bint, base=int64_t, way=int64_t,
 )
 cpdef Py_ssize_t advance(
     int64_t now, Row[::1] rows, const Py_ssize_t[::1] at, const int64_t[:, ::1] words,
-    const Py_ssize_t[::1] slots, const uint64_t[::1] cookies, const int64_t[::1] counters,
+    const Py_ssize_t[::1] slots, const uint64_t[::1] cookies, const int64_t[:, ::1] counters,
     bint all_late,
 )
 @cython.locals(phases=int64_t, weight=double)

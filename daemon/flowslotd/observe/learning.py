@@ -74,10 +74,10 @@ def advance(  # noqa: PLR0917
     """Take one look at the flows `rows[at]`, which have the slots `words[slots]` of a record.
     Returns how many of them have done more than send: a phase began or ended, or its bytes changed.
 
-    `words`, int64[S, 32]: the slots, sound. `cookies`, ascending, and `counters`: bytes
-    that the kernel has sent. `all_late`: nobody waits for news of any flow, or the record is
-    written by somebody who looks at the job from outside. Flows of which nobody waits for news are
-    looked at now and then only: a phase may have come and gone.
+    `words`, int64[S, 32]: the slots, sound. `cookies`, ascending, and `counters`, int64[2, C]: what
+    the kernel has sent, and what of it was acknowledged, bytes. `all_late`: nobody waits for news
+    of any flow, or the record is written by somebody who looks at the job from outside. Flows of
+    which nobody waits for news are looked at now and then only: a phase may have come and gone.
 
     What remains is what the iteration's total says minus what the kernel has sent in it,
     headers left out (without a kernel counter: minus what the record calls done).
@@ -90,7 +90,8 @@ def advance(  # noqa: PLR0917
         working = ((words[s, 0] >> 32) & 0xFFFF) == _active
         place = find(cookies, rows[r].cookie)
         kernel = place >= 0
-        counter = counters[place] if kernel else 0
+        counter = counters[0, place] if kernel else 0
+        way = counter - counters[1, place] if kernel else 0
         seen = rows[r].seen
         began = not seen or iteration != rows[r].iteration
         base = rows[r].origin
@@ -125,8 +126,8 @@ def advance(  # noqa: PLR0917
 
         still = not began and ready == rows[r].ready and remaining == rows[r].remaining
         supply(now, rows, r, still, 0 < ready <= sent)
-        counted, backlog = kernel and not joined, max(ready, posted) - sent
-        measure(now, rows, r, counter, backlog, began, counted)
+        counted, backlog = kernel and not joined, max(ready, posted) - sent + way
+        measure(now, rows, r, counter - way, backlog, began, counted)
         same = rows[r].kernel == kernel and rows[r].active == (remaining > 0)
         if began or not same or rows[r].origin + rows[r].target != base + target:
             moved += 1
@@ -190,8 +191,8 @@ def measure(  # noqa: PLR0917
 ) -> None:
     """What can row `r` use of its rate? Its peer may read slowly, or not at all any more.
 
-    Measured by what the kernel has sent, window by window. Who hung and moves, or begins an
-    iteration, can use all. `backlog`: bytes that could be sent and are not;
+    Measured by what the kernel saw acknowledged, window by window. Who hung and moves, or begins an
+    iteration, can use all. `backlog`: bytes that could be sent and are not acknowledged;
     `counted`: the kernel counts, and did so at the last look.
     """
     moved, elapsed = counter - rows[r].window_from, now - rows[r].window_at

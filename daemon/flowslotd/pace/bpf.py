@@ -227,14 +227,14 @@ class BpfPacer(Pacer):
         """See `Pacer`. No system call."""
         if int(self._stat["high"][0]) >= len(self._known):
             self._scan()
-        sent, used = np.empty(len(self._known), np.int64), self._used
-        if not rate_table.read(self._stat_view(self._stat), self._known, sent):
+        counters, used = np.empty((2, len(self._known)), np.int64), self._used
+        if not rate_table.read(self._stat_view(self._stat), self._known, counters):
             self._scan()
-            sent = np.empty(len(self._known), np.int64)
-            rate_table.read(self._stat_view(self._stat), self._known, sent)
+            counters = np.empty((2, len(self._known)), np.int64)
+            rate_table.read(self._stat_view(self._stat), self._known, counters)
             # A slot that has changed hands again counts as free this time.
             used = self._used[self._stat["cookie"][self._used] == self._known[self._used]]
-        return FlowCounters(self._known[used], sent[used])
+        return FlowCounters(self._known[used], *counters[:, used])
 
     def event_fd(self) -> int | None:
         """See `Pacer`."""

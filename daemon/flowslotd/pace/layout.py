@@ -61,7 +61,7 @@ STAT = np.dtype(
         ("src", "u1", 16),
         ("dst", "u1", 16),
         ("drained", "u8"),
-        ("pad1", "u8"),
+        ("acked", "u8"),
     ]
 )
 

@@ -45,7 +45,7 @@ cdef packed struct Stat:
     uint8_t src[16]
     uint8_t dst[16]
     uint64_t drained
-    uint64_t pad1
+    uint64_t acked
 # end
 
 # struct Entry from flowslotd.pace.pacer:ENTRY
@@ -83,4 +83,4 @@ cpdef Py_ssize_t refresh(
     Ctl[::1] ctl, const Stat[::1] stat, const Py_ssize_t[::1] live, const Py_ssize_t[::1] path,
     uint32_t[::1] base, uint64_t deadline_ns,
 )
-cpdef bint read(const Stat[::1] stat, const uint64_t[::1] known, int64_t[::1] sent)
+cpdef bint read(const Stat[::1] stat, const uint64_t[::1] known, int64_t[:, ::1] counters)

@@ -153,11 +153,11 @@ def refresh(  # noqa: PLR0917
     return ours
 
 
-def read(stat: Any, known: NDArray[np.uint64], sent: NDArray[np.int64]) -> bool:
-    """Read the counters of all slots to `sent`, int64[S]. False: not all of them have the flows
-    that are `known`, uint64[S]."""
+def read(stat: Any, known: NDArray[np.uint64], counters: NDArray[np.int64]) -> bool:
+    """Read what all slots have sent and had acknowledged to `counters`, int64[2, S]. False: not
+    all of them have the flows that are `known`, uint64[S]."""
     for s in range(1, len(known)):
-        sent[s] = stat[s].sent
+        counters[0, s], counters[1, s] = stat[s].sent, stat[s].acked
     # Afterwards: a slot that has changed hands meanwhile is noticed. That needs loads and stores in
     # the order in which they stand here and in bpf/, as on x86.
     for s in range(1, len(known)):  # noqa: SIM110 - to be compiled

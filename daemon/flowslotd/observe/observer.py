@@ -70,14 +70,14 @@ class Observer:
             source.reader.look()
             self._bind(now, source)
         known = counters or FlowCounters.none()
-        counters = np.stack((known.sent, known.acked))
+        told = np.stack((known.sent, known.acked))
         rows = self._view(self.table.rows)
         moved = 0
         for source in sources:
             binding, words = self._bindings[source.id], source.reader.good.view(np.int64)
             at, slots = binding.rows, binding.slots
             late = not self.negotiated or source.id < 0  # a shadow record's
-            moved += learning.advance(now, rows, at, words, slots, known.cookie, counters, late)
+            moved += learning.advance(now, rows, at, words, slots, known.cookie, told, late)
             binding.seen = now
         return moved > 0
 

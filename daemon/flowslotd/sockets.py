@@ -168,8 +168,3 @@ class Odometer:
         if not (info.in_flight or info.unsent):
             self._skew = info.acked - posted
         return max(posted + self._skew, info.acked), info.acked
-
-    def sent(self, info: Info) -> int:
-        """Bytes sent since then, each counted once."""
-        posted, acked = self.read(info)
-        return max(posted - info.unsent, acked)

@@ -13,7 +13,8 @@ class FlowCounters:
 
     cookie: NDArray[np.uint64]
     sent: NDArray[np.int64]
-    """Bytes that were sent, each counted once (SYN and FIN count one byte each)."""
+    """Bytes that were sent, each counted once (SYN and FIN count one byte each). A back end that
+    does not count them has those that were acknowledged."""
     acked: NDArray[np.int64]
     """Those of them that were acknowledged; of UDP flows, all."""
 

@@ -8,7 +8,7 @@ kept.
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from socket import socket
 from typing import TypeVar
 
@@ -22,7 +22,7 @@ from flowslotd.pace.devices import qdisc_trial
 from flowslotd.pace.egress import Change, Egress
 from flowslotd.pace.pacer import Entries, KernelEvent, Pacer, PacingError, Where
 from flowslotd.pace.undo import UndoTable
-from flowslotd.sockets import GONE, Info, Odometer, is_tcp, look
+from flowslotd.sockets import GONE, is_tcp, look
 
 GUARDED: tuple[Where, str] = ("kernel", "a guardian process, which undoes the rest")
 """A change to the host that all of them make."""
@@ -34,7 +34,6 @@ class _Socket:
     pid: int
     fd: int
     target: int | None = None
-    odometer: Odometer = field(default_factory=Odometer)
 
 
 class AttachedPacer(Pacer, ABC):
@@ -44,9 +43,6 @@ class AttachedPacer(Pacer, ABC):
 
     qdiscs: tuple[str, ...] = ()
     """Kinds that this back end puts on devices."""
-    queues = False
-    """What TCP has sent may have to wait on a device for its rate: it is gone when it is
-    acknowledged."""
 
     def __init__(self, devices: Sequence[str] = (), change: Change | None = None) -> None:
         """`devices`: see `make_pacer`. `change`: what is done to them, if anything."""
@@ -187,36 +183,30 @@ class AttachedPacer(Pacer, ABC):
     # -- what the kernel tells ------------------------------------------------------------------
 
     def counters(self) -> FlowCounters:
-        """See `Pacer`. Eight system calls for a flow."""
+        """See `Pacer`; sent is what was acknowledged. Eight system calls for a flow."""
         udp = self._udp_sent()
         read = sorted(
-            (cookie, both)
+            (cookie, acked)
             for cookie in list(self._sockets)
-            if (both := self._read(cookie, udp)) is not None
+            if (acked := self._read(cookie, udp)) is not None
         )
-        counters = np.array([both for _, both in read], np.int64).reshape(-1, 2).T
-        return FlowCounters(np.array([cookie for cookie, _ in read], np.uint64), *counters)
+        cookies = np.array([cookie for cookie, _ in read], np.uint64)
+        counted = np.array([acked for _, acked in read], np.int64)
+        return FlowCounters(cookies, counted, counted)
 
-    def _read(self, cookie: int, udp: Mapping[int, int]) -> tuple[int, int] | None:
+    def _read(self, cookie: int, udp: Mapping[int, int]) -> int | None:
         at = self._sockets[cookie]
         try:
             with guardian.borrow(at.pid, at.fd, cookie) as sock:
-                both = self._tcp(at, look(sock)) if is_tcp(sock) else (udp.get(cookie),) * 2
+                acked = look(sock).acked if is_tcp(sock) else udp.get(cookie)
         except OSError as error:
             if error.errno in GONE:
                 self._lost(cookie, error)
             return None
-        sent, acked = both
-        if sent is None or acked is None:
-            return None
-        if at.target is not None and sent >= at.target:
+        if acked is not None and at.target is not None and acked >= at.target:
             at.target = None
-            self.noticed.append(KernelEvent("drained", cookie, sent))
-        return sent, acked
-
-    def _tcp(self, at: _Socket, info: Info) -> tuple[int, int]:
-        """Bytes sent and acknowledged."""
-        return info.acked if self.queues else at.odometer.sent(info), info.acked
+            self.noticed.append(KernelEvent("drained", cookie, acked))
+        return acked
 
     @abstractmethod
     def _udp_sent(self) -> Mapping[int, int]:

@@ -83,7 +83,6 @@ class HtbPacer(AttachedPacer):
     )
 
     qdiscs = "htb", "tbf"
-    queues = True
 
     def __init__(self, devices: Sequence[str] = ()) -> None:
         super().__init__(devices, Change(guardian.CLASSES, changes_to, self._add))

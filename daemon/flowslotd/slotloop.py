@@ -99,8 +99,8 @@ class SlotLoop:
         pacer, observer = self._pacer, self._observer
         if self._unreported:
             self._unreported = False
-            for cookie, sent in observer.take_watches():
-                pacer.watch(cookie, sent)
+            for cookie, target in observer.take_watches():
+                pacer.watch(cookie, target)
             if self._lends:
                 rows = self._table.rows
                 pacer.lend(handover.update(rows, self._view(rows), not observer.negotiated))

@@ -26,14 +26,16 @@ class Seen:
         self.table = FlowTable(topology, "h1")
         self.observer = Observer(self.table, owns)
         self.sent = FlowCounters.none()
+        self.way = 0
+        """So many of each flow's bytes are on their way."""
 
     def look(self, ms: float, *jobs: Any, **sent: int) -> None:
-        """`c7=500`: the kernel has seen 500 bytes of flow 7; as before where none is given."""
+        """`c7=500`: the kernel has sent 500 bytes of flow 7; as before where none is given."""
         if sent:
             known = sorted((int(name[1:]), counter) for name, counter in sent.items())
             cookies, counters = zip(*known, strict=True)
-            both = np.array([counters, counters], np.int64)
-            self.sent = FlowCounters(np.array(cookies, np.uint64), *both)
+            counted = np.array(counters, np.int64)
+            self.sent = FlowCounters(np.array(cookies, np.uint64), counted, counted - self.way)
         self.observer.observe(at(ms), jobs, self.sent)
 
     def __getitem__(self, name: str) -> list[Any]:

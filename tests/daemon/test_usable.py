@@ -60,6 +60,16 @@ def test_a_flow_that_hangs_asks_for_nothing_until_it_moves(sending: Sending) -> 
     assert sending.look(c7=1000) == [math.inf]
 
 
+def test_a_flow_that_sends_again_what_was_lost_does_not_hang(sending: Sending) -> None:
+    seen = sending.desk.seen
+    seen.way = 600_000
+    sending.look(c7=600_000)
+    assert seen["remaining"] == [100 * MB - 600_000]
+    for _ in range(5):
+        seen.way -= 100_000
+        assert 0.0 not in sending.look()
+
+
 def test_also_where_the_kernel_has_no_top_up(sending: Sending) -> None:
     sending.desk.tops_up = False
     sending.look()

@@ -58,7 +58,7 @@ class KernelEvent:
     kind: Kind
     cookie: int
     sent: int = 0
-    """Bytes at that moment, as FlowCounters has them."""
+    """Bytes sent by then, as FlowCounters has them."""
 
 
 @dataclass(frozen=True, slots=True)

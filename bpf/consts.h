@@ -34,11 +34,11 @@
 /* Send buffers grow until they hold what the ceiling carries in this time (and to tcp_wmem). */
 #define FS_SNDBUF_NS (20 * FS_MS)
 
-/* Top-up: given up when the RTT is this share of the buffer above its minimum... */
-#define FS_QUEUE_PERCENT 30
+/* Top-up: it grows the slower, the more of this share of the buffer the RTT shows as queue, and is
+ * given up beyond that... */
+#define FS_QUEUE_PERCENT 20
 #define FS_EPOCH_NS (2 * FS_MS)
-/* ... when the flow was idle for as long as that queue lasts (1.5 ms at most: of a buffer 5 ms
- * count), and at least this long; and it begins after so long a backlog. */
+/* ... and when the flow was idle for so long; it begins after so long a backlog. */
 #define FS_GAP_NS (1 * FS_MS)
 #define FS_SETTLE_NS (1 * FS_MS)
 /* Acknowledgements further apart than this count as this. */

@@ -75,7 +75,7 @@ __u32 BPF_PROG(fs_min_tso_segs, struct sock *sk)
 		__u64 gap = now - f->idle_ns;
 
 		/* The queue that the old top-up was fit for is history; others may start now too. */
-		if (!ctl || gap > max64(FS_GAP_NS, ctl->queue_us * 10ULL * FS_QUEUE_PERCENT))
+		if (!ctl || gap > FS_GAP_NS)
 			f->extra = 0;
 		f->rtt_now = ~0U;
 		f->rtt_before = ~0U;

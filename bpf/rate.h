@@ -211,8 +211,9 @@ static __always_inline void drain(struct sock *sk, struct flow *f, struct fs_ctl
 }
 
 /*
- * Top-up: while the flow has more to send than its reserved rate carries, and the path's queue is
- * short, extra grows; when the queue is not, it is gone at once, and so is the will to catch up.
+ * Top-up: while the flow has more to send than its reserved rate carries, extra grows, the slower
+ * the longer the path's queue is; when that is too long, extra is gone at once, and beyond that the
+ * will to catch up.
  */
 static __always_inline void top_up(struct tcp_sock *tp, struct flow *f, struct fs_ctl *ctl,
 				   __u64 now)
@@ -233,7 +234,9 @@ static __always_inline void top_up(struct tcp_sock *tp, struct flow *f, struct f
 	if (queue > FS_QUEUE_PERCENT) {
 		f->extra = 0;
 	} else if (f->backlog_ns && now - f->backlog_ns > FS_SETTLE_NS) {
-		f->extra = min64(f->extra + (__u64)ctl->growth * gap / FS_MS,
+		__u64 grows = (__u64)ctl->growth * gap / FS_MS;
+
+		f->extra = min64(f->extra + grows * (FS_QUEUE_PERCENT - queue) / FS_QUEUE_PERCENT,
 				 ctl->ceiling > ctl->reserved ? ctl->ceiling - ctl->reserved : 0);
 	}
 }

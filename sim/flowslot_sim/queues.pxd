@@ -64,7 +64,7 @@ cdef double ready(rows_t rows, kernel_t kernel, chosen_t first, chosen_t preds, 
 cdef double pace(rows_t rows, kernel_t kernel, Py_ssize_t i, double line, double now, double seconds)
 @cython.locals(gap=double)
 cdef void wake(kernel_t kernel, Py_ssize_t i, double now)
-@cython.locals(least=double, room=double)
+@cython.locals(least=double, slower=double, room=double, up=double)
 cdef void steer(
     rows_t rows, kernel_t kernel, Py_ssize_t i, double wait, double now, double seconds,
 )

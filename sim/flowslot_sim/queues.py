@@ -256,7 +256,7 @@ def pace(  # noqa: PLR0917
 def wake(kernel: Any, i: int, now: float) -> None:
     """A flow sends again: the queue that its extra was fit for is history, its bucket fills."""
     gap = now - kernel[i].idle
-    if gap > max(_gap, _queue_part * kernel[i].buffer):
+    if gap > _gap:
         kernel[i].extra = 0.0
     if kernel[i].credit < kernel[i].burst:
         kernel[i].credit += (kernel[i].burst - kernel[i].credit) * min(gap / _refill, 1.0)
@@ -267,9 +267,9 @@ def wake(kernel: Any, i: int, now: float) -> None:
 def steer(  # noqa: PLR0917
     rows: Any, kernel: Any, i: int, wait: float, now: float, seconds: float
 ) -> None:
-    """Top-up: while a flow has more to send than it may, and queues are short, its extra grows;
-    when they are not, it is gone at once, and so is its bucket when they are long. `wait`: in them,
-    seconds."""
+    """Top-up: while a flow has more to send than it may, its extra grows, the slower the longer
+    queues are; when they are too long, it is gone at once, and so is its bucket when they are much
+    too long. `wait`: in them, seconds."""
     if now - kernel[i].epoch > _epoch:
         kernel[i].wait_before = kernel[i].wait
         kernel[i].wait, kernel[i].epoch = _inf, now
@@ -279,8 +279,10 @@ def steer(  # noqa: PLR0917
         kernel[i].idle = now
     if least > _burst_part * kernel[i].buffer:
         kernel[i].credit = min(kernel[i].credit, 0.0)
-    if least > _queue_part * kernel[i].buffer:
+    slower = least / (_queue_part * kernel[i].buffer)
+    if slower > 1.0:
         kernel[i].extra = 0.0
     elif kernel[i].has > _segment:
         room = max(kernel[i].most - rows[i].reserved, 0.0)
-        kernel[i].extra = min(kernel[i].extra + kernel[i].growth * seconds, room)
+        up = kernel[i].growth * (1.0 - slower) * seconds
+        kernel[i].extra = min(kernel[i].extra + up, room)

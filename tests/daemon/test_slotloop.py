@@ -54,7 +54,7 @@ def test_from_a_record_to_the_kernel_and_back(topology, make_job):
     assert (entry.reserved, entry.ceiling, entry.guaranteed) == (12e6, 20e6, True)
     assert entry.queue_us == 128_000 * 8 / 0.4e9 * 1e6
     holds = topology.links[3].goodput * entry.queue_us / 1e6
-    assert overshoot(entry) == pytest.approx(0.3 * holds / 16, rel=1e-3)
+    assert overshoot(entry) == pytest.approx(0.2 * holds / 40, rel=1e-3)
     assert entry.burst == pytest.approx(0.6 * holds)
     assert setup.pacer.deadline == now + 2 * SLOT
 
@@ -73,8 +73,8 @@ def test_of_a_deep_buffer_5_ms_count(topology, make_job):
 
 
 def overshoot(entry):
-    """Bytes that top-up sends in the 4 ms before the RTT tells that it is too much."""
-    return entry.growth * 4**2 / 2 / 1000
+    """Bytes that top-up sends in the 2 ms before a queue shows in the RTT."""
+    return entry.growth * 2**2 / 2 / 1000
 
 
 def granted(topology, make_job, rate):
@@ -110,7 +110,7 @@ def test_top_up_of_a_waiting_flow_fills_what_another_job_leaves(topology, make_j
     setup = granted(topology, make_job, 1e6)
     entry = setup.pacer.entries[7]
     holds = topology.links[3].goodput * entry.queue_us / 1e6
-    assert overshoot(entry) == pytest.approx(0.3 * holds, rel=1e-3)
+    assert overshoot(entry) == pytest.approx(0.2 * holds, rel=1e-3)
     setup.grant(Nanos(slot_start(0) + 7 * MILLISECOND), Granted(7, 20e6, 20e6))
     entry = setup.pacer.entries[7]
     assert (entry.growth, entry.burst) == (0.0, 0.0)  # nothing above the ceiling

@@ -75,7 +75,7 @@ def test_a_full_buffer_loses_and_everything_arrives() -> None:
 
 def test_top_up_grows_as_the_daemon_says_and_stops_at_a_queue() -> None:
     made = network([FlowSpec("a", (1, 0), 10 * MB), FlowSpec("b", (2, 0), 10 * MB)], 100_000.0)
-    kernel, grows = made.kernel, top_up.growth(0.0, 10 * MB, 10_000)
+    kernel, grows = made.kernel, top_up.growth(0.0, 10 * MB, 0.0, 2_000)
     kernel["growth"][0] = 1e3 * grows
     made.rows["reserved"] = [0.0, 5 * MB]
     ends(made, 0.001)
@@ -85,6 +85,30 @@ def test_top_up_grows_as_the_daemon_says_and_stops_at_a_queue() -> None:
     sent = made.rows["sent"]
     assert 0.2 * MB < sent[0] < 0.55 * MB and sent[1] == pytest.approx(0.505 * MB, rel=0.1)
     assert float(kernel["way"].sum()) < 80_000
+
+
+def test_top_up_grows_more_slowly_behind_a_queue() -> None:
+    """And not at all behind one that is too long."""
+    grown = []
+    for queue_ms in 0.0, 1.0, 2.5:
+        made = network([FlowSpec("a", (1, 0), 10 * MB), FlowSpec("b", (2, 0), 10 * MB)], 100_000.0)
+        kernel = made.kernel
+        # What b sends at once stands as a queue, as b goes on at what the link carries.
+        kernel["credit"][1] = kernel["burst"][1] = queue_ms * 10_000
+        kernel["most"] = 100 * MB
+        made.rows["reserved"] = [0.0, 10 * MB]
+        ends(made, 0.004)
+        kernel["extra"][0], kernel["growth"][0] = 0.0, 1 * MB
+        ends(made, 0.005)
+        grown.append(float(kernel["extra"][0]))
+    part = 1.0 - 0.001 / (top_up.QUEUE_PART * 0.01)
+    assert grown == pytest.approx([5000.0, part * 5000.0, 0.0], rel=0.05)
+
+
+def test_only_flows_that_wait_or_take_turns_top_up_fast() -> None:
+    fast = top_up.growth(8 * MB, 10 * MB, 10 * MB, 2_000)
+    assert top_up.growth(0.0, 10 * MB, 0.0, 2_000) == fast
+    assert top_up.growth(8 * MB, 10 * MB, 0.0, 2_000) == pytest.approx(top_up.ALONE * fast)
 
 
 def test_a_burst_goes_at_once_and_fills_again() -> None:

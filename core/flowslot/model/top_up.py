@@ -11,19 +11,22 @@ how long its path's smallest buffer lasts at its link's rate, at most LONGEST_QU
 from flowslot.model.slot import DEFAULT_SLOT
 from flowslot.model.units import SECOND
 
-FEEDBACK_MS = 4.0
-"""Time after which a queue that is too long shows in the RTT. Until then a job's top-up may..."""
-QUEUE_PART = 0.3
+FEEDBACK_MS = 2.0
+"""Least time after which a queue shows in the RTT. Until then a job's top-up may..."""
+QUEUE_PART = 0.2
 """... fill this part of the smallest buffer, and grow by..."""
-FASTEST_PER_MS = 0.1
-"""... no more than this share of the bottleneck per ms, all flows of the job there together."""
-WAITING = 0.25
-"""That is for flows with less than this part of their share, which wait for another job: they fill
-what it leaves when it ends, before anybody has noticed and negotiated. Others grow by..."""
-SERVED = 1 / 16
-"""... this part of it, and at least by..."""
+FASTEST_PER_MS = 0.3
+"""... no more than this share of the bottleneck per ms, all flows of the job there together, and at
+least by..."""
 SLOWEST_PER_MS = 0.001
-"""... this share of the bottleneck per ms."""
+"""... this share. That is with an empty queue; the more of QUEUE_PART is full, the slower it grows,
+and then it is given up."""
+WAITING = 0.25
+"""A flow with less than this part of its share waits for another job: it may fill what that job
+leaves when it ends, before anybody has noticed and negotiated."""
+ALONE = 1 / 40
+"""Where jobs do not take turns nobody leaves anything but the part of a link that is not given out:
+top-up of flows that do not wait grows by so much of the above."""
 LONGEST_QUEUE_US = 5000.0
 """A buffer that lasts longer counts as this: behind a longer queue the next steps of all jobs wait,
 also of those whose turn it is."""
@@ -38,8 +41,8 @@ flows of a job would fill a link."""
 
 EPOCH_S, GAP_S, REFILL_S = 0.002, 0.001, 0.01
 """As in bpf/consts.h (FS_EPOCH_NS, FS_GAP_NS, FS_REFILL_NS): the time of which the least RTT
-counts; a flow without anything to send for longer, and for as long as QUEUE_PART of the buffer
-lasts, loses its extra; and so long it takes its bucket to fill."""
+counts; a flow without anything to send for longer loses its extra; and so long it takes its bucket
+to fill."""
 AHEAD_BYTES, SEGMENT_BYTES = 1 << 17, 1448
 """FS_AHEAD: so far below nothing may a bucket be. What is left to a flow that has no backlog."""
 
@@ -48,16 +51,17 @@ NOTICED_RATE = SEGMENT_BYTES * SECOND / DEFAULT_SLOT
 minutes after its last segment, whatever it may send by then."""
 
 # The same as C variables: top_up.pxd declares them.
-_slowest, _fastest, _waiting, _served = SLOWEST_PER_MS, FASTEST_PER_MS, WAITING, SERVED
+_slowest, _fastest, _waiting, _alone = SLOWEST_PER_MS, FASTEST_PER_MS, WAITING, ALONE
 _burst_part = BURST_PART
 _least, _held_part, _noticed = LEAST_RATE, HELD_PART, NOTICED_RATE
 # Growing by g per ms, top-up sends g t^2 / 2 too much in t ms: that must fit.
 _fits_per_us = 2.0 * QUEUE_PART / 1000.0 / FEEDBACK_MS**2
 
 
-def growth(rate: float, share: float, queue_us: float) -> float:
-    """By how many bytes/s the top-up of a flow that has `rate` grows per ms."""
-    part = _served if rate >= _waiting * share else 1.0
+def growth(rate: float, share: float, path_share: float, queue_us: float) -> float:
+    """By how many bytes/s the top-up of a flow that has `rate` grows per ms, while there is no
+    queue. `path_share`: as below."""
+    part = _alone if path_share <= 0 and rate >= _waiting * share else 1.0
     return share * min(max(_fits_per_us * queue_us * part, _slowest), _fastest)
 
 

@@ -78,8 +78,8 @@ def put(  # noqa: PLR0917
         if not hard and ceilings[i] > rate:
             ceiling = ceilings[i]
             lowest = least(share, ceiling)
-            grows = growth(rate, share, queue_us)
             taking_turns = 0.0 if rows[r].suppressed else rows[r].path_share
+            grows = growth(rate, share, taking_turns, queue_us)
             ceiling = highest(rate, ceiling, share, taking_turns)
             most = burst(share, queue_us)
         same = held[r].cookie == rows[r].cookie and held[r].reserved == rate

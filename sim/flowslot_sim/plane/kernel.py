@@ -93,7 +93,7 @@ class FluidKernel:
             one = kernel[row]
             one["limited"] = said
             one["most"] = highest(rate, grant.ceiling, share, taking_turns)
-            one["growth"] = 1e3 * growth(rate, share, queue_us)
+            one["growth"] = 1e3 * growth(rate, share, taking_turns, queue_us)
             one["burst"] = burst(share, queue_us)
             one["least"] = least(share, grant.ceiling if grant.ceiling > rate else 0.0)
 

@@ -34,11 +34,11 @@
 /* Send buffers grow until they hold what the ceiling carries in this time (and to tcp_wmem). */
 #define FS_SNDBUF_NS (20 * FS_MS)
 
-/* Top-up: it grows the slower, the more of this share of the buffer the RTT shows as queue, and is
- * given up beyond that... */
+/* Top-up: the more of this share of the buffer the RTT shows as queue, the slower it grows. Beyond
+ * that it is given up... */
 #define FS_QUEUE_PERCENT 20
 #define FS_EPOCH_NS (2 * FS_MS)
-/* ... and when the flow was idle for so long; it begins after so long a backlog. */
+/* ... as it is when the flow was idle for so long. It begins after so long a backlog. */
 #define FS_GAP_NS (1 * FS_MS)
 #define FS_SETTLE_NS (1 * FS_MS)
 /* Acknowledgements further apart than this count as this. */

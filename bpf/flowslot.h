@@ -29,7 +29,7 @@ struct fs_ctl {
 	__u64 reserved;    /* payload bytes/s */
 	__u64 ceiling;     /* payload bytes/s; bounds reserved + top-up */
 	__u64 drain_at;    /* report when so many bytes were sent; 0: never */
-	__u32 growth;      /* top-up: payload bytes/s per ms; 0: none */
+	__u32 growth;      /* top-up, with no queue: payload bytes/s per ms; 0: none */
 	__u32 queue_us;    /* what counts of the time that the path's smallest buffer lasts: 5 ms at most */
 	__u32 base_rtt_us; /* smallest RTT known for the path; 0: only the flow's own counts */
 	__u32 guaranteed; /* 1: a live arbiter holds every link of the path */

@@ -212,8 +212,8 @@ static __always_inline void drain(struct sock *sk, struct flow *f, struct fs_ctl
 
 /*
  * Top-up: while the flow has more to send than its reserved rate carries, extra grows, the slower
- * the longer the path's queue is; when that is too long, extra is gone at once, and beyond that the
- * will to catch up.
+ * the longer the path's queue is; when that is too long, extra is gone at once, and when it is
+ * longer than FS_OWED_PERCENT, the will to catch up.
  */
 static __always_inline void top_up(struct tcp_sock *tp, struct flow *f, struct fs_ctl *ctl,
 				   __u64 now)
@@ -234,9 +234,9 @@ static __always_inline void top_up(struct tcp_sock *tp, struct flow *f, struct f
 	if (queue > FS_QUEUE_PERCENT) {
 		f->extra = 0;
 	} else if (f->backlog_ns && now - f->backlog_ns > FS_SETTLE_NS) {
-		__u64 grows = (__u64)ctl->growth * gap / FS_MS;
+		__u64 grows = (__u64)ctl->growth * gap * (FS_QUEUE_PERCENT - queue);
 
-		f->extra = min64(f->extra + grows * (FS_QUEUE_PERCENT - queue) / FS_QUEUE_PERCENT,
+		f->extra = min64(f->extra + grows / (FS_MS * FS_QUEUE_PERCENT),
 				 ctl->ceiling > ctl->reserved ? ctl->ceiling - ctl->reserved : 0);
 	}
 }

@@ -34,7 +34,7 @@ KERNEL = np.dtype(
     [
         ("limited", np.bool_),  # else it is ordinary TCP, which fills its first link
         ("most", np.float64),  # rate that it never exceeds
-        ("growth", np.float64),  # of its extra, bytes/s in a second
+        ("growth", np.float64),  # of its extra with no queue, bytes/s in a second
         ("burst", np.float64),  # bytes that its bucket holds
         ("least", np.float64),  # rate: a lower one becomes this one
         ("buffer", np.float64),  # s: its path's smallest buffer lasts, see top_up.py
@@ -279,7 +279,7 @@ def steer(  # noqa: PLR0917
         kernel[i].idle = now
     if least > _burst_part * kernel[i].buffer:
         kernel[i].credit = min(kernel[i].credit, 0.0)
-    slower = least / (_queue_part * kernel[i].buffer)
+    slower = least / max(_queue_part * kernel[i].buffer, 1e-6)
     if slower > 1.0:
         kernel[i].extra = 0.0
     elif kernel[i].has > _segment:

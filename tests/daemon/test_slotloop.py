@@ -73,7 +73,7 @@ def test_of_a_deep_buffer_5_ms_count(topology, make_job):
 
 
 def overshoot(entry):
-    """Bytes that top-up sends in the 2 ms before a queue shows in the RTT."""
+    """Bytes that top-up sends in 2 ms, the least time after which a queue shows in the RTT."""
     return entry.growth * 2**2 / 2 / 1000
 
 
@@ -120,6 +120,7 @@ def test_flows_that_take_turns_top_up_to_their_paths_share(topology, make_job):
     setup, _ = at_work(topology, make_job)
     setup.grant(Nanos(slot_start(0) + 6 * MILLISECOND), Granted(7, 5e6, 20e6, share=8e6))
     assert setup.pacer.entries[7].ceiling == 8e6
+    growth = setup.pacer.entries[7].growth
     setup.grant(Nanos(slot_start(0) + 7 * MILLISECOND), Granted(7, 9e6, 20e6, share=8e6))
     assert setup.pacer.entries[7].ceiling == 9e6
     # One that waits for another job takes what there is.
@@ -129,6 +130,7 @@ def test_flows_that_take_turns_top_up_to_their_paths_share(topology, make_job):
     alone = Granted(7, 5e6, 20e6, share=8e6, standing=True)
     setup.grant(Nanos(slot_start(0) + 9 * MILLISECOND), alone)
     assert setup.pacer.entries[7].ceiling == 20e6
+    assert setup.pacer.entries[7].growth == pytest.approx(growth / 40)
 
 
 def test_a_held_flow_goes_on_at_256_kb_s_or_an_eighth_of_its_share(topology, make_job):

@@ -81,7 +81,7 @@ def test_top_up_grows_as_the_daemon_says_and_stops_at_a_queue() -> None:
     ends(made, 0.001)
     assert kernel["extra"][0] == pytest.approx(grows, rel=0.01)
     ends(made, 0.1)
-    # It has had what the other flow left, but for the ramps, and never more than a buffer's part.
+    # It has had what the other flow left, but for the ramps, and the buffer was never full.
     sent = made.rows["sent"]
     assert 0.2 * MB < sent[0] < 0.55 * MB and sent[1] == pytest.approx(0.505 * MB, rel=0.1)
     assert float(kernel["way"].sum()) < 80_000

@@ -25,8 +25,8 @@ WAITING = 0.25
 """A flow with less than this part of its share waits for another job: it may fill what that job
 leaves when it ends, before anybody has noticed and negotiated."""
 ALONE = 1 / 40
-"""Where jobs do not take turns nobody leaves anything but the part of a link that is not given out:
-top-up of flows that do not wait grows by so much of the above."""
+"""Where jobs do not take turns only what is never given out is free. Of what fits, this part counts
+there, for flows that do not wait; least and greatest growth are the same."""
 LONGEST_QUEUE_US = 5000.0
 """A buffer that lasts longer counts as this: behind a longer queue the next steps of all jobs wait,
 also of those whose turn it is."""

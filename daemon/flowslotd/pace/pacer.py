@@ -29,7 +29,7 @@ class PaceEntry(NamedTuple):
     guaranteed: bool
     """A live arbiter holds every link of the path: losses need not lower the rate."""
     growth: float
-    """Bytes/s of top-up per ms while the path's queue is short; 0: no top-up."""
+    """Bytes/s of top-up per ms while the path has no queue; 0: no top-up."""
     queue_us: int = 1000
     """How long the smallest buffer of the path lasts at its link's rate; more than
     `model.top_up.LONGEST_QUEUE_US` does not count."""

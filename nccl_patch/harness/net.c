@@ -169,6 +169,11 @@ int net_irecv(struct net *net, void *comm, void *data, size_t size, int tag, voi
     return net->table->irecv.v6(comm, 1, &data, &small, &tag, &region, request);
 }
 
+int net_consumed(struct net *net, void *comm, void *request) {
+    if (net->version < 7 || net->table->consumed == NULL) return NET_OK;
+    return net->table->consumed(comm, 1, request);
+}
+
 int net_set_attributes(struct net *net, struct net_attributes *attributes) {
     if (net->version < 11 || net->table->set_attributes == NULL) return NET_OK;
     return net->table->set_attributes(net->context, attributes);

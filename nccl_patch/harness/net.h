@@ -231,6 +231,8 @@ int net_isend(struct net *net, void *comm, void *data, size_t size, int tag, voi
               void *parent, void **request);
 int net_irecv(struct net *net, void *comm, void *data, size_t size, int tag, void *region,
               void **parents, void **request);
+/* A receive is done, and its bytes are used; NCCL says so of each, from 2.19 on. */
+int net_consumed(struct net *net, void *comm, void *request);
 int net_set_attributes(struct net *net, struct net_attributes *attributes);
 
 #endif

@@ -113,6 +113,9 @@ static bool finish_receives(struct rank *rank, struct channel *channel) {
         if (!ring_consume(rank, channel, q,
                           in->fifo + q % (uint64_t)rank->options.outstanding * rank->options.slice))
             fail(rank, TEST, NET_OK, "another slice than was to come");
+        CALL(rank, OTHER,
+             net_consumed(&rank->net, in->comm,
+                          in->requests[q % (uint64_t)rank->options.outstanding]));
         in->bytes += wanted;
         note_received(rank, wanted);
         in->seen++;

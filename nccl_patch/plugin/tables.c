@@ -264,8 +264,8 @@ static int test(void *request, int *done, int *sizes) {
 #define HEAD(init_, properties_, listen_, connect_)                                           \
     .name = NET_NAME, .init = init_, .devices = count_devices, .properties = properties_,     \
     .listen = listen_, .connect = connect_
-/* NCCL says of every receive that it is consumed, unless that is NULL, as it is here: we know.
- * makeVDevice would have to join devices; NULL says that we do not. */
+/* irecvConsumed is NULL: NCCL calls it after every receive where it is not, and an error ends the
+ * job. makeVDevice would have to join devices; NULL says that we do not. */
 #define ON_DEVICE .device_memory = device_memory
 
 EXPORT const struct net_table_v6 ncclNetPlugin_v6 = {

@@ -87,7 +87,7 @@ def main() -> int:
     besides = [one[name] for one in reported for name in ("metric", "beside")]
     values = measure([*(bound["metric"] for bound in bounds), *besides], args.repeat)
     rows = report(bounds, values)
-    _, stolen = read_ticks().since(before)
+    stolen = read_ticks().since(before).stolen
     print(
         f"bench: the hypervisor gave {stolen:.1%} of these processors' time to other machines"
         + (", which is in these figures" if stolen > STOLEN else ""),

@@ -4,6 +4,11 @@
 A folder holds the scenario file of each draw (`lab run` takes it), and its results, as `lab run -o
 json` prints them, once it was measured. What is there is not measured again, so a run that was
 broken off goes on. The table is made from these files alone.
+
+Where processors were busy most of the time under a policy that the simulator models, they may be
+what was measured, and no prediction knows of them. Such a draw is measured once more under these
+policies, SLOWER times slower, unless the draws are slower already, and its predictions are compared
+with that.
 """
 
 from __future__ import annotations
@@ -11,7 +16,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +33,11 @@ from flowslot_scenario.budget import JobBudget, print_budgets
 from flowslot_scenario.mixes import as_toml, draw, load
 from flowslot_scenario.results import BASELINES
 from flowslot_scenario.scenario import Scenario, parse
+from flowslot_scenario.table import BUSY
 
 OURS = "stagger"
+PREDICTED = (OURS, "static")
+SLOWER = 3.0
 MOST_MEAN, MOST_WORST, MOST_OFF = 1.02, 1.05, 0.08
 """A draw is won when mean and worst job are at most so many times those of the best TCP; predicted
 when no job's mean is further off."""
@@ -37,10 +45,11 @@ when no job's mean is further off."""
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """One draw with its results."""
+    """One draw with its results; `slower`: those of the same, SLOWER times slower."""
 
     scenario: Scenario
     document: dict[str, Any]
+    slower: dict[str, Any] | None = None
 
     def of(self, policy: str, metric: str) -> float:
         """A number of a policy's summary; inf: it has none."""
@@ -66,20 +75,36 @@ class Draw:
 
     def off(self) -> float:
         """How far the simulator's mean of a job is off at most, as a part of what was measured,
-        under the policies that it models; NaN: nothing was predicted."""
-        parts = [
-            abs(job["predicted_mean_s"] / job["mean_s"] - 1)
-            for run in self.document["runs"]
-            if run["policy"] in {OURS, "static"}
-            for job in run["jobs"]
-            if job["predicted_mean_s"]
-        ]
-        return max(parts, default=math.nan)
+        under PREDICTED policies, slower if that was measured; NaN: nothing was predicted."""
+        return _off(self.slower or self.document)
 
-    @property
-    def busy(self) -> float:
-        """The largest part of the time for which the network's processors were busy."""
-        return max(float(run["evidence"]["network_busy"]) for run in self.document["runs"])
+    def off_as_drawn(self) -> float:
+        """The same, not slower."""
+        return _off(self.document)
+
+    def busy(self, *policies: str) -> float:
+        """The largest part of the time for which the processors of the network, or those of the
+        programs, were busy, under these policies; without any, under all."""
+        return max(
+            (
+                float(run["evidence"].get(of, 0.0))
+                for run in self.document["runs"]
+                if run["policy"] in (policies or (run["policy"],))
+                for of in ("network_busy", "programs_busy")
+            ),
+            default=0.0,
+        )
+
+
+def _off(document: dict[str, Any]) -> float:
+    parts = [
+        abs(job["predicted_mean_s"] / job["mean_s"] - 1)
+        for run in document["runs"]
+        if run["policy"] in PREDICTED
+        for job in run["jobs"]
+        if job["predicted_mean_s"]
+    ]
+    return max(parts, default=math.nan)
 
 
 def files(seed: int, count: int, slower: float) -> list[str]:
@@ -89,70 +114,94 @@ def files(seed: int, count: int, slower: float) -> list[str]:
 
 
 def run(files: list[str], folder: Path, options: Options, state: RunState) -> list[Draw]:
-    """Measure the scenario files that the folder has no results of yet; returns all.
+    """Measure the scenario files that the folder has no results of yet, and those of them again,
+    slower, whose processors are too busy for a prediction; returns all.
 
     Raises ConfigError when what is there was measured otherwise; what `measure` raises.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    scenarios = {file: parse(file, "draw") for file in files}
-    found = {file: _read(folder, file, one, options) for file, one in scenarios.items()}
-    missing = [file for file in files if found[file] is None]
-    total = sum(planned(scenarios[file], options) for file in missing)
-    with Bar("mixes", total) as bar:
-        for file in missing:
-            bar.prefix = f"{scenarios[file].title} ({len(missing)} to measure)"
-            found[file] = _measure(folder, file, options, state, bar)
-    return [Draw(scenarios[file], found[file] or {}) for file in files]
+    tasks = [_Task(folder, file, options) for file in files]
+    draws = [
+        Draw(task.scenario, document)
+        for task, document in zip(tasks, _measure(tasks, "mixes", state), strict=True)
+    ]
+    policies = tuple(policy for policy in options.policies if policy in PREDICTED)
+    busy = [
+        k for k, one in enumerate(draws) if one.busy(*policies) >= BUSY and one.scenario.slower == 1
+    ]
+    again = [_Task(folder, files[k], replace(options, policies=policies), SLOWER) for k in busy]
+    for k, document in zip(busy, _measure(again, "mixes, slower", state), strict=True):
+        draws[k] = replace(draws[k], slower=document)
+    return draws
 
 
-def _read(folder: Path, file: str, scenario: Scenario, options: Options) -> dict[str, Any] | None:
-    """What was measured. None: nothing was."""
-    results = folder / f"{scenario.name}.json"
-    if not results.exists():
-        return None
-    try:
-        document: dict[str, Any] = json.loads(results.read_text())
-        asked = document["asked"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(str(results), "", f"is no result of `lab mixes`: {error}") from None
-    if asked != _asked(file, scenario, options):
-        problem = f"was measured with other options, {asked}: name another folder"
-        raise ConfigError(str(results), "asked", problem)
-    return document
+class _Task:
+    """A scenario file to measure, so many times slower than it says, and where that is kept."""
+
+    def __init__(self, folder: Path, file: str, options: Options, slower: float = 1.0) -> None:
+        drawn = parse(file, "draw")
+        self.file, self.options = file, options
+        self.changes = [] if slower == 1 else [f"slower={slower:g}"]
+        self.scenario = parse(file, "draw", self.changes)
+        self.path = folder / f"{drawn.name}.toml"
+        self.results = folder / f"{drawn.name}{'' if slower == 1 else '.slower'}.json"
+        self.asked = {
+            "scenario": file,
+            "policies": list(options.policies),
+            "iterations": options.measured(drawn),
+            "repeat": options.repeat,
+        }
+
+    def read(self) -> dict[str, Any] | None:
+        """What was measured. None: nothing was. Raises ConfigError."""
+        if not self.results.exists():
+            return None
+        try:
+            document: dict[str, Any] = json.loads(self.results.read_text())
+            asked = document["asked"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            problem = f"is no result of `lab mixes`: {error}"
+            raise ConfigError(str(self.results), "", problem) from None
+        if asked != self.asked:
+            problem = f"was measured with other options, {asked}: name another folder"
+            raise ConfigError(str(self.results), "asked", problem)
+        return document
+
+    def measure(self, state: RunState, bar: Bar) -> dict[str, Any]:
+        """Measure, and keep that."""
+        self.path.write_text(self.file)
+        found = _results(self.path, self.changes, self.scenario, self.options, state, bar)
+        document = {"asked": self.asked, **found}
+        scratch = self.results.with_suffix(".new")
+        scratch.write_text(json.dumps(document, indent=1))
+        scratch.replace(self.results)
+        return document
 
 
-def _asked(file: str, scenario: Scenario, options: Options) -> dict[str, Any]:
-    return {
-        "scenario": file,
-        "policies": list(options.policies),
-        "iterations": options.measured(scenario),
-        "repeat": options.repeat,
-    }
+def _measure(tasks: list[_Task], what: str, state: RunState) -> list[dict[str, Any]]:
+    """Results of all; what is kept is read."""
+    found = [task.read() for task in tasks]
+    missing = [task for task, document in zip(tasks, found, strict=True) if document is None]
+    with Bar(what, sum(planned(task.scenario, task.options) for task in missing)) as bar:
+        for k, task in enumerate(tasks):
+            if found[k] is None:
+                bar.prefix = f"{task.scenario.title} ({len(missing)} to measure)"
+                found[k] = task.measure(state, bar)
+    return [document for document in found if document is not None]
 
 
-def _measure(
-    folder: Path, file: str, options: Options, state: RunState, bar: Bar
+def _results(  # noqa: PLR0917
+    path: Path,
+    changes: list[str],
+    scenario: Scenario,
+    options: Options,
+    state: RunState,
+    bar: Bar,
 ) -> dict[str, Any]:
-    scenario = parse(file, "draw")
-    path, results = folder / f"{scenario.name}.toml", folder / f"{scenario.name}.json"
-    path.write_text(file)
-    document = {
-        "asked": _asked(file, scenario, options),
-        **_results(folder, scenario, options, state, bar),
-    }
-    scratch = results.with_suffix(".new")
-    scratch.write_text(json.dumps(document, indent=1))
-    scratch.replace(results)
-    return document
-
-
-def _results(
-    folder: Path, scenario: Scenario, options: Options, state: RunState, bar: Bar
-) -> dict[str, Any]:
-    """Of a draw whose file is in the folder."""
+    """Of a scenario, which the file at `path` says, with these changes."""
     bar.begin("prediction", 0)
     try:
-        predicted = predict(folder / f"{scenario.name}.toml", [], scenario, options, state)
+        predicted = predict(path, changes, scenario, options, state)
     except NoPrediction:
         predicted = {}
     result = measure(scenario, options, state, bar)
@@ -177,7 +226,8 @@ def explain(
             with Bar("budgets", planned(one.scenario, again)) as bar:
                 bar.prefix = one.scenario.title
                 try:
-                    document = _results(folder, one.scenario, again, state, bar)
+                    path = folder / f"{one.scenario.name}.toml"
+                    document = _results(path, [], one.scenario, again, state, bar)
                 except LabError as error:
                     console.print(f"{one.scenario.title}: no budget: {error}", markup=False)
                     continue
@@ -209,13 +259,19 @@ def as_data(draws: list[Draw]) -> dict[str, Any]:
                 "mean_ratio": round(one.ratio("slowdown_mean"), 4),
                 "worst_job_ratio": round(one.ratio("worst_job"), 4),
                 "won": one.won,
-                "prediction_off": None if math.isnan(one.off()) else round(one.off(), 4),
-                "network_busy": one.busy,
+                "prediction_off": _number(one.off()),
+                "prediction_off_as_drawn": _number(one.off_as_drawn()),
+                "predicted_slower": SLOWER if one.slower else 1.0,
+                "busy": one.busy(),
             }
             for one in draws
         ],
         **{key: round(value, 4) for key, value in _sums(draws).items()},
     }
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else round(value, 4)
 
 
 def _sums(draws: list[Draw]) -> dict[str, float]:
@@ -242,7 +298,8 @@ def show(draws: list[Draw], console: Console) -> None:
         cells = [one.scenario.name, " ".join(_what(one.scenario))]
         cells += [f"{load(one.scenario):.2f}", f"{one.of(OURS, 'slowdown_mean'):.3f}"]
         cells += [f"{best:.3f}", policy, f"{one.ratio('slowdown_mean'):.3f}"]
-        cells += [f"{one.ratio('worst_job'):.3f}", f"{one.off():.0%}", f"{one.busy:.0%}"]
+        off = f"{one.off_as_drawn():.0%}" + (f", slower {one.off():.0%}" if one.slower else "")
+        cells += [f"{one.ratio('worst_job'):.3f}", off, f"{one.busy():.0%}"]
         table.add_row(*cells, style=None if one.won else "bold")
     sums = _sums(draws)
     console.print(table)
@@ -252,6 +309,13 @@ def show(draws: list[Draw], console: Console) -> None:
         f"every job predicted within {MOST_OFF:.0%}: {sums['predicted']}",
         highlight=False,
     )
+    again = sum(one.slower is not None for one in draws)
+    if again:
+        console.print(
+            f"{again} of them kept processors busy for at least {BUSY:.0%} of the time under a "
+            f"policy that is predicted: predictions of these count {SLOWER:g} times slower.",
+            highlight=False,
+        )
 
 
 def _what(scenario: Scenario) -> Iterator[str]:

@@ -4,7 +4,7 @@
 import contextlib
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,18 +12,34 @@ _LATENCY = Path("/dev/cpu_dma_latency")
 
 
 class Ticks(NamedTuple):
-    """What processors have had since the machine started: the network's, and of these idle; all of
-    ours, and of these stolen: something was to run, and the hypervisor ran other machines."""
+    """What processors have had since the machine started: the network's and the programs', and of
+    each of these idle; all of ours, and of these stolen: something was to run, and the hypervisor
+    ran other machines."""
 
     network: int
-    idle: int
+    network_idle: int
+    programs: int
+    programs_idle: int
     every: int
     stolen: int
 
-    def since(self, before: "Ticks") -> tuple[float, float]:
-        """Parts of the time in which the network's were busy, and in which all were stolen."""
-        network, idle, every, stolen = (b - a for a, b in zip(before, self, strict=True))
-        return 1.0 - idle / max(network, 1), stolen / max(every, 1)
+    def since(self, before: "Ticks") -> "Shares":
+        """What they did in between."""
+        spent = Ticks(*(b - a for a, b in zip(before, self, strict=True)))
+        return Shares(
+            1.0 - spent.network_idle / max(spent.network, 1),
+            1.0 - spent.programs_idle / max(spent.programs, 1),
+            spent.stolen / max(spent.every, 1),
+        )
+
+
+class Shares(NamedTuple):
+    """Parts of the time in which the network's processors, and the programs', were busy, and in
+    which all were stolen."""
+
+    network_busy: float
+    programs_busy: float
+    stolen: float
 
 
 def of_the_network() -> list[int]:
@@ -45,18 +61,27 @@ def of_the_programs() -> list[int]:
 
 def read_ticks() -> Ticks:
     """What the processors have had so far."""
-    mine = {f"cpu{n}" for n in os.sched_getaffinity(0)}
-    of_network = {f"cpu{n}" for n in of_the_network()}
-    network = idle = every = stolen = 0
+    seen = {}
     for line in Path("/proc/stat").read_text().splitlines():
         name, *ticks = line.split()
-        if name in mine:
-            every += sum(map(int, ticks[:8]))
-            stolen += int(ticks[7])
-        if name in of_network:
-            network += sum(map(int, ticks[:8]))
-            idle += int(ticks[3]) + int(ticks[4])
-    return Ticks(network, idle, every, stolen)
+        if name.startswith("cpu") and name != "cpu":
+            seen[int(name[3:])] = [int(tick) for tick in ticks[:8]]
+
+    def spent(processors: Iterable[int]) -> int:
+        return sum(sum(seen[n]) for n in processors)
+
+    def idle(processors: Iterable[int]) -> int:
+        return sum(seen[n][3] + seen[n][4] for n in processors)
+
+    network, programs, every = of_the_network(), of_the_programs(), os.sched_getaffinity(0)
+    return Ticks(
+        spent(network),
+        idle(network),
+        spent(programs),
+        idle(programs),
+        spent(every),
+        sum(seen[n][7] for n in every),
+    )
 
 
 @contextlib.contextmanager

@@ -218,7 +218,7 @@ class LiveRun:
     def evidence(self, cpu_before: dict[str, float], before: Counters, after: Counters) -> Evidence:
         """Ask the processes."""
         elapsed = after.at_s - before.at_s
-        network_busy, stolen = after.ticks.since(before.ticks)
+        shares = after.ticks.since(before.ticks)
         evidence = Evidence(
             pids={process.name: process.pid for process in self.processes()},
             bytes_verified=sum(
@@ -227,8 +227,7 @@ class LiveRun:
                 for report in self.jobs.reports(job)
             ),
             control_packets=after.control_packets,
-            network_busy=network_busy,
-            stolen=stolen,
+            **shares._asdict(),
             cpu={p.name: (p.cpu_s() - cpu_before[p.name]) / elapsed for p in self.processes()},
         )
         evidence.losses = {path.loss.name: path.counts() for path in self.net.losses}

@@ -120,7 +120,9 @@ class Evidence:
     learnt: int = 0
     """Iterations of flows that began when MLTCP knew their bytes."""
     network_busy: float = 0.0
-    """Part of the time in which the processors that emulate the network were busy."""
+    programs_busy: float = 0.0
+    """Part of the time in which the processors that emulate the network were busy, and the others,
+    on which daemons and the switch process run."""
     stolen: float = 0.0
     """Part of the processors' time that the hypervisor gave to other machines (/proc/stat)."""
 
@@ -149,6 +151,7 @@ class Evidence:
             "protected_bytes": self.protected_bytes,
             "learnt": self.learnt,
             "network_busy": round(self.network_busy, 4),
+            "programs_busy": round(self.programs_busy, 4),
             "stolen": round(self.stolen, 4),
             "cpu": {name: round(share, 4) for name, share in self.cpu.items()},
         }

@@ -143,13 +143,15 @@ def _number(value: float, digits: int = 3) -> str:
 
 def _warn_of_busy_processors(result: Results, console: Console) -> None:
     """Where processors are the bottleneck, the links are not."""
-    slow = _above(BUSY, [(run.policy, run.evidence.network_busy) for run in result.runs])
-    if slow:
-        console.print(
-            "The processors that emulate the network were busy most of the time "
-            f"({slow}): this machine, not the links, may be what limits these.",
-            highlight=False,
-        )
+    network = _above(BUSY, [(run.policy, run.evidence.network_busy) for run in result.runs])
+    programs = _above(BUSY, [(run.policy, run.evidence.programs_busy) for run in result.runs])
+    for slow, what in (network, "that emulate the network"), (programs, "of the control plane"):
+        if slow:
+            console.print(
+                f"The processors {what} were busy most of the time ({slow}): this machine, not the "
+                "links, may be what limits these.",
+                highlight=False,
+            )
 
 
 def _warn_of_stolen_time(result: Results, console: Console) -> None:

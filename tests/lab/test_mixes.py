@@ -3,11 +3,14 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from flowslot_lab import mixes
 from flowslot_lab.cli import app
 from flowslot_lab.mixes import Draw, as_data
 from flowslot_scenario.mixes import DUTY, LOAD, PERIOD_S, TOTAL_MBPS, as_toml, draw, load
@@ -71,6 +74,28 @@ def test_won_is_neither_mean_nor_worst_job_behind(
     )
 
 
+def run_of(policy: str, mean_s: float, predicted_s: float | None, **busy: float) -> dict[str, Any]:
+    """As much of a run as predictions are about."""
+    job = {"mean_s": mean_s, "predicted_mean_s": predicted_s}
+    return {"policy": policy, "evidence": {"network_busy": 0.1, **busy}, "jobs": [job]}
+
+
+def test_a_prediction_is_compared_with_what_was_measured_slower_if_that_was() -> None:
+    as_drawn = [run_of("stagger", 1.0, 0.8), run_of("static", 1.0, 0.95), run_of("reno", 1.0, 0.5)]
+    one = Draw(TWO_EQUAL, {"runs": as_drawn})
+    assert one.off() == one.off_as_drawn() == pytest.approx(0.2)
+    again = replace(one, slower={"runs": [run_of("stagger", 3.0, 2.7)]})
+    assert (again.off(), again.off_as_drawn()) == (pytest.approx(0.1), pytest.approx(0.2))
+    assert math.isnan(Draw(TWO_EQUAL, {"runs": [run_of("stagger", 1.0, None)]}).off())
+
+
+def test_busy_are_the_processors_of_the_network_or_of_the_programs() -> None:
+    runs = [run_of("stagger", 1.0, 1.0, programs_busy=0.7), run_of("reno", 1.0, None)]
+    runs += [run_of("dctcp", 1.0, None, network_busy=0.9)]
+    one = Draw(TWO_EQUAL, {"runs": runs})
+    assert (one.busy(), one.busy("stagger", "static"), one.busy("bbr")) == (0.9, 0.7, 0.0)
+
+
 def test_without_a_rival_nothing_is_won() -> None:
     one = Draw(
         TWO_EQUAL, Results(TWO_EQUAL, [make_run("stagger", 1, [[1.0], [1.0]])], {}).to_json()
@@ -80,20 +105,53 @@ def test_without_a_rival_nothing_is_won() -> None:
 
 @pytest.mark.root
 @pytest.mark.timeout(200)
-def test_what_is_there_is_not_measured_again(tmp_path: Path) -> None:
-    def mixes(*more: str) -> tuple[int, str]:
+def test_what_keeps_processors_busy_is_measured_slower(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every draw keeps them busy for more than no time at all."""
+    monkeypatch.setattr(mixes, "BUSY", 0.0)
+    command = ["mixes", str(tmp_path), "--seed", "2", "--policy", "stagger,cubic+rto5"]
+    command += ["--iterations", "2", "--count", "1", "-o", "json"]
+
+    def draws() -> list[dict[str, Any]]:
+        result = CliRunner().invoke(app, command)
+        assert result.exit_code == 0, result.output
+        found: list[dict[str, Any]] = json.loads(result.stdout)["draws"]
+        return found
+
+    (one,) = draws()
+    assert (one["predicted_slower"], one["busy"] > 0) == (mixes.SLOWER, True)
+    kept = tmp_path / f"{one['name']}.slower.json"
+    document, before = json.loads(kept.read_text()), kept.stat()
+    assert [run["policy"] for run in document["runs"]] == ["stagger"]
+    ideal_s, slower_s = (
+        json.loads(path.read_text())["runs"][0]["jobs"][0]["ideal_s"]
+        for path in (tmp_path / f"{one['name']}.json", kept)
+    )
+    assert slower_s == pytest.approx(mixes.SLOWER * ideal_s, rel=0.01)
+    assert draws() == [one] and kept.stat() == before
+
+
+@pytest.mark.root
+@pytest.mark.timeout(200)
+def test_what_is_there_is_not_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mixes, "BUSY", 2.0)  # never
+
+    def run(*more: str) -> tuple[int, str]:
         command = ["mixes", str(tmp_path), "--seed", "2", "--policy", "stagger,cubic+rto5"]
         result = CliRunner().invoke(app, [*command, *more])
         return result.exit_code, result.output
 
-    assert mixes("--iterations", "2", "--count", "1")[0] == 0
+    assert run("--iterations", "2", "--count", "1")[0] == 0
     (kept,) = tmp_path.glob("*.json")
     document, before = json.loads(kept.read_text()), kept.stat()
     assert document["asked"]["scenario"] == as_toml(draw(2, 1))
     assert {run["policy"] for run in document["runs"]} == {"stagger", "cubic+rto5"}
-    status, shown = mixes("--iterations", "2", "--count", "1")
+    status, shown = run("--iterations", "2", "--count", "1")
     assert (status, kept.stat()) == (0, before) and "of 1;" in shown
-    status, shown = mixes("--iterations", "3", "--count", "1")
+    status, shown = run("--iterations", "3", "--count", "1")
     assert status == 2 and "was measured with other options" in shown and kept.stat() == before
     kept.write_text("{")
-    assert mixes("--iterations", "2", "--count", "1")[0] == 2
+    assert run("--iterations", "2", "--count", "1")[0] == 2

@@ -33,21 +33,25 @@ def test_time_of_the_processors_passes() -> None:
     time.sleep(0.1)
     after = processors.read_ticks()
     assert after.every - before.every >= after.network - before.network > 0
+    assert after.every - before.every >= after.programs - before.programs > 0
     assert all(0.0 <= share <= 1.0 for share in after.since(before))
 
 
 def test_what_part_was_busy_and_what_was_stolen() -> None:
-    before = processors.Ticks(network=100, idle=50, every=200, stolen=7)
-    after = processors.Ticks(network=200, idle=80, every=400, stolen=17)
-    assert after.since(before) == (pytest.approx(0.7), pytest.approx(0.05))
-    assert after.since(after) == (1.0, 0.0)
+    before = processors.Ticks(100, 50, 100, 20, every=200, stolen=7)
+    after = processors.Ticks(200, 80, 300, 180, every=400, stolen=17)
+    shares = after.since(before)
+    assert shares == (pytest.approx(0.7), pytest.approx(0.2), pytest.approx(0.05))
+    assert after.since(after) == (1.0, 1.0, 0.0)
 
 
 @pytest.mark.parametrize(
     ("field", "share", "warning"),
     [
         ("network_busy", 0.5, None),
-        ("network_busy", 0.93, "stagger 93%"),
+        ("network_busy", 0.93, "emulate the network were busy most of the time (stagger 93%"),
+        ("programs_busy", 0.5, None),
+        ("programs_busy", 0.85, "of the control plane were busy most of the time (stagger 85%"),
         ("stolen", 0.004, None),
         ("stolen", 0.06, "stagger 6% in the worst run"),
     ],

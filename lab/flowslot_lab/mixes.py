@@ -7,8 +7,8 @@ broken off goes on. The table is made from these files alone.
 
 Where processors were busy most of the time under a policy that the simulator models, they may be
 what was measured, and no prediction knows of them. Such a draw is measured once more under these
-policies, SLOWER times slower, unless the draws are slower already, and its predictions are compared
-with that.
+policies, SLOWER times slower, and its predictions are compared with that; not where the draws are
+slower already, or nothing was predicted.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from flowslot_scenario.table import BUSY
 OURS = "stagger"
 PREDICTED = (OURS, "static")
 SLOWER = 3.0
+_SHARES = ("network_busy", "programs_busy")
 MOST_MEAN, MOST_WORST, MOST_OFF = 1.02, 1.05, 0.08
 """A draw is won when mean and worst job are at most so many times those of the best TCP; predicted
 when no job's mean is further off."""
@@ -75,28 +76,30 @@ class Draw:
 
     def off(self) -> float:
         """How far the simulator's mean of a job is off at most, as a part of what was measured,
-        under PREDICTED policies, slower if that was measured; NaN: nothing was predicted."""
-        return _off(self.slower or self.document)
+        in any run under PREDICTED policies, slower if that was measured; NaN: nothing was
+        predicted."""
+        return off(self.document if self.slower is None else self.slower)
 
-    def off_as_drawn(self) -> float:
-        """The same, not slower."""
-        return _off(self.document)
-
-    def busy(self, *policies: str) -> float:
-        """The largest part of the time for which the processors of the network, or those of the
-        programs, were busy, under these policies; without any, under all."""
-        return max(
-            (
-                float(run["evidence"].get(of, 0.0))
-                for run in self.document["runs"]
-                if run["policy"] in (policies or (run["policy"],))
-                for of in ("network_busy", "programs_busy")
-            ),
-            default=0.0,
-        )
+    @property
+    def to_slow_down(self) -> bool:
+        """Its predictions are to be compared with slower runs."""
+        predicted = not math.isnan(off(self.document))
+        return predicted and self.scenario.slower == 1 and busy(self.document) >= BUSY
 
 
-def _off(document: dict[str, Any]) -> float:
+def busy(document: dict[str, Any]) -> float:
+    """The largest part of the time for which the network's processors, or the others, were busy
+    under PREDICTED policies."""
+    return max(
+        float(run["evidence"][of])
+        for run in document["runs"]
+        if run["policy"] in PREDICTED
+        for of in _SHARES
+    )
+
+
+def off(document: dict[str, Any]) -> float:
+    """See Draw.off; of one document."""
     parts = [
         abs(job["predicted_mean_s"] / job["mean_s"] - 1)
         for run in document["runs"]
@@ -126,17 +129,16 @@ def run(files: list[str], folder: Path, options: Options, state: RunState) -> li
         for task, document in zip(tasks, _measure(tasks, "mixes", state), strict=True)
     ]
     policies = tuple(policy for policy in options.policies if policy in PREDICTED)
-    busy = [
-        k for k, one in enumerate(draws) if one.busy(*policies) >= BUSY and one.scenario.slower == 1
-    ]
-    again = [_Task(folder, files[k], replace(options, policies=policies), SLOWER) for k in busy]
-    for k, document in zip(busy, _measure(again, "mixes, slower", state), strict=True):
+    which = [k for k, one in enumerate(draws) if one.to_slow_down]
+    again = [_Task(folder, files[k], replace(options, policies=policies), SLOWER) for k in which]
+    for k, document in zip(which, _measure(again, "mixes, slower", state), strict=True):
         draws[k] = replace(draws[k], slower=document)
     return draws
 
 
 class _Task:
-    """A scenario file to measure, so many times slower than it says, and where that is kept."""
+    """A scenario file to measure, and where that is kept. `slower`: than it says, if not 1; then
+    the file says nothing of it."""
 
     def __init__(self, folder: Path, file: str, options: Options, slower: float = 1.0) -> None:
         drawn = parse(file, "draw")
@@ -150,6 +152,7 @@ class _Task:
             "policies": list(options.policies),
             "iterations": options.measured(drawn),
             "repeat": options.repeat,
+            **({} if slower == 1 else {"slower": slower}),
         }
 
     def read(self) -> dict[str, Any] | None:
@@ -165,11 +168,17 @@ class _Task:
         if asked != self.asked:
             problem = f"was measured with other options, {asked}: name another folder"
             raise ConfigError(str(self.results), "asked", problem)
+        if any(of not in run["evidence"] for run in document["runs"] for of in _SHARES):
+            problem = "was measured before all processors were watched: name another folder"
+            raise ConfigError(str(self.results), "evidence", problem)
         return document
 
     def measure(self, state: RunState, bar: Bar) -> dict[str, Any]:
-        """Measure, and keep that."""
+        """Measure, and keep that. What is kept of an earlier measurement goes."""
         self.path.write_text(self.file)
+        if not self.changes:
+            for old in ("slower", "budget"):
+                self.results.with_suffix(f".{old}.json").unlink(missing_ok=True)
         found = _results(self.path, self.changes, self.scenario, self.options, state, bar)
         document = {"asked": self.asked, **found}
         scratch = self.results.with_suffix(".new")
@@ -260,9 +269,14 @@ def as_data(draws: list[Draw]) -> dict[str, Any]:
                 "worst_job_ratio": round(one.ratio("worst_job"), 4),
                 "won": one.won,
                 "prediction_off": _number(one.off()),
-                "prediction_off_as_drawn": _number(one.off_as_drawn()),
-                "predicted_slower": SLOWER if one.slower else 1.0,
-                "busy": one.busy(),
+                "busy": busy(one.document),
+                "slower": None
+                if one.slower is None
+                else {
+                    "times": one.slower["slower"],
+                    "busy": busy(one.slower),
+                    "prediction_off_as_drawn": _number(off(one.document)),
+                },
             }
             for one in draws
         ],
@@ -298,8 +312,10 @@ def show(draws: list[Draw], console: Console) -> None:
         cells = [one.scenario.name, " ".join(_what(one.scenario))]
         cells += [f"{load(one.scenario):.2f}", f"{one.of(OURS, 'slowdown_mean'):.3f}"]
         cells += [f"{best:.3f}", policy, f"{one.ratio('slowdown_mean'):.3f}"]
-        off = f"{one.off_as_drawn():.0%}" + (f", slower {one.off():.0%}" if one.slower else "")
-        cells += [f"{one.ratio('worst_job'):.3f}", off, f"{one.busy():.0%}"]
+        predicted, part = f"{off(one.document):.0%}", f"{busy(one.document):.0%}"
+        if one.slower is not None:
+            predicted, part = f"{predicted}, {one.off():.0%}", f"{part}, {busy(one.slower):.0%}"
+        cells += [f"{one.ratio('worst_job'):.3f}", predicted, part]
         table.add_row(*cells, style=None if one.won else "bold")
     sums = _sums(draws)
     console.print(table)
@@ -312,8 +328,9 @@ def show(draws: list[Draw], console: Console) -> None:
     again = sum(one.slower is not None for one in draws)
     if again:
         console.print(
-            f"{again} of them kept processors busy for at least {BUSY:.0%} of the time under a "
-            f"policy that is predicted: predictions of these count {SLOWER:g} times slower.",
+            f"{again} draws kept processors busy for at least {BUSY:.0%} of the time under "
+            f"{' or '.join(PREDICTED)}: second figures are {SLOWER:g} times slower, and count for "
+            "predictions.",
             highlight=False,
         )
 

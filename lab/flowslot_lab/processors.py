@@ -27,15 +27,15 @@ class Ticks(NamedTuple):
         """What they did in between."""
         spent = Ticks(*(b - a for a, b in zip(before, self, strict=True)))
         return Shares(
-            1.0 - spent.network_idle / max(spent.network, 1),
-            1.0 - spent.programs_idle / max(spent.programs, 1),
+            (spent.network - spent.network_idle) / max(spent.network, 1),
+            (spent.programs - spent.programs_idle) / max(spent.programs, 1),
             spent.stolen / max(spent.every, 1),
         )
 
 
 class Shares(NamedTuple):
-    """Parts of the time in which the network's processors, and the programs', were busy, and in
-    which all were stolen."""
+    """Parts of the time in which the network's processors, and the programs', were not idle (so
+    what was stolen counts), and in which all were stolen."""
 
     network_busy: float
     programs_busy: float
@@ -61,17 +61,17 @@ def of_the_programs() -> list[int]:
 
 def read_ticks() -> Ticks:
     """What the processors have had so far."""
-    seen = {}
+    seen = dict[int, list[int]]()
     for line in Path("/proc/stat").read_text().splitlines():
         name, *ticks = line.split()
         if name.startswith("cpu") and name != "cpu":
             seen[int(name[3:])] = [int(tick) for tick in ticks[:8]]
 
     def spent(processors: Iterable[int]) -> int:
-        return sum(sum(seen[n]) for n in processors)
+        return sum(sum(seen.get(n, ())) for n in processors)
 
     def idle(processors: Iterable[int]) -> int:
-        return sum(seen[n][3] + seen[n][4] for n in processors)
+        return sum(seen[n][3] + seen[n][4] for n in processors if n in seen)
 
     network, programs, every = of_the_network(), of_the_programs(), os.sched_getaffinity(0)
     return Ticks(
@@ -80,7 +80,7 @@ def read_ticks() -> Ticks:
         spent(programs),
         idle(programs),
         spent(every),
-        sum(seen[n][7] for n in every),
+        sum(seen[n][7] for n in every if n in seen),
     )
 
 

@@ -120,9 +120,9 @@ class Evidence:
     learnt: int = 0
     """Iterations of flows that began when MLTCP knew their bytes."""
     network_busy: float = 0.0
+    """Part of the time in which the processors that emulate the network were busy."""
     programs_busy: float = 0.0
-    """Part of the time in which the processors that emulate the network were busy, and the others,
-    on which daemons and the switch process run."""
+    """The same of the other processors, on which daemons, the switch process and jobs run."""
     stolen: float = 0.0
     """Part of the processors' time that the hypervisor gave to other machines (/proc/stat)."""
 

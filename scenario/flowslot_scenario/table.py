@@ -12,7 +12,7 @@ from flowslot_scenario.budget import print_budgets
 from flowslot_scenario.results import STOCK, TUNED, Prediction, Results, Summary, best_baseline
 
 BUSY = 0.8
-"""The network's processors are idle while jobs compute: busier than this, they were too slow."""
+"""Processors are idle while jobs compute: those that are busier than this were too slow."""
 STOLEN = 0.01
 """A machine that stood still for more of the time decides how long the slowest iterations take."""
 
@@ -145,13 +145,17 @@ def _warn_of_busy_processors(result: Results, console: Console) -> None:
     """Where processors are the bottleneck, the links are not."""
     network = _above(BUSY, [(run.policy, run.evidence.network_busy) for run in result.runs])
     programs = _above(BUSY, [(run.policy, run.evidence.programs_busy) for run in result.runs])
-    for slow, what in (network, "that emulate the network"), (programs, "of the control plane"):
-        if slow:
-            console.print(
-                f"The processors {what} were busy most of the time ({slow}): this machine, not the "
-                "links, may be what limits these.",
-                highlight=False,
-            )
+    slow = [
+        f"{which}: {those}"
+        for which, those in (("network", network), ("others", programs))
+        if those
+    ]
+    if slow:
+        console.print(
+            "Processors, those that emulate the network or the others, were busy most of the time "
+            f"({'; '.join(slow)}): this machine, not the links, may be what limits these.",
+            highlight=False,
+        )
 
 
 def _warn_of_stolen_time(result: Results, console: Console) -> None:

@@ -74,26 +74,41 @@ def test_won_is_neither_mean_nor_worst_job_behind(
     )
 
 
-def run_of(policy: str, mean_s: float, predicted_s: float | None, **busy: float) -> dict[str, Any]:
+def run_of(
+    policy: str, mean_s: float, predicted_s: float | None, network: float = 0.1, others: float = 0.1
+) -> dict[str, Any]:
     """As much of a run as predictions are about."""
+    evidence = {"network_busy": network, "programs_busy": others}
     job = {"mean_s": mean_s, "predicted_mean_s": predicted_s}
-    return {"policy": policy, "evidence": {"network_busy": 0.1, **busy}, "jobs": [job]}
+    return {"policy": policy, "evidence": evidence, "jobs": [job]}
 
 
 def test_a_prediction_is_compared_with_what_was_measured_slower_if_that_was() -> None:
     as_drawn = [run_of("stagger", 1.0, 0.8), run_of("static", 1.0, 0.95), run_of("reno", 1.0, 0.5)]
     one = Draw(TWO_EQUAL, {"runs": as_drawn})
-    assert one.off() == one.off_as_drawn() == pytest.approx(0.2)
+    assert one.off() == pytest.approx(0.2)
     again = replace(one, slower={"runs": [run_of("stagger", 3.0, 2.7)]})
-    assert (again.off(), again.off_as_drawn()) == (pytest.approx(0.1), pytest.approx(0.2))
+    assert again.off() == pytest.approx(0.1)
     assert math.isnan(Draw(TWO_EQUAL, {"runs": [run_of("stagger", 1.0, None)]}).off())
 
 
-def test_busy_are_the_processors_of_the_network_or_of_the_programs() -> None:
-    runs = [run_of("stagger", 1.0, 1.0, programs_busy=0.7), run_of("reno", 1.0, None)]
-    runs += [run_of("dctcp", 1.0, None, network_busy=0.9)]
-    one = Draw(TWO_EQUAL, {"runs": runs})
-    assert (one.busy(), one.busy("stagger", "static"), one.busy("bbr")) == (0.9, 0.7, 0.0)
+@pytest.mark.parametrize(
+    ("runs", "slower", "again"),
+    [
+        ([run_of("stagger", 1.0, 0.8, 0.79, 0.79)], 1, False),
+        ([run_of("stagger", 1.0, 0.8, network=0.8)], 1, True),
+        ([run_of("stagger", 1.0, 0.8, others=0.8)], 1, True),
+        ([run_of("stagger", 1.0, 0.8), run_of("static", 1.0, 0.8, others=0.9)], 1, True),
+        ([run_of("stagger", 1.0, 0.8), run_of("reno", 1.0, 0.8, network=0.9)], 1, False),
+        ([run_of("stagger", 1.0, 0.8, network=0.9)], 2, False),
+        ([run_of("stagger", 1.0, None, network=0.9)], 1, False),
+    ],
+)
+def test_which_draws_are_measured_slower(
+    runs: list[dict[str, Any]], slower: float, again: bool
+) -> None:
+    scenario = TWO_EQUAL.model_copy(update={"slower": slower})
+    assert Draw(scenario, {"runs": runs}).to_slow_down == again
 
 
 def test_without_a_rival_nothing_is_won() -> None:
@@ -120,16 +135,19 @@ def test_what_keeps_processors_busy_is_measured_slower(
         return found
 
     (one,) = draws()
-    assert (one["predicted_slower"], one["busy"] > 0) == (mixes.SLOWER, True)
     kept = tmp_path / f"{one['name']}.slower.json"
     document, before = json.loads(kept.read_text()), kept.stat()
-    assert [run["policy"] for run in document["runs"]] == ["stagger"]
-    ideal_s, slower_s = (
-        json.loads(path.read_text())["runs"][0]["jobs"][0]["ideal_s"]
-        for path in (tmp_path / f"{one['name']}.json", kept)
-    )
-    assert slower_s == pytest.approx(mixes.SLOWER * ideal_s, rel=0.01)
+    (run,) = document["runs"]
+    assert run["policy"] == "stagger" and run["evidence"]["programs_busy"] > 0
+    drawn = json.loads((tmp_path / f"{one['name']}.json").read_text())["runs"][0]
+    for job, as_drawn in zip(run["jobs"], drawn["jobs"], strict=True):
+        assert job["ideal_s"] == pytest.approx(mixes.SLOWER * as_drawn["ideal_s"], rel=0.01)
+        assert job["predicted_mean_s"] > 2 * as_drawn["predicted_mean_s"]
+    assert one["slower"]["times"] == mixes.SLOWER
+    assert one["prediction_off"] == round(mixes.off(document), 4)
     assert draws() == [one] and kept.stat() == before
+    kept.write_text("{")
+    assert CliRunner().invoke(app, command).exit_code == 2
 
 
 @pytest.mark.root
@@ -153,5 +171,10 @@ def test_what_is_there_is_not_measured_again(
     assert (status, kept.stat()) == (0, before) and "of 1;" in shown
     status, shown = run("--iterations", "3", "--count", "1")
     assert status == 2 and "was measured with other options" in shown and kept.stat() == before
+    for run_ in document["runs"]:
+        del run_["evidence"]["programs_busy"]
+    kept.write_text(json.dumps(document))
+    status, shown = run("--iterations", "2", "--count", "1")
+    assert status == 2 and "before all processors were watched" in shown
     kept.write_text("{")
     assert run("--iterations", "2", "--count", "1")[0] == 2

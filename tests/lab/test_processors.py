@@ -38,20 +38,42 @@ def test_time_of_the_processors_passes() -> None:
 
 
 def test_what_part_was_busy_and_what_was_stolen() -> None:
-    before = processors.Ticks(100, 50, 100, 20, every=200, stolen=7)
-    after = processors.Ticks(200, 80, 300, 180, every=400, stolen=17)
+    before = processors.Ticks(
+        network=100, network_idle=50, programs=100, programs_idle=20, every=200, stolen=7
+    )
+    after = processors.Ticks(
+        network=200, network_idle=80, programs=300, programs_idle=180, every=400, stolen=17
+    )
     shares = after.since(before)
     assert shares == (pytest.approx(0.7), pytest.approx(0.2), pytest.approx(0.05))
-    assert after.since(after) == (1.0, 1.0, 0.0)
+    assert after.since(after) == (0.0, 0.0, 0.0)
+
+
+STAT = """cpu  9 9 9 9 9 9 9 9 0 0
+cpu0 1 2 3 40 5 6 7 8 0 0
+cpu1 1000 0 0 0 0 0 0 0 0 0
+cpu4 10 20 30 400 50 60 70 80 0 0
+intr 7
+"""
+
+
+def test_what_the_kernel_counts(monkeypatch: MonkeyPatch) -> None:
+    """By user, nice, system, idle, iowait, irq, softirq, steal. One processor is another's, and
+    one of ours is gone."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 4, 5})
+    monkeypatch.setattr(processors.Path, "read_text", lambda path: STAT)
+    assert processors.read_ticks() == processors.Ticks(
+        network=72, network_idle=45, programs=720, programs_idle=450, every=792, stolen=88
+    )
 
 
 @pytest.mark.parametrize(
     ("field", "share", "warning"),
     [
         ("network_busy", 0.5, None),
-        ("network_busy", 0.93, "emulate the network were busy most of the time (stagger 93%"),
+        ("network_busy", 0.93, "busy most of the time (network: stagger 93%)"),
         ("programs_busy", 0.5, None),
-        ("programs_busy", 0.85, "of the control plane were busy most of the time (stagger 85%"),
+        ("programs_busy", 0.85, "busy most of the time (others: stagger 85%)"),
         ("stolen", 0.004, None),
         ("stolen", 0.06, "stagger 6% in the worst run"),
     ],

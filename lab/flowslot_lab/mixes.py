@@ -162,13 +162,14 @@ class _Task:
         try:
             document: dict[str, Any] = json.loads(self.results.read_text())
             asked = document["asked"]
+            watched = all(of in run["evidence"] for run in document["runs"] for of in _SHARES)
         except (OSError, ValueError, KeyError, TypeError) as error:
             problem = f"is no result of `lab mixes`: {error}"
             raise ConfigError(str(self.results), "", problem) from None
         if asked != self.asked:
             problem = f"was measured with other options, {asked}: name another folder"
             raise ConfigError(str(self.results), "asked", problem)
-        if any(of not in run["evidence"] for run in document["runs"] for of in _SHARES):
+        if not watched:
             problem = "was measured before all processors were watched: name another folder"
             raise ConfigError(str(self.results), "evidence", problem)
         return document

@@ -36,7 +36,7 @@ HOSTS, RACKS, JOBS, SOCKETS = (2, 8), (1, 3), (1, 4), (1, 4)
 RATE_MBPS, BUFFER_KB = (60.0, 400.0), (32.0, 4000.0)
 TOTAL_MBPS = 1000.0
 """Of all hosts' links together: what two processors emulate with some idle time left (1,600 kept
-them busy for more than 80 % of the time)."""
+them busy for more than 80 % of the time). Our daemons may still keep the others busy."""
 PERIOD_S, DUTY, OVERSUBSCRIPTION = (0.08, 0.6), (0.2, 0.7), (1.0, 2.0)
 LOAD = (0.4, 1.6)
 RINGS = 2 / 3

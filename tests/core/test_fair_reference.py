@@ -176,6 +176,32 @@ def test_where_all_lag_they_begin_anew() -> None:
     assert run.at(760, "a", "b")[0] is False
 
 
+@pytest.mark.parametrize("takes", [100, 130])
+@pytest.mark.parametrize("offset", [90, 105])
+def test_hosts_of_a_job_need_not_be_in_step(offset: int, takes: int) -> None:
+    """Each of two sends for `takes` ms and computes for 100; the second one begins `offset` ms
+    later. So the job is never idle for more than 10 ms, or never at all."""
+    run = Run("a", {"job": "a", "links": (1,)}, links=2)
+    period, lags = takes + 100, []
+    for ms in range(3000):
+        on = [(ms - late) % period < takes and ms >= late for late in (0, offset)]
+        seen = replace(run.state(("a",), 100e6), remaining=np.where(on, 100e6, 0.0))
+        lags += run.look(seen, ms)
+    assert any(lags) == (takes > 100), "alone, both need 100 ms on their links"
+
+
+def test_an_aggregate_that_sits_out_does_not_hold_the_count_up() -> None:
+    """The second one sends in every other iteration only."""
+    run = Run("a", {"job": "a", "links": (1,)}, links=2)
+    lags = []
+    for ms in range(0, 4000, 5):
+        on = ms % 200 < 100
+        seen = run.state(("a",), 100e6)
+        remaining = np.where([on, on and ms % 400 < 100], 100e6, 0.0)
+        lags += run.look(replace(seen, remaining=remaining), ms)
+    assert not any(lags)
+
+
 def test_jobs_that_are_not_known_yet_do_not_lag() -> None:
     run = Run("a", "b")
     for ms, sending in ((0, "a"), (10_000, "a"), (10_001, "")):

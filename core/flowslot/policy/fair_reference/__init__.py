@@ -47,7 +47,7 @@ class FairReference:
         for run, weight in (self._between_jobs, part), (self._between_sockets, sockets):
             run.begin(now, jobs, gone, others, aggregates, new)
             run.advance(now, job, paths, state.goodput, volume, weight)
-            run.see(now, cells, need, state.job, state.remaining, state.wait_ns, state.idle_ns)
+            run.see(now, cells, need, of, state.remaining, state.wait_ns, state.idle_ns)
             run.end(lags)
         return lags
 

@@ -17,7 +17,8 @@ cdef packed struct Job:
     double until
     double compute
     uint8_t active
-    double ended_at
+    uint8_t anew
+    double least
 # end
 
 ctypedef const int64_t[::1] turns_t
@@ -44,7 +45,8 @@ cdef class Run:
     cdef object all_rows
     cdef chosen_t numbers, aggregates
     cdef Job[::1] all_jobs, unknown, room, jobs
-    cdef floats_t all_left, floats, left, speed, limit, rate
+    cdef floats_t all_left, floats, left, speed, limit, rate, sends, ended, over
+    cdef double[:, ::1] all_real
     cdef rows_t sending
     cdef const int64_t[:] job
     cdef given_t volume
@@ -57,11 +59,13 @@ cdef class Run:
     cpdef void end(self, uint8_t[::1] lags)
     @cython.locals(work=double[:, ::1], sends=floats_t, waits=floats_t, idles=floats_t)
     cpdef void see(
-        self, double now, JobLinks cells, given_t need, const int64_t[:] job, given_t remaining,
+        self, double now, JobLinks cells, given_t need, const int64_t[:] of, given_t remaining,
         given_t wait, given_t idle,
     )
-    @cython.locals(took=double)
-    cdef void begin_anew(self, Py_ssize_t j, double at)
+    @cython.locals(flags=Py_ssize_t[:, ::1], some=rows_t, missing=rows_t, going=rows_t)
+    cdef void end_real(self, given_t sends)
+    @cython.locals(first=cython.bint, paused=cython.bint)
+    cdef void begin_real(self, Py_ssize_t k, double took, JobLinks cells, given_t need)
     @cython.locals(uses=rows_t)
     cdef void forgive(self, Py_ssize_t j, JobLinks cells, given_t need)
     cdef void restart(self, Py_ssize_t j)

@@ -27,9 +27,10 @@ JOB = np.dtype(
         ("sends", np.bool_),  # in the reference; or else it computes
         ("under_way", np.int64),  # aggregates that have not sent all of the reference's iteration
         ("until", np.float64),  # when the reference's computation ends
-        ("compute", np.float64),  # ns from the end of its communication to the next one's beginning
-        ("active", np.bool_),  # the real job sends
-        ("ended_at", np.float64),  # when the real job ended to send; NaN: never
+        ("compute", np.float64),  # ns from an aggregate's end to its next beginning
+        ("active", np.bool_),  # one of the real job's aggregates has begun its next iteration
+        ("anew", np.bool_),  # the reference began anew in the real job's present iteration
+        ("least", np.float64),  # the shortest computation seen before this iteration, ns; inf: none
     ]
 )
 MOST_WORK = 1_000_000
@@ -49,7 +50,7 @@ _most_work, _inf, _second, _rounding = MOST_WORK, math.inf, 1e9, 1e-9
 _pause, _pause_ns, _least_ns, _smoothing = PAUSE, PAUSE_NS, LEAST_NS, SMOOTHING
 
 _UNKNOWN = np.zeros(1, JOB)
-_UNKNOWN["ended_at"] = math.nan
+_UNKNOWN["least"] = math.inf
 
 
 def grown(rows: Any, n: int) -> Any:
@@ -125,13 +126,16 @@ class Run:
 
     From `begin` to `end` it is about some of the jobs: `jobs`, JOB[J]. By aggregate, float64[G]:
     `left`, the part of the iteration that is not sent yet, `speed`, the part of it that is sent per
-    ns, and room for what `advance` works with. To make arrays takes longer than most loops.
+    ns, and room for what `advance` works with. To make arrays takes longer than most loops. Of the
+    real communication: whether it `sends` (1 or 0), when it `ended` last (NaN: never), and whether
+    that was after the job's last iteration was counted (`over`, 1 or 0).
     """
 
     def __init__(self, slack: float) -> None:
         self.slack, self.now = slack, 0.0
         self.all_rows, self.unknown = np.zeros(0, JOB), typed(_UNKNOWN)
         self.all_jobs, self.all_left = typed(self.all_rows), np.zeros(0)
+        self.all_real = np.zeros((0, 3))
         self.room = typed(np.zeros(0, JOB))
         self.floats, self.sending = np.zeros(0), np.zeros(0, np.intp)
 
@@ -155,14 +159,21 @@ class Run:
                 self.jobs[k].now = now / self.slack
         if end_of(self.aggregates) > len(self.all_left):
             self.all_left = grown(np.asarray(self.all_left), end_of(self.aggregates))
+            # What this repeats is of new ones, and not read.
+            self.all_real = np.resize(np.asarray(self.all_real), (len(self.all_left), 3))
         n = len(self.aggregates)
         if n > len(self.sending):
-            self.floats, self.sending = np.zeros(8 * n), np.zeros(2 * n, np.intp)
+            self.floats, self.sending = np.zeros(14 * n), np.zeros(2 * n, np.intp)
         self.left, self.speed = self.floats[:n], self.floats[n : 2 * n]
         self.limit, self.rate = self.floats[2 * n : 3 * n], self.floats[3 * n : 4 * n]
+        self.sends, self.ended = self.floats[4 * n : 5 * n], self.floats[5 * n : 6 * n]
+        self.over = self.floats[6 * n : 7 * n]
         for k in range(n):
-            self.speed[k] = 0.0
-            self.left[k] = 1.0 if new[k] else self.all_left[self.aggregates[k]]
+            number, self.speed[k] = self.aggregates[k], 0.0
+            self.left[k] = 1.0 if new[k] else self.all_left[number]
+            self.sends[k] = 0.0 if new[k] else self.all_real[number, 0]
+            self.ended[k] = math.nan if new[k] else self.all_real[number, 1]
+            self.over[k] = 0.0 if new[k] else self.all_real[number, 2]
 
     def end(self, lags: Bools) -> None:
         """Set `lags`, bool[J], of the jobs that lag in this run."""
@@ -171,7 +182,9 @@ class Run:
             if self.jobs[k].lead > 0:
                 lags[k] = True
         for k in range(len(self.aggregates)):
-            self.all_left[self.aggregates[k]] = self.left[k]
+            number = self.aggregates[k]
+            self.all_left[number], self.all_real[number, 0] = self.left[k], self.sends[k]
+            self.all_real[number, 1], self.all_real[number, 2] = self.ended[k], self.over[k]
 
     # --- the real jobs
 
@@ -180,48 +193,80 @@ class Run:
         now: float,
         cells: JobLinks,
         need: Floats,
-        job: Ints,
+        of: Ints,
         remaining: Floats,
         wait: Floats,
         idle: Floats,
     ) -> None:
-        """Find the jobs whose real communication has begun or ended since the last look.
+        """Find the aggregates whose real communication has begun or ended since the last look.
 
-        `job`, int64[F], and `remaining`, `wait` and `idle`, float64[F], as in AllocationState.
+        Hosts are not in step: in a ring, one may send again before another one has ended. So what
+        counts is each aggregate's own end and beginning. By flow, as in AllocationState: its
+        aggregate (`of`, int64[F]), and `remaining`, `wait` and `idle`, float64[F].
         """
-        work = np.zeros((3, len(self.jobs)))
+        work = np.zeros((3, len(self.aggregates)))
         sends, waits, idles = work[0], work[1], work[2]
-        for j in range(len(self.jobs)):
-            idles[j] = _inf
-        for i in range(len(job)):
-            j = job[i]
-            idles[j] = min(idles[j], idle[i])
+        for k in range(len(self.aggregates)):
+            idles[k] = _inf
+        for i in range(len(of)):
+            k = of[i]
+            idles[k] = min(idles[k], idle[i])
             if remaining[i] > 0:
-                waits[j] = max(waits[j], wait[i]) if sends[j] else wait[i]
-                sends[j] = 1.0
-        for j in range(len(self.jobs)):
-            if sends[j] and not self.jobs[j].active:
-                self.jobs[j].active = True
-                self.begin_anew(j, now - waits[j])
-                self.forgive(j, cells, need)
-            elif self.jobs[j].active and not sends[j]:
-                self.jobs[j].active = False
-                self.jobs[j].ended_at = now - idles[j] if idles[j] < _inf else now
-                self.jobs[j].lead -= 1
+                sends[k], waits[k] = 1.0, max(waits[k], wait[i])
+        for k in range(len(self.aggregates)):
+            if self.sends[k] > 0 and not sends[k]:
+                self.ended[k] = now - idles[k] if idles[k] < _inf else now
+                self.over[k] = 1.0
+        self.end_real(sends)
+        for k in range(len(self.aggregates)):
+            if sends[k] > 0 and not self.sends[k]:
+                self.begin_real(k, max(now - waits[k] - self.ended[k], _least_ns), cells, need)
+            self.sends[k] = sends[k]
 
-    def begin_anew(self, j: int, at: float) -> None:
-        """A job's real communication has begun: how long has it computed?"""
-        if math.isnan(self.jobs[j].ended_at):
+    def end_real(self, sends: Any) -> None:
+        """Count an iteration of each real job whose aggregates have all ended since its last one;
+        or some have, and none `sends`, float64[G]."""
+        flags = np.zeros((3, len(self.jobs)), np.intp)
+        some, missing, going = flags[0], flags[1], flags[2]
+        for k in range(len(self.job)):
+            j = self.job[k]
+            some[j] += self.over[k] > 0
+            missing[j] += self.over[k] <= 0 and self.volume[k] > 0
+            going[j] += sends[k] > 0
+        for j in range(len(self.jobs)):
+            some[j] = some[j] and not (missing[j] and going[j])
+            if some[j]:
+                self.jobs[j].active = self.jobs[j].anew = False
+                self.jobs[j].lead -= 1
+                if self.jobs[j].runs and self.jobs[j].least < _inf:
+                    more = self.jobs[j].least - self.jobs[j].compute
+                    self.jobs[j].compute += more * _smoothing
+                self.jobs[j].least = _inf
+        for k in range(len(self.job)):
+            if some[self.job[k]]:
+                self.over[k] = 0.0
+
+    def begin_real(self, k: int, took: float, cells: JobLinks, need: Any) -> None:
+        """An aggregate's real communication has begun, after so many ns; NaN: the first time. Of a
+        job's aggregates the one that has waited least for others tells how long it computes."""
+        j = self.job[k]
+        first, self.jobs[j].active = not self.jobs[j].active, True
+        if math.isnan(self.ended[k]):
             return
-        took = max(at - self.jobs[j].ended_at, _least_ns)
-        if self.jobs[j].runs and took > _pause * self.jobs[j].compute + _pause_ns:
-            self.restart(j)
+        paused = took > _pause * self.jobs[j].compute + _pause_ns
+        if self.jobs[j].runs and paused:
+            if first:
+                self.restart(j)
         elif self.jobs[j].runs:
-            self.jobs[j].compute += (took - self.jobs[j].compute) * _smoothing
+            self.jobs[j].least = min(self.jobs[j].least, took)
         else:
             # Known from now on: the reference begins together with the job.
             self.jobs[j].runs, self.jobs[j].compute = True, took
             self.restart(j)
+        if first:
+            self.forgive(j, cells, need)
+        elif self.jobs[j].anew:
+            self.restart(j)  # it began with the job's first aggregate, and goes with the last one
 
     def forgive(self, j: int, cells: JobLinks, need: Any) -> None:
         """Where all jobs lag, none can be helped: all would have their fair shares for ever, and
@@ -242,7 +287,7 @@ class Run:
 
     def restart(self, j: int) -> None:
         """The reference begins an iteration together with the real job."""
-        self.jobs[j].lead = 0
+        self.jobs[j].lead, self.jobs[j].anew = 0, True
         self.start(j)
 
     # --- the reference

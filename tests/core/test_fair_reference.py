@@ -176,30 +176,37 @@ def test_where_all_lag_they_begin_anew() -> None:
     assert run.at(760, "a", "b")[0] is False
 
 
-@pytest.mark.parametrize("takes", [100, 130])
-@pytest.mark.parametrize("offset", [90, 105])
-def test_hosts_of_a_job_need_not_be_in_step(offset: int, takes: int) -> None:
-    """Each of two sends for `takes` ms and computes for 100; the second one begins `offset` ms
-    later. So the job is never idle for more than 10 ms, or never at all."""
-    run = Run("a", {"job": "a", "links": (1,)}, links=2)
-    period, lags = takes + 100, []
-    for ms in range(3000):
-        on = [(ms - late) % period < takes and ms >= late for late in (0, offset)]
+def in_turns(run: Run, ms: int, *bursts: tuple[int, int, int], since: int = 0) -> list[bool]:
+    """Looks every ms, from `since` to `ms`, at flows of one job. Each sends from `late` on for
+    `takes` ms in each `period`. Whether the job lags, in each ms in which one sends; else False."""
+    lags = []
+    for at in range(since, ms):
+        on = [at >= late and (at - late) % period < takes for late, takes, period in bursts]
         seen = replace(run.state(("a",), 100e6), remaining=np.where(on, 100e6, 0.0))
-        lags += run.look(seen, ms)
-    assert any(lags) == (takes > 100), "alone, both need 100 ms on their links"
+        lags += [run.look(seen, at)[0] and any(on)]
+    return lags
+
+
+@pytest.mark.parametrize(
+    ("takes", "offset", "computes"), [(60, 80, 100), (100, 75, 50), (100, 90, 100)]
+)
+def test_hosts_of_a_job_need_not_be_in_step(takes: int, offset: int, computes: int) -> None:
+    """Each of two sends for `takes` ms and computes, and the second one begins `offset` ms later.
+    So the job is idle between their bursts, or never, or hardly ever. It gains no credit either:
+    the first iteration that takes half as long again is seen to lag."""
+    period, size = takes + computes, takes * 1e6
+    flow = {"job": "a", "next": size}
+    run = Run(flow, {**flow, "links": (1,)}, links=2)
+    assert not any(in_turns(run, 11 * period + offset, (0, takes, period), (offset, takes, period)))
+    late = (0, takes, period), (11 * period + offset, takes + takes // 2, 100 * period)
+    now = 11 * period + offset
+    assert any(in_turns(run, now + takes + takes // 2, *late, since=now))
 
 
 def test_an_aggregate_that_sits_out_does_not_hold_the_count_up() -> None:
     """The second one sends in every other iteration only."""
     run = Run("a", {"job": "a", "links": (1,)}, links=2)
-    lags = []
-    for ms in range(0, 4000, 5):
-        on = ms % 200 < 100
-        seen = run.state(("a",), 100e6)
-        remaining = np.where([on, on and ms % 400 < 100], 100e6, 0.0)
-        lags += run.look(replace(seen, remaining=remaining), ms)
-    assert not any(lags)
+    assert not any(in_turns(run, 4000, (0, 100, 200), (0, 100, 400)))
 
 
 def test_jobs_that_are_not_known_yet_do_not_lag() -> None:

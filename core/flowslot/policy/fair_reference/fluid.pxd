@@ -45,7 +45,7 @@ cdef class Run:
     cdef object all_rows
     cdef chosen_t numbers, aggregates
     cdef Job[::1] all_jobs, unknown, room, jobs
-    cdef floats_t all_left, floats, left, speed, limit, rate, sends, ended, over
+    cdef floats_t all_left, floats, left, speed, limit, rate, begun, ended, over
     cdef double[:, ::1] all_real
     cdef rows_t sending
     cdef const int64_t[:] job
@@ -62,10 +62,18 @@ cdef class Run:
         self, double now, JobLinks cells, given_t need, const int64_t[:] of, given_t remaining,
         given_t wait, given_t idle,
     )
-    @cython.locals(flags=Py_ssize_t[:, ::1], some=rows_t, missing=rows_t, going=rows_t)
-    cdef void end_real(self, given_t sends)
-    @cython.locals(first=cython.bint, paused=cython.bint)
-    cdef void begin_real(self, Py_ssize_t k, double took, JobLinks cells, given_t need)
+    @cython.locals(took=double)
+    cdef void end_real(self, Py_ssize_t k, double at)
+    @cython.locals(found=Py_ssize_t[:, ::1], over=rows_t, missing=rows_t)
+    cdef rows_t find_over(self)
+    @cython.locals(found=Py_ssize_t[:, ::1], over=rows_t, going=rows_t, begins=cython.bint)
+    cdef rows_t find_sat_out(self, given_t sends)
+    @cython.locals(more=double)
+    cdef void count_real(self, rows_t over)
+    @cython.locals(rest=floats_t, found=Py_ssize_t[:, ::1], first=rows_t, anew=rows_t)
+    cdef void begin_real(self, double now, given_t sends, given_t waits, JobLinks cells, given_t need)
+    @cython.locals(known=cython.bint, first=cython.bint, paused=cython.bint, took=double)
+    cdef bint begins_anew(self, Py_ssize_t k, double rest)
     @cython.locals(uses=rows_t)
     cdef void forgive(self, Py_ssize_t j, JobLinks cells, given_t need)
     cdef void restart(self, Py_ssize_t j)

@@ -27,10 +27,11 @@ JOB = np.dtype(
         ("sends", np.bool_),  # in the reference; or else it computes
         ("under_way", np.int64),  # aggregates that have not sent all of the reference's iteration
         ("until", np.float64),  # when the reference's computation ends
-        ("compute", np.float64),  # ns from an aggregate's end to its next beginning
-        ("active", np.bool_),  # one of the real job's aggregates has begun its next iteration
-        ("anew", np.bool_),  # the reference began anew in the real job's present iteration
-        ("least", np.float64),  # the shortest computation seen before this iteration, ns; inf: none
+        ("compute", np.float64),  # ns from an aggregate's end to its next beginning, smoothed
+        # Of the real job, since its last iteration was counted:
+        ("active", np.bool_),  # an aggregate has begun
+        ("anew", np.bool_),  # the reference has begun anew, or has to
+        ("least", np.float64),  # ns, the shortest computation of an aggregate; inf: none was seen
     ]
 )
 MOST_WORK = 1_000_000
@@ -127,8 +128,8 @@ class Run:
     From `begin` to `end` it is about some of the jobs: `jobs`, JOB[J]. By aggregate, float64[G]:
     `left`, the part of the iteration that is not sent yet, `speed`, the part of it that is sent per
     ns, and room for what `advance` works with. To make arrays takes longer than most loops. Of the
-    real communication: whether it `sends` (1 or 0), when it `ended` last (NaN: never), and whether
-    that was after the job's last iteration was counted (`over`, 1 or 0).
+    real communication: when it has `begun` (NaN: it does not send), when it `ended` last (NaN:
+    never), and whether that was after the job's last iteration was counted (`over`, 1 or 0).
     """
 
     def __init__(self, slack: float) -> None:
@@ -157,6 +158,8 @@ class Run:
                 self.jobs[k] = self.unknown[0]
             if gone[k]:
                 self.jobs[k].now = now / self.slack
+                self.jobs[k].active, self.jobs[k].anew = False, True
+                self.jobs[k].least = _inf
         if end_of(self.aggregates) > len(self.all_left):
             self.all_left = grown(np.asarray(self.all_left), end_of(self.aggregates))
             # What this repeats is of new ones, and not read.
@@ -166,12 +169,12 @@ class Run:
             self.floats, self.sending = np.zeros(14 * n), np.zeros(2 * n, np.intp)
         self.left, self.speed = self.floats[:n], self.floats[n : 2 * n]
         self.limit, self.rate = self.floats[2 * n : 3 * n], self.floats[3 * n : 4 * n]
-        self.sends, self.ended = self.floats[4 * n : 5 * n], self.floats[5 * n : 6 * n]
+        self.begun, self.ended = self.floats[4 * n : 5 * n], self.floats[5 * n : 6 * n]
         self.over = self.floats[6 * n : 7 * n]
         for k in range(n):
             number, self.speed[k] = self.aggregates[k], 0.0
             self.left[k] = 1.0 if new[k] else self.all_left[number]
-            self.sends[k] = 0.0 if new[k] else self.all_real[number, 0]
+            self.begun[k] = math.nan if new[k] else self.all_real[number, 0]
             self.ended[k] = math.nan if new[k] else self.all_real[number, 1]
             self.over[k] = 0.0 if new[k] else self.all_real[number, 2]
 
@@ -183,7 +186,7 @@ class Run:
                 lags[k] = True
         for k in range(len(self.aggregates)):
             number = self.aggregates[k]
-            self.all_left[number], self.all_real[number, 0] = self.left[k], self.sends[k]
+            self.all_left[number], self.all_real[number, 0] = self.left[k], self.begun[k]
             self.all_real[number, 1], self.all_real[number, 2] = self.ended[k], self.over[k]
 
     # --- the real jobs
@@ -214,28 +217,52 @@ class Run:
             if remaining[i] > 0:
                 sends[k], waits[k] = 1.0, max(waits[k], wait[i])
         for k in range(len(self.aggregates)):
-            if self.sends[k] > 0 and not sends[k]:
-                self.ended[k] = now - idles[k] if idles[k] < _inf else now
-                self.over[k] = 1.0
-        self.end_real(sends)
-        for k in range(len(self.aggregates)):
-            if sends[k] > 0 and not self.sends[k]:
-                self.begin_real(k, max(now - waits[k] - self.ended[k], _least_ns), cells, need)
-            self.sends[k] = sends[k]
+            if not sends[k] and not math.isnan(self.begun[k]):
+                self.end_real(k, now - idles[k] if idles[k] < _inf else now)
+        self.count_real(self.find_over())
+        self.count_real(self.find_sat_out(sends))
+        self.begin_real(now, sends, waits, cells, need)
 
-    def end_real(self, sends: Any) -> None:
-        """Count an iteration of each real job whose aggregates have all ended since its last one;
-        or some have, and none `sends`, float64[G]."""
-        flags = np.zeros((3, len(self.jobs)), np.intp)
-        some, missing, going = flags[0], flags[1], flags[2]
+    def end_real(self, k: int, at: float) -> None:
+        """An aggregate's real communication has ended. Not if it was idle all the time, and only
+        expected to begin."""
+        j, took = self.job[k], self.begun[k] - self.ended[k]
+        self.begun[k] = math.nan
+        if at <= self.ended[k] + 1.0:
+            return
+        if took <= _pause * self.jobs[j].compute + _pause_ns:
+            self.jobs[j].least = min(self.jobs[j].least, max(took, _least_ns))
+        self.over[k], self.ended[k] = 1.0, at
+
+    def find_over(self) -> Any:
+        """Which jobs' iterations are over, intp[J]: each aggregate that has something to send has
+        ended since the last one."""
+        found = np.zeros((2, len(self.jobs)), np.intp)
+        over, missing = found[0], found[1]
         for k in range(len(self.job)):
-            j = self.job[k]
-            some[j] += self.over[k] > 0
-            missing[j] += self.over[k] <= 0 and self.volume[k] > 0
-            going[j] += sends[k] > 0
+            missing[self.job[k]] += self.over[k] <= 0 and self.volume[k] > 0
+        for k in range(len(self.job)):
+            if self.over[k] > 0 and not missing[self.job[k]]:
+                over[self.job[k]] = 1
+        return over
+
+    def find_sat_out(self, sends: Any) -> Any:
+        """The same where an aggregate begins again, and none that has not ended `sends`,
+        float64[G]: those had nothing to send this time."""
+        found = np.zeros((2, len(self.jobs)), np.intp)
+        over, going = found[0], found[1]
+        for k in range(len(self.job)):
+            going[self.job[k]] += self.over[k] <= 0 and not math.isnan(self.begun[k])
+        for k in range(len(self.job)):
+            begins = sends[k] > 0 and math.isnan(self.begun[k])
+            if begins and self.over[k] > 0 and not going[self.job[k]]:
+                over[self.job[k]] = 1
+        return over
+
+    def count_real(self, over: Any) -> None:
+        """An iteration of these real jobs, intp[J], has ended."""
         for j in range(len(self.jobs)):
-            some[j] = some[j] and not (missing[j] and going[j])
-            if some[j]:
+            if over[j]:
                 self.jobs[j].active = self.jobs[j].anew = False
                 self.jobs[j].lead -= 1
                 if self.jobs[j].runs and self.jobs[j].least < _inf:
@@ -243,30 +270,45 @@ class Run:
                     self.jobs[j].compute += more * _smoothing
                 self.jobs[j].least = _inf
         for k in range(len(self.job)):
-            if some[self.job[k]]:
+            if over[self.job[k]]:
                 self.over[k] = 0.0
 
-    def begin_real(self, k: int, took: float, cells: JobLinks, need: Any) -> None:
-        """An aggregate's real communication has begun, after so many ns; NaN: the first time. Of a
-        job's aggregates the one that has waited least for others tells how long it computes."""
-        j = self.job[k]
-        first, self.jobs[j].active = not self.jobs[j].active, True
-        if math.isnan(self.ended[k]):
-            return
-        paused = took > _pause * self.jobs[j].compute + _pause_ns
-        if self.jobs[j].runs and paused:
-            if first:
+    def begin_real(self, now: float, sends: Any, waits: Any, cells: JobLinks, need: Any) -> None:
+        """Find the aggregates whose real communication has begun: `waits` ns ago, float64[G]."""
+        rest, found = np.zeros(len(self.jobs)), np.zeros((2, len(self.jobs)), np.intp)
+        first, anew = found[0], found[1]
+        for j in range(len(self.jobs)):
+            rest[j] = -_inf
+        for k in range(len(self.job)):
+            # NaN is never the larger one.
+            rest[self.job[k]] = max(rest[self.job[k]], self.ended[k])
+        for k in range(len(self.job)):
+            j = self.job[k]
+            if sends[k] > 0 and math.isnan(self.begun[k]):
+                self.begun[k] = now - waits[k]
+                first[j] += not self.jobs[j].active
+                anew[j] += self.begins_anew(k, rest[j])
+        for j in range(len(self.jobs)):
+            if anew[j] and self.jobs[j].runs:
                 self.restart(j)
-        elif self.jobs[j].runs:
-            self.jobs[j].least = min(self.jobs[j].least, took)
-        else:
-            # Known from now on: the reference begins together with the job.
-            self.jobs[j].runs, self.jobs[j].compute = True, took
-            self.restart(j)
-        if first:
-            self.forgive(j, cells, need)
-        elif self.jobs[j].anew:
-            self.restart(j)  # it began with the job's first aggregate, and goes with the last one
+            elif first[j]:
+                self.forgive(j, cells, need)
+
+    def begins_anew(self, k: int, rest: float) -> bool:
+        """Whether the reference has to begin anew with this aggregate, which has begun to send.
+        `rest`: when the last of its job's ended; -inf: they are all new."""
+        j, known = self.job[k], not math.isnan(self.ended[k])
+        first, self.jobs[j].active = not self.jobs[j].active, True
+        paused = first and _pause * self.jobs[j].compute + _pause_ns < self.begun[k] - rest < _inf
+        if self.over[k] > 0:
+            return bool(paused)  # it is in the next iteration, before this one has ended
+        if self.jobs[j].anew:
+            return bool(known or first)  # the reference began with the first one: now with this one
+        if known and not self.jobs[j].runs:
+            took = self.begun[k] - self.ended[k]
+            self.jobs[j].runs, self.jobs[j].compute = True, max(took, _least_ns)
+            return True
+        return bool(paused)
 
     def forgive(self, j: int, cells: JobLinks, need: Any) -> None:
         """Where all jobs lag, none can be helped: all would have their fair shares for ever, and

@@ -36,6 +36,7 @@ class Ledger:
         }
         self._seconds = 0.0
         self._active: Bools = np.zeros(len(paths), np.bool_)
+        self._begun, self._onset = np.zeros((2, len(paths)), np.int64)
         self._steps: Floats = np.full((len(paths), len(_STEPS)), np.nan)
         self._found: list[list[Floats]] = [[] for _ in scenario.jobs]
 
@@ -83,8 +84,9 @@ class Ledger:
     def _step(self, now: Nanos, elapsed: Nanos) -> None:
         """What flows do for the first time in their phase."""
         rows, steps = self._sim.network.rows, self._steps
-        onset = np.array([one.sends_since for one in self._sim.progress])[self._job]
-        since = (now - onset) / 1e6
+        self._onset[rows["begun"] != self._begun] = now
+        self._begun = rows["begun"].copy()
+        since = (now - self._onset) / 1e6
         for row in np.flatnonzero(self._active & ~rows["active"]).tolist():
             self._found[self._job[row]].append(steps[row].copy())
         steps[rows["active"] & ~self._active] = np.nan

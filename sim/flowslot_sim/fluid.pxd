@@ -2,14 +2,17 @@
 # Types of fluid.py, for the compiler, which infers those of variables that are not named here.
 # `make pxd` writes the structs.
 cimport cython
-from libc.stdint cimport int32_t, uint8_t
+from libc.stdint cimport int32_t, int64_t, uint8_t
 
 # struct Row from flowslot_sim.fluid:FLOW
 cdef packed struct Row:
     uint8_t active
-    uint8_t ended
+    double size
+    int64_t begun
     double total
+    double goal
     double sent
+    double holds
     double own
     double head
     double reserved
@@ -29,6 +32,10 @@ ctypedef double[:, ::1] work_t
 cdef double _inf, _near, _eps, _rounding
 cdef int _rounds, _free, _fed, _dry
 
+cpdef double brought(rows_t rows, Py_ssize_t i, Py_ssize_t p)
+cdef double forwarded(rows_t rows, Py_ssize_t i)
+
+@cython.locals(came=double, own=double)
 cdef int stage(rows_t rows, Py_ssize_t i, Py_ssize_t p)
 
 @cython.locals(n=Py_ssize_t)
@@ -48,10 +55,15 @@ cpdef void share(
     rows_t rows, chosen_t live, paths_t small, given_t capacity, chosen_t first, chosen_t preds, work_t work,
 )
 
-@cython.locals(soonest=double, rate=double, gap=double, lack=double)
+@cython.locals(
+    soonest=double, rate=double, gap=double, lack=double, came=double, own=double,
+)
 cpdef double until_next(rows_t rows, chosen_t live, chosen_t first, chosen_t preds)
 
 @cython.locals(n=Py_ssize_t, sent=double)
 cpdef Py_ssize_t advance(
     rows_t rows, chosen_t live, double seconds, paths_t paths, floats_t carried, Py_ssize_t[::1] at,
 )
+
+@cython.locals(n=Py_ssize_t)
+cpdef Py_ssize_t arrive(rows_t rows, chosen_t live, Py_ssize_t[::1] at)

@@ -8,8 +8,10 @@ the last one has no bound. Bytes, payload bytes/s and seconds. `rows` is what `t
 FLOW[F]; `live` are those that are active, intp[N], in their order. `small` are their paths, in a
 numbering of their own of the M links that they cross, whose `capacity` is float64[M + 1].
 
-Flow i forwards what its predecessors bring: unless p has ended, `sent[i]` is at most `own[i]`, or
-`head[i] + sent[p]` where that is more. The predecessors of i are `preds[first[i]:first[i + 1]]`.
+Flow i forwards what its predecessors bring: in an iteration, unless p has sent all of it, i sends
+at most `own[i]`, or `head[i]` and what p has sent where that is more. The predecessors of i are
+`preds[first[i]:first[i + 1]]`. A flow may begin an iteration before all of the last one has
+arrived: hosts are not in step.
 """
 
 import math
@@ -25,11 +27,14 @@ COMPILED = not __file__.endswith(".py")
 
 FLOW = np.dtype(
     [
-        ("active", np.bool_),  # has begun, and not ended
-        ("ended", np.bool_),  # in this iteration: holds nobody up any more
-        ("total", np.float64),  # bytes per iteration
-        ("sent", np.float64),  # of them
-        ("own", np.float64),  # bytes that it has whatever its predecessors do
+        ("active", np.bool_),  # not all of what it has begun has arrived
+        ("size", np.float64),  # bytes per iteration
+        ("begun", np.int64),  # iterations
+        ("total", np.float64),  # bytes of these
+        ("goal", np.float64),  # of those up to the first iteration that has not arrived
+        ("sent", np.float64),  # bytes that have arrived
+        ("holds", np.float64),  # bytes that its socket takes before they have arrived
+        ("own", np.float64),  # of an iteration, that it has whatever its predecessors do
         ("head", np.float64),  # and those that it may be ahead of its predecessors
         ("reserved", np.float64),  # rate that it may send at whatever others do
         ("ceiling", np.float64),  # most that it may send at; what is between is shared max-min
@@ -38,6 +43,12 @@ FLOW = np.dtype(
         ("bound", np.bool_),  # it has nothing to send but what comes from them
     ]
 )
+FIRST_WINDOW, STARTED_WINDOW = 10, 80
+"""Segments: TCP's first window; and that of a flow when it is paced for the first time, some
+milliseconds after it has begun (measured)."""
+TAKEN_BYTES = 2 * 2304
+"""What a socket takes for each segment of the largest window that it has had: room for two of
+them, with their headers (Linux, tcp_sndbuf_expand)."""
 _inf = math.inf
 _free, _fed, _dry = range(3)  # what `stage` says
 _rounds = 12
@@ -51,14 +62,28 @@ def table(rows: NDArray[np.void]) -> Any:
     return rows if COMPILED else rows.view(np.recarray)
 
 
+def brought(rows: Any, i: int, p: int) -> float:
+    """What predecessor p has came of the iteration that flow i has begun last; less than 0: p
+    has not sent all of the one before."""
+    came: float = rows[p].sent - (rows[i].begun - 1) * rows[p].size
+    return came
+
+
+def forwarded(rows: Any, i: int) -> float:
+    """What has arrived of a flow in the iteration that it has begun last, likewise."""
+    sent: float = rows[i].sent - (rows[i].total - rows[i].size)
+    return sent
+
+
 def stage(rows: Any, i: int, p: int) -> int:
     """What predecessor p means to flow i: `_free`, nothing now; `_fed`, what it sends goes on at
     once; `_dry`, it has to bring more before anything can go on."""
-    if rows[p].ended:
+    came, own = brought(rows, i, p), max(rows[i].own, rows[i].head)
+    if came >= rows[p].size - _eps:
         return _free
-    if rows[i].own > rows[i].head + rows[p].sent + _eps:
-        return _dry if rows[i].own - rows[i].sent <= _eps else _free
-    return _fed if rows[i].head + rows[p].sent - rows[i].sent <= _eps else _free
+    if own > rows[i].head + came + _eps:
+        return _dry if own - forwarded(rows, i) <= _eps else _free
+    return _fed if rows[i].head + came - forwarded(rows, i) <= _eps else _free
 
 
 def find_bound(rows: Any, live: Rows, first: Rows, preds: Rows) -> int:
@@ -162,27 +187,31 @@ def share(  # noqa: PLR0917
 
 
 def until_next(rows: Any, live: Rows, first: Rows, preds: Rows) -> float:
-    """Seconds until a flow ends, or catches up with a predecessor, or gets its first bytes from
-    one; inf: never, at these rates."""
+    """Seconds until an iteration of a flow has arrived, or its socket has taken all; until it
+    catches up with a predecessor, or gets its first bytes from one; inf: never, at these rates."""
     soonest: float = _inf
     for j in range(len(live)):
         i = live[j]
-        rate = rows[i].rate
+        rate, own = rows[i].rate, max(rows[i].own, rows[i].head)
         if rate > 0:
-            soonest = min(soonest, (rows[i].total - rows[i].sent) / rate)
+            soonest = min(soonest, (rows[i].goal - rows[i].sent) / rate)
+            lack = rows[i].total - rows[i].holds - rows[i].sent
+            if lack > _eps:
+                soonest = min(soonest, lack / rate)
         for k in range(first[i], first[i + 1]):
             p = preds[k]
-            if rows[p].ended:
+            came = brought(rows, i, p)
+            if came >= rows[p].size - _eps:
                 continue
-            lack = rows[i].own - rows[i].head - rows[p].sent
+            lack = own - rows[i].head - came
             if lack > _eps:
-                gap = rows[i].own - rows[i].sent
+                gap = own - forwarded(rows, i)
                 if gap > _eps and rate > 0:
                     soonest = min(soonest, gap / rate)
                 elif gap <= _eps and rows[p].rate > 0:
                     soonest = min(soonest, lack / rows[p].rate)
             else:
-                gap = rows[i].head + rows[p].sent - rows[i].sent
+                gap = rows[i].head + came - forwarded(rows, i)
                 if gap > _eps and rate > rows[p].rate:
                     soonest = min(soonest, gap / (rate - rows[p].rate))
     return soonest
@@ -191,9 +220,8 @@ def until_next(rows: Any, live: Rows, first: Rows, preds: Rows) -> float:
 def advance(  # noqa: PLR0917
     rows: Any, live: Rows, seconds: float, paths: Paths, carried: Floats, at: Rows
 ) -> int:
-    """So much time passes. How many flows end; which, in `at`, intp[F]. `carried`, float64[L + 1]:
-    bytes by link, added to."""
-    n = 0
+    """So much time passes. Of how many flows an iteration has arrived; which, in `at`, intp[F].
+    `carried`, float64[L + 1]: bytes by link, added to."""
     for j in range(len(live)):
         i = live[j]
         if rows[i].rate > 0:
@@ -201,13 +229,22 @@ def advance(  # noqa: PLR0917
             rows[i].sent += sent
             for h in range(paths.shape[1]):
                 carried[paths[i, h]] += sent
+    return arrive(rows, live, at)
+
+
+def arrive(rows: Any, live: Rows, at: Rows) -> int:
+    """See `advance`. Flows of which all has arrived are not active any more."""
+    n = 0
     for j in range(len(live)):
         i = live[j]
-        if rows[i].total - rows[i].sent <= _eps:
+        if rows[i].goal - rows[i].sent <= _eps:
             at[n] = i
             n += 1
     for k in range(n):  # only now: all that end at this moment end together
         i = at[k]
-        rows[i].active, rows[i].ended, rows[i].sent = False, True, rows[i].total
-        rows[i].rate, rows[i].limit, rows[i].bound = 0.0, 0.0, False
+        if rows[i].goal < rows[i].total:
+            rows[i].goal += rows[i].size
+        else:
+            rows[i].active, rows[i].sent = False, rows[i].total
+            rows[i].rate, rows[i].limit, rows[i].bound = 0.0, 0.0, False
     return n

@@ -24,9 +24,10 @@ class FlowSpec:
     """One flow: a socket of a job, which sends so many payload bytes in each iteration.
 
     `host`: who sends. `links`: indices. `preds`: flows of which it forwards what they bring: unless
-    one has ended, it has sent at most `own` bytes, or those of the other and `head` more (less than
-    0: fewer; -inf: none before they have ended). `to`, `group`: the host that receives it, and what
-    its job's record calls it, for those that wait for each other; None: nobody needs to know.
+    one has sent all of the iteration, it has sent at most `own` bytes, or those of the other and
+    `head` more (less than 0: fewer; -inf: none before they have ended). `to`, `group`: the host
+    that receives it, and what its job's record calls it, for those that wait for each other; None:
+    nobody needs to know.
     """
 
     host: str
@@ -64,7 +65,7 @@ class Queues:
         self._now = 0
 
     def advance(self, network: Network, elapsed: Nanos) -> int:
-        """So much time passes; how many flows end."""
+        """So much time passes; of how many flows an iteration has arrived."""
         if elapsed <= 0:
             return 0
         self._now += elapsed
@@ -102,10 +103,10 @@ class Network:
             self.paths[i, : len(flow.links)] = flow.links
         self.capacity: Floats = np.append(np.array(capacity, np.float64), np.inf)
         self.rows = np.zeros(len(flows), fluid.FLOW)
-        self.rows["total"] = [flow.total for flow in flows]
+        self.rows["size"] = [flow.total for flow in flows]
         self.rows["own"] = [flow.own for flow in flows]
         self.rows["head"] = [flow.head for flow in flows]
-        self.rows["ceiling"] = math.inf
+        self.rows["ceiling"] = self.rows["holds"] = math.inf
         self.carried = np.zeros(len(capacity) + 1)
         """Bytes of flows that each link has carried."""
         self.other = np.zeros(len(capacity) + 1)
@@ -128,29 +129,41 @@ class Network:
         self._capacities = self.capacity  # of these links
 
     def begin(self, at: Iterable[int]) -> None:
-        """These flows begin an iteration."""
+        """These flows begin an iteration; what has not arrived of the last one comes first."""
         at = np.fromiter(at, np.intp)
-        self.rows["sent"][at] = 0.0
-        self.rows["ended"][at] = False
-        self.rows["active"][at] = True
+        rows = self.rows
+        rows["begun"][at] += 1
+        rows["total"][at] += rows["size"][at]
+        idle = at[~rows["active"][at]]
+        rows["goal"][idle], rows["active"][idle] = rows["total"][idle], True
         self.live = np.union1d(self.live, at)
         self._small, self.stale = None, True
 
     def left(self, at: Rows | slice = slice(None)) -> Floats:
-        """Bytes that these flows have left in this iteration; 0: idle."""
+        """Bytes of what they have begun that these flows have left; 0: idle."""
         rows = self.rows[at]
         left: Floats = np.where(rows["active"], np.maximum(rows["total"] - rows["sent"], 1.0), 0.0)
         return left
 
+    def posted(self, i: int) -> bool:
+        """Whether the socket of flow `i` has taken all of what it has begun."""
+        row = self.rows[i]
+        return bool(row["total"] - row["sent"] <= row["holds"] + 1.0)
+
+    def sent(self, i: int) -> float:
+        """Bytes that flow `i` has sent of this iteration."""
+        row = self.rows[i]
+        return max(float(row["sent"] - row["total"] + row["size"]), 0.0)
+
     def ready(self, i: int) -> float:
         """Bytes of this iteration that flow `i` can have sent: its own, and what has come."""
-        rows, total = self.rows, float(self.rows["total"][i])
-        may = [
-            max(rows["own"][i], rows["head"][i] + rows["sent"][p])
-            for p in self._preds[self._first[i] : self._first[i + 1]]
-            if not rows["ended"][p]
-        ]
-        return float(min(total, *may)) if may else total
+        row, size = self.rows[i], float(self.rows["size"][i])
+        may = []
+        for p in self._preds[self._first[i] : self._first[i + 1]]:
+            came = self.rows["sent"][p] - (row["begun"] - 1) * self.rows["size"][p]
+            if came < self.rows["size"][p] - 1.0:
+                may.append(max(row["own"], row["head"] + max(came, 0.0)))
+        return float(min(size, *may)) if may else size
 
     def pace(self, at: Rows, reserved: Floats, ceiling: Floats) -> None:
         """From now on these flows have these rates in force."""
@@ -207,7 +220,8 @@ class Network:
         return max(math.ceil(seconds * SECOND), 1)
 
     def advance(self, elapsed: Nanos) -> list[int]:
-        """So much time passes, in which nothing happens before its end; returns who ends then."""
+        """So much time passes, in which nothing happens before its end; returns the flows of which
+        an iteration has arrived then."""
         self.other += self._background * (elapsed / SECOND)
         if self._queues is not None:
             n = self._queues.advance(self, elapsed)
@@ -215,8 +229,8 @@ class Network:
             n = fluid.advance(
                 self.table, self.live, elapsed / SECOND, self.paths, self.carried, self.at
             )
-        ended: list[int] = self.at[:n].tolist()
-        if ended:
+        arrived: list[int] = self.at[:n].tolist()
+        if arrived:
             self.live = self.live[self.rows["active"][self.live]]
             self._small = None
-        return ended
+        return arrived

@@ -46,7 +46,7 @@ class Observer:
         for b, bunch in enumerate(self.bunches):
             self.of[list(bunch.rows)] = b
         self._network = sim.network
-        self._whole = self._sum(sim.network.rows["total"])
+        self._whole = self._sum(sim.network.rows["size"])
         n = len(self.bunches)
         self.expected: Floats = np.zeros(n)
         self.inc, self.onset, self.period, self.active = np.zeros((4, n), np.int64)
@@ -93,7 +93,7 @@ class Observer:
         together; of an idle one, for the next iteration."""
         left = self._network.left()
         idle = self.active[self.of] == 0
-        weight = np.where(idle, self._network.rows["total"], left)
+        weight = np.where(idle, self._network.rows["size"], left)
         parts: Floats = rates[self.of] * weight / np.maximum(self._sum(weight), 1.0)[self.of]
         return parts
 
@@ -103,7 +103,7 @@ class Observer:
         if len(rows) == 1:
             return np.array([rate])
         network = self._network
-        weight = network.left(rows) if self.active[b] else network.rows["total"][rows]
+        weight = network.left(rows) if self.active[b] else network.rows["size"][rows]
         parts: Floats = rate * weight / max(float(weight.sum()), 1.0)
         return parts
 

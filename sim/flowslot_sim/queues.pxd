@@ -4,7 +4,9 @@
 cimport cython
 from libc.stdint cimport int64_t, uint8_t
 
-from flowslot_sim.fluid cimport chosen_t, floats_t, given_t, paths_t, rows_t, work_t
+from flowslot_sim.fluid cimport (
+    arrive, brought, chosen_t, floats_t, given_t, paths_t, rows_t, work_t,
+)
 
 # struct Kernel from flowslot_sim.queues:KERNEL
 cdef packed struct Kernel:
@@ -38,10 +40,10 @@ ctypedef Kernel[::1] kernel_t
 ctypedef Queue[::1] line_t
 
 cdef double _inf, _eps, _queue_part, _burst_part, _epoch, _gap, _refill, _ahead, _segment, _small
+cdef double _least_rtt, _least_window, _taken
 
 @cython.locals(
     first=chosen_t, preds=chosen_t, may=double, wait=double, n=Py_ssize_t, end=Py_ssize_t,
-    ended=Py_ssize_t,
 )
 cpdef Py_ssize_t step(
     rows_t rows, kernel_t kernel, chosen_t live, paths_t paths, given_t capacity, tuple supply,
@@ -58,7 +60,7 @@ cdef void go(
     rows_t rows, kernel_t kernel, line_t line, paths_t hops, floats_t coming, work_t batches,
     work_t sums, floats_t carried, Py_ssize_t n, Py_ssize_t end, given_t capacity, double seconds,
 )
-@cython.locals(most=double, part=double, came=double)
+@cython.locals(most=double, before=double, part=double, came=double)
 cdef double ready(rows_t rows, kernel_t kernel, chosen_t first, chosen_t preds, Py_ssize_t i)
 @cython.locals(may=double, credit=double, rate=double, near=double)
 cdef double pace(rows_t rows, kernel_t kernel, Py_ssize_t i, double line, double now, double seconds)
@@ -68,3 +70,5 @@ cdef void wake(kernel_t kernel, Py_ssize_t i, double now)
 cdef void steer(
     rows_t rows, kernel_t kernel, Py_ssize_t i, double wait, double now, double seconds,
 )
+@cython.locals(rate=double, rtt=double, window=double)
+cdef void hold(rows_t rows, kernel_t kernel, Py_ssize_t i, double wait)

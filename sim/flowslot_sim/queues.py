@@ -27,6 +27,7 @@ from flowslot.model.top_up import (
     SEGMENT_BYTES,
 )
 from flowslot.policy.base import Floats, Paths, Rows
+from flowslot_sim.fluid import TAKEN_BYTES, arrive, brought
 
 COMPILED = not __file__.endswith(".py")
 
@@ -61,8 +62,11 @@ QUEUE = np.dtype(
 SMALL_QUEUE_S = 1 / 1024
 """TCP small queues: a socket hands so much of its rate to its own host's port, and two segments at
 least; the rest waits in the socket (Linux, tcp_small_queue_check)."""
+LEAST_RTT_S, LEAST_WINDOW = 0.001, 3
+"""Of the congestion control's window (bpf/consts.h), in segments."""
 _inf = math.inf
 _eps = 1.0
+_least_rtt, _least_window, _taken = LEAST_RTT_S, float(LEAST_WINDOW), float(TAKEN_BYTES)
 _queue_part, _burst_part = QUEUE_PART, BURST_PART
 _small = SMALL_QUEUE_S
 _epoch, _gap, _refill = EPOCH_S, GAP_S, REFILL_S
@@ -91,7 +95,8 @@ def step(  # noqa: PLR0917
     seconds: float,
     at: Rows,
 ) -> int:
-    """So much time passes, up to `now`. How many flows end; which, in `at`, intp[F].
+    """So much time passes, up to `now`. Of how many flows an iteration has arrived; which, in `at`,
+    intp[F].
 
     `supply`: first, preds. `line`: QUEUE[L + 1]. `coming`, float64[N]: zeros. `batches`,
     float64[N, K]: bytes of each hop in each batch of its link; `sums`, float64[L + 1, K], of all.
@@ -117,7 +122,6 @@ def step(  # noqa: PLR0917
         come(kernel, line, hops, coming, batches, sums, n, end, capacity[hops[n, 0]] * seconds)
         go(rows, kernel, line, hops, coming, batches, sums, carried, n, end, capacity, seconds)
         n = end
-    ended = 0
     for j in range(len(live)):
         i = live[j]
         wait = 0.0
@@ -128,14 +132,12 @@ def step(  # noqa: PLR0917
         rows[i].bound, rows[i].limit = kernel[i].has <= _eps and kernel[i].way <= _eps, 0.0
         steer(rows, kernel, i, wait, now, seconds)
         rows[i].rate /= seconds
-        if rows[i].total - rows[i].sent <= _eps:
-            at[ended] = i
-            ended += 1
-    for k in range(ended):
+    n = arrive(rows, live, at)
+    for k in range(n):
         i = at[k]
-        rows[i].active, rows[i].ended, rows[i].sent, rows[i].rate = False, True, rows[i].total, 0.0
-        kernel[i].way, kernel[i].near, kernel[i].idle = 0.0, 0.0, now
-    return ended
+        if not rows[i].active:
+            kernel[i].way, kernel[i].near, kernel[i].idle = 0.0, 0.0, now
+    return n
 
 
 def come(  # noqa: PLR0917
@@ -222,14 +224,15 @@ def go(  # noqa: PLR0917
 
 def ready(rows: Any, kernel: Any, first: Rows, preds: Rows, i: int) -> float:
     """Bytes that a flow has and has not sent: its own, and what has come."""
-    most = rows[i].total
+    most, before = rows[i].total, rows[i].total - rows[i].size
     for k in range(first[i], first[i + 1]):
         p = preds[k]
-        if not rows[p].ended:
-            part, came = rows[i].own - rows[i].head, rows[p].sent + _eps
+        came = brought(rows, i, p)
+        if came < rows[p].size - _eps:
+            part, came = rows[i].own - rows[i].head, max(came, 0.0) + _eps
             if part > 0:  # what comes goes on in parts of this size
                 came = math.floor(came / part) * part if part < _inf else 0.0
-            most = min(most, rows[i].own + came)
+            most = min(most, before + rows[i].own + came)
     return float(max(most - rows[i].sent - kernel[i].way, 0.0))
 
 
@@ -277,6 +280,7 @@ def steer(  # noqa: PLR0917
     least = min(kernel[i].wait, kernel[i].wait_before)
     if kernel[i].has <= _eps and kernel[i].way <= _eps and kernel[i].idle == _inf:
         kernel[i].idle = now
+    hold(rows, kernel, i, 0.0 if least == _inf else least)
     if least > _burst_part * kernel[i].buffer:
         kernel[i].credit = min(kernel[i].credit, 0.0)
     slower = least / max(_queue_part * kernel[i].buffer, 1e-6)
@@ -286,3 +290,13 @@ def steer(  # noqa: PLR0917
         room = max(kernel[i].most - rows[i].reserved, 0.0)
         up = kernel[i].growth * (1.0 - slower) * seconds
         kernel[i].extra = min(kernel[i].extra + up, room)
+
+
+def hold(rows: Any, kernel: Any, i: int, wait: float) -> None:
+    """A socket takes the more ahead, the larger its window has been. Ordinary TCP's takes all."""
+    if not kernel[i].limited:
+        return
+    rate = kernel[i].most if kernel[i].credit >= _segment else rows[i].reserved + kernel[i].extra
+    rtt = max(wait, _least_rtt)
+    window = _least_window + rate * (rtt + max(rtt / 4, _least_rtt)) / _segment
+    rows[i].holds = max(rows[i].holds, _taken * window)

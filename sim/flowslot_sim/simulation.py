@@ -44,16 +44,29 @@ class Control:
 @dataclass(slots=True)
 class Progress:
     """What a job has done. Times in ns: `began`, of each iteration (its computation first), and
-    `ends`."""
+    `ends`: when its last worker has ended it."""
 
     began: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
     left: int = 0
-    """Flows that still send in this iteration."""
+    """Workers that communicate."""
     sends_since: int = 0
-    """When they have begun, ns."""
+    """When the first one began to, in the latest iteration, ns."""
     phases: int = 0
     """So often they have."""
+
+
+@dataclass(slots=True)
+class _Rank:
+    """A worker of job `job`: `begins` these flows, and has to wait for what these bring
+    (`awaits`), if it `waits`. So many iterations `begun`, and `ended`."""
+
+    job: int
+    begins: list[int]
+    awaits: list[int]
+    begun: int = 0
+    ended: int = 0
+    waits: bool = False
 
 
 class Stalled(FlowslotError):
@@ -76,10 +89,29 @@ class Simulation:
         self.job_of = [j for j, job in enumerate(world.jobs) for _ in job.flows]
         self.network = Network(self.flows, world.capacity)
         self.progress = [Progress() for _ in world.jobs]
+        self._ranks = [self._workers(j, first[j]) for j in range(len(world.jobs))]
+        begun = {row for ranks in self._ranks for rank in ranks for row in rank.begins}
+        self._served = [[row for row in rows if row not in begun] for rows in self.rows_of]
+        """By job: the flows that begin once all workers have."""
+        self._awaiting: list[list[_Rank]] = [[] for _ in self.flows]
+        for rank in (rank for ranks in self._ranks for rank in ranks):
+            for row in rank.awaits:
+                self._awaiting[row].append(rank)
+        self._arrived = [0] * len(self.flows)  # iterations
+        self._posting: list[_Rank] = []  # workers that wait for nothing but their own sockets
         self._wanted = self._short = 0  # iterations, and jobs that have done fewer
         self.accounts: list[Callable[[Nanos, Nanos], None]] = []
         """Told of each stretch of time, before it passes: now, and ns until rates may change."""
         self.control = make(self)
+
+    def _workers(self, j: int, first: int) -> list[_Rank]:
+        rows = self.rows_of[j]
+        if not self.world.jobs[j].workers:
+            return [_Rank(j, list(rows), list(rows))]
+        return [
+            _Rank(j, [first + k for k in one.begins], [first + k for k in one.awaits])
+            for one in self.world.jobs[j].workers
+        ]
 
     @property
     def now(self) -> Nanos:
@@ -93,8 +125,8 @@ class Simulation:
         """
         if not self.now and not self.progress[0].began:
             self.control.start()
-            for j, job in enumerate(self.world.jobs):
-                self.events.at(job.start_ns, partial(self._compute, j))
+            for job, ranks in zip(self.world.jobs, self._ranks, strict=True):
+                self.events.at(job.start_ns, partial(self._start, ranks))
             for one in self.world.background:
                 self.events.at(one.begins_ns, self._background)
                 self.events.at(one.ends_ns, self._background)
@@ -107,7 +139,6 @@ class Simulation:
         """What a daemon shows its policy of these flows."""
         rows, network = self.network.rows[at], self.network
         job = np.array(self.job_of, np.int64)[at]
-        phases = np.array([progress.phases for progress in self.progress])[job]
         return View(
             slot=slot,
             horizon=horizon,
@@ -118,7 +149,7 @@ class Simulation:
             job_names=[each.name for each in self.world.jobs],
             remaining=network.left(at),
             guaranteed=np.zeros(len(at), np.bool_),
-            sent=np.maximum(phases - 1, 0) * rows["total"] + rows["sent"],
+            sent=rows["sent"],
         )
 
     def _step(self, until_ns: int) -> None:
@@ -132,47 +163,79 @@ class Simulation:
         elapsed = Nanos(then - now)
         for account in () if network.queued else self.accounts:
             account(now, elapsed)
-        ended = network.advance(elapsed)
+        arrived = network.advance(elapsed)
         for account in self.accounts if network.queued else ():
             account(now, elapsed)  # only now it is known what has moved
         network.stale |= then == by_itself
         events.now = then
-        if ended:
-            self._end(then, ended)
+        if arrived:
+            self._arrive(then, arrived)
+        for rank in self._posting:
+            self._look(rank)
         events.run_until(then)
 
     def _background(self, now: Nanos) -> None:
         self.network.set_background(self.world.background_at(now))
 
-    def _compute(self, j: int, now: Nanos) -> None:
-        """An iteration of job j begins."""
-        progress = self.progress[j]
-        progress.began.append(now)
-        length = self.world.jobs[j].compute_ns(len(progress.ends))
-        self.events.at(now + length, partial(self._communicate, j))
+    def _start(self, ranks: list[_Rank], now: Nanos) -> None:
+        """A job begins."""
+        self.progress[ranks[0].job].began.append(now)
+        for rank in ranks:
+            self._compute(rank, now)
 
-    def _communicate(self, j: int, now: Nanos) -> None:
+    def _compute(self, rank: _Rank, now: Nanos) -> None:
+        """An iteration of a worker begins."""
+        length = self.world.jobs[rank.job].compute_ns(rank.ended)
+        self.events.at(now + length, partial(self._communicate, rank))
+
+    def _communicate(self, rank: _Rank, now: Nanos) -> None:
+        j = rank.job
         until = self.control.hold(now, j)
         if until > now:
-            self.events.at(until, partial(self._communicate, j))
+            self.events.at(until, partial(self._communicate, rank))
             return
-        rows = self.rows_of[j]
         progress = self.progress[j]
-        progress.left, progress.sends_since = len(rows), now
-        progress.phases += 1
-        self.network.begin(rows)
-        self.control.began(now, j, rows)
+        rank.begun, rank.waits = rank.begun + 1, True
+        progress.left += 1
+        if rank.begun > progress.phases:
+            progress.sends_since, progress.phases = now, rank.begun
+        self._begin(now, j, rank.begins)
+        if all(other.begun >= rank.begun for other in self._ranks[j]):
+            self._begin(now, j, self._served[j])
+        self._look(rank)
 
-    def _end(self, now: Nanos, ended: list[int]) -> None:
-        self.control.ended(now, ended)
-        for row in ended:
-            j = self.job_of[row]
-            self.progress[j].left -= 1
-            if not self.progress[j].left:
-                self.events.after(self.world.jobs[j].latency_ns, partial(self._finish, j))
+    def _begin(self, now: Nanos, j: int, rows: Sequence[int]) -> None:
+        if rows:
+            self.network.begin(rows)
+            self.control.began(now, j, rows)
 
-    def _finish(self, j: int, now: Nanos) -> None:
-        ends = self.progress[j].ends
-        ends.append(now)
-        self._short -= len(ends) == self._wanted
-        self._compute(j, now)
+    def _arrive(self, now: Nanos, arrived: list[int]) -> None:
+        """All of an iteration of these flows has arrived."""
+        ended = [row for row in arrived if not self.network.rows["active"][row]]
+        if ended:
+            self.control.ended(now, ended)
+        for row in arrived:
+            self._arrived[row] += 1
+        for row in arrived:
+            for rank in self._awaiting[row]:
+                self._look(rank)
+
+    def _look(self, rank: _Rank) -> None:
+        """Is there anything left that the worker waits for?"""
+        if not rank.waits or any(self._arrived[row] < rank.begun for row in rank.awaits):
+            return
+        if all(map(self.network.posted, rank.begins)):
+            rank.waits = False
+            self.events.after(self.world.jobs[rank.job].latency_ns, partial(self._finish, rank))
+        self._posting = [*(one for one in self._posting if one is not rank)] + [rank] * rank.waits
+
+    def _finish(self, rank: _Rank, now: Nanos) -> None:
+        """A worker has ended an iteration."""
+        progress = self.progress[rank.job]
+        rank.ended += 1
+        progress.left -= 1
+        if min(other.ended for other in self._ranks[rank.job]) > len(progress.ends):
+            progress.ends.append(now)
+            progress.began.append(now)
+            self._short -= len(progress.ends) == self._wanted
+        self._compute(rank, now)

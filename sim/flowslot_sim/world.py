@@ -14,12 +14,24 @@ from flowslot_sim.network import FlowSpec
 
 
 @dataclass(frozen=True, slots=True)
+class Worker:
+    """A process that computes, and then begins to send by some flows of its job. When its sockets
+    have taken all of that, and the flows that it awaits have brought everything, it computes again.
+    Places in the job's `flows`."""
+
+    begins: tuple[int, ...]
+    awaits: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SimJob:
-    """A training job: computes, then all of its flows send, again and again.
+    """A training job: computes, then its flows send, again and again.
 
     `flows`: their `preds` are places in this tuple. `compute_ns`: length of the computation phase
     of an iteration, by its number. `latency_ns`: from the last byte of an iteration to its end.
-    `ideal_s`: iteration time alone on the network. `host`s of flows are names.
+    `ideal_s`: iteration time alone on the network. `host`s of flows are names. `workers`: nobody
+    waits for all others, so they may fall out of step; flows that none of them begins, a server's,
+    begin once all have begun. None: all flows begin together, and are waited for together.
     """
 
     name: str
@@ -28,6 +40,7 @@ class SimJob:
     start_ns: Nanos
     ideal_s: float
     latency_ns: int = 0
+    workers: tuple[Worker, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +114,15 @@ def _job(scenario: Scenario, job: Job, path: Path, seed: int) -> SimJob:
         start_ns=Nanos(round(job.start_s * SECOND)),
         ideal_s=scenario.ideal_s(job),
         latency_ns=round(job.rounds * scenario.rtt_us * 1000),
+        workers=tuple(_worker(flows, rank) for rank in range(job.workers)),
+    )
+
+
+def _worker(flows: list[FlowSpec], rank: int) -> Worker:
+    groups = [(k, flow.group) for k, flow in enumerate(flows) if flow.group is not None]
+    return Worker(
+        begins=tuple(k for k, group in groups if group.rank == rank),
+        awaits=tuple(k for k, group in groups if group.peer == rank),
     )
 
 

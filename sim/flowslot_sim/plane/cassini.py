@@ -26,11 +26,13 @@ class Cassini(Control):
         self.coordinator = Coordinator(dict(enumerate(sim.world.capacity)))
         self._names = [job.name for job in sim.world.jobs]
         self._active = [0] * len(self._names)
+        self._phase = [0] * len(self._names)
         self._start = [Nanos(0)] * len(self._names)
         self._until = [Nanos(0)] * len(self._names)
+        self._counted = [-1] * len(self._names)  # phase
         self._sent = 0  # messages
         self.held_ns = [0] * len(self._names)
-        """For how long each job was held back."""
+        """For how long each job was held back; its first worker."""
         self._sends: list[dict[int, float]] = [{} for _ in self._names]
         for row, flow in enumerate(sim.flows):
             sends = self._sends[sim.job_of[row]]
@@ -39,22 +41,32 @@ class Cassini(Control):
 
     def hold(self, now: Nanos, job: int) -> Nanos:
         """See Control."""
-        self.held_ns[job] += max(self._until[job] - now, 0)
-        return self._until[job]
+        until = self._until[job]
+        if until > now and self._sim.progress[job].phases > self._counted[job]:
+            self._counted[job] = self._sim.progress[job].phases
+            self.held_ns[job] += until - now
+        return until
 
     def began(self, now: Nanos, job: int, flows: Sequence[int]) -> None:
-        """See Control."""
-        self._active[job] = len(flows)
-        self._start[job], self._until[job] = now, Nanos(0)
-        self._tell(partial(self._started, job))
+        """See Control. A job's transfer begins with its first flow."""
+        phase = self._sim.progress[job].phases
+        if phase > self._phase[job]:
+            if self._active[job]:  # its workers are not in step: the last transfer goes on
+                self._tell(partial(self._ended, job))
+            self._phase[job] = phase
+            self._start[job], self._until[job] = now, Nanos(0)
+            self._tell(partial(self._started, job))
+        self._active[job] = self._sending(job)
 
     def ended(self, now: Nanos, flows: Sequence[int]) -> None:
         """See Control."""
-        for row in flows:
-            job = self._sim.job_of[row]
-            self._active[job] -= 1
-            if not self._active[job]:
+        for job in {self._sim.job_of[row] for row in flows}:
+            before, self._active[job] = self._active[job], self._sending(job)
+            if before and not self._active[job]:
                 self._tell(partial(self._ended, job))
+
+    def _sending(self, job: int) -> int:
+        return int(self._sim.network.rows["active"][self._sim.rows_of[job]].sum())
 
     def evidence(self) -> Evidence:
         """See Control."""

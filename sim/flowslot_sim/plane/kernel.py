@@ -14,6 +14,7 @@ from flowslot.model.top_up import LONGEST_QUEUE_US, burst, growth, highest, leas
 from flowslot.model.units import Nanos
 from flowslot.policy.base import Floats, Rows
 from flowslot.protocol.grants import Granted, nothing_said
+from flowslot_sim.fluid import STARTED_WINDOW, TAKEN_BYTES
 from flowslot_sim.observed import Observer
 from flowslot_sim.simulation import Simulation
 
@@ -52,6 +53,7 @@ class FluidKernel:
             capacity = np.array(sim.world.capacity)
             self._kernel = sim.network.use_queues(capacity * np.array(sim.world.queue_us) / 1e6)
             self._kernel["buffer"] = self._queue_us / 1e6
+            sim.network.rows["holds"] = STARTED_WINDOW * TAKEN_BYTES
 
     def put(self, now: Nanos, b: int, grant: Granted, covered: Sequence[int], until: Nanos) -> None:
         """Bunch b has this rate until then, unless it is renewed; NaN: it is left alone. `covered`:

@@ -135,7 +135,7 @@ class MlccHost:
         others; nothing of those that have not begun yet."""
         sim, found = self._sim, []
         for row in self.rows.tolist():
-            spec, phases = sim.flows[row], sim.progress[sim.job_of[row]].phases
+            spec, phases = sim.flows[row], int(sim.network.rows["begun"][row])
             if spec.group is None or not phases:
                 continue
             found.append(
@@ -146,7 +146,7 @@ class MlccHost:
                     iteration=phases,
                     total=spec.total,
                     ready=sim.network.ready(row),
-                    sent=float(sim.network.rows["sent"][row]),
+                    sent=sim.network.sent(row),
                     rate=rates.get(row, 0.0),
                 )
             )

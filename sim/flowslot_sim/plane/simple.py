@@ -12,6 +12,7 @@ from flowslot.arbiter import ArbiterConfig
 from flowslot.model.slot import DEFAULT_SLOT
 from flowslot.model.units import Nanos
 from flowslot.policy.base import AllocationState, Allocator, HostPolicy, Keys
+from flowslot_sim.fluid import FIRST_WINDOW, TAKEN_BYTES
 from flowslot_sim.observed import NEVER, Observer
 from flowslot_sim.simulation import Control, Simulation
 
@@ -27,6 +28,7 @@ class Fixed(Control):
         """See Control."""
         pace = self._policy.decide(Nanos(0), self._sim.view(np.arange(len(self._sim.flows))))
         if pace is not None:
+            self._sim.network.rows["holds"] = FIRST_WINDOW * TAKEN_BYTES
             self._sim.network.pace(pace.flows.astype(np.intp), pace.schedule.at(0), pace.ceilings)
 
 

@@ -59,8 +59,10 @@ class Watch:
         for job, progress, sends in zip(sim.world.jobs, sim.progress, self._sends, strict=True):
             for k, began in enumerate(progress.began):
                 ends = progress.ends[k] if k < len(progress.ends) else now
-                ready = min(began + job.compute_ns(k), now)
                 first = sends[k] if k < len(sends) else now
+                # The first worker may begin before the last one has ended the iteration before.
+                first = max(first, began)
+                ready = min(began + job.compute_ns(k), first)
                 for name, a, b in (
                     (f"iteration {k + 1}", began, ends),
                     ("computes", began, ready),

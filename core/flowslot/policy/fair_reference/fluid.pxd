@@ -18,12 +18,11 @@ cdef packed struct Job:
     double compute
     uint8_t active
     uint8_t anew
-    double least
 # end
 
 ctypedef const int64_t[::1] turns_t
 
-cdef double _inf, _second, _rounding, _pause, _pause_ns, _least_ns, _smoothing
+cdef double _inf, _second, _rounding, _pause, _pause_ns, _least_ns, _smoothing, _same
 cdef int _most_work
 
 # A view of memory that need not be checked again.
@@ -45,7 +44,7 @@ cdef class Run:
     cdef object all_rows
     cdef chosen_t numbers, aggregates
     cdef Job[::1] all_jobs, unknown, room, jobs
-    cdef floats_t all_left, floats, left, speed, limit, rate, begun, ended, over
+    cdef floats_t all_left, floats, left, speed, limit, rate, begun, ended, over, rests
     cdef double[:, ::1] all_real
     cdef rows_t sending
     cdef const int64_t[:] job
@@ -62,14 +61,16 @@ cdef class Run:
         self, double now, JobLinks cells, given_t need, const int64_t[:] of, given_t remaining,
         given_t wait, given_t idle,
     )
-    @cython.locals(took=double)
+    cdef void overlap(self, Py_ssize_t k, double begun)
+    @cython.locals(took=double, before=double)
     cdef void end_real(self, Py_ssize_t k, double at)
     @cython.locals(found=Py_ssize_t[:, ::1], over=rows_t, missing=rows_t)
     cdef rows_t find_over(self)
     @cython.locals(found=Py_ssize_t[:, ::1], over=rows_t, going=rows_t, begins=cython.bint)
     cdef rows_t find_sat_out(self, given_t sends)
-    @cython.locals(more=double)
     cdef void count_real(self, rows_t over)
+    @cython.locals(least=double)
+    cdef double shortest(self, Py_ssize_t j)
     @cython.locals(rest=floats_t, found=Py_ssize_t[:, ::1], first=rows_t, anew=rows_t)
     cdef void begin_real(self, double now, given_t sends, given_t waits, JobLinks cells, given_t need)
     @cython.locals(known=cython.bint, first=cython.bint, paused=cython.bint, took=double)

@@ -27,11 +27,10 @@ JOB = np.dtype(
         ("sends", np.bool_),  # in the reference; or else it computes
         ("under_way", np.int64),  # aggregates that have not sent all of the reference's iteration
         ("until", np.float64),  # when the reference's computation ends
-        ("compute", np.float64),  # ns from an aggregate's end to its next beginning, smoothed
+        ("compute", np.float64),  # ns, that of the aggregate that computes for the shortest time
         # Of the real job, since its last iteration was counted:
         ("active", np.bool_),  # an aggregate has begun
         ("anew", np.bool_),  # the reference has begun anew, or has to
-        ("least", np.float64),  # ns, the shortest computation of an aggregate; inf: none was seen
     ]
 )
 MOST_WORK = 1_000_000
@@ -40,18 +39,19 @@ left of the time is left out: many tiny iterations are not worth what they cost.
 PAUSE, PAUSE_NS = 3.0, 100e6
 """A job that computes for so many times longer than usual, and by so much, has paused: that is none
 of our doing, and the reference begins anew together with the job."""
+SAME_NS = 10e6
+"""An aggregate that began later than was known by more than this is in another iteration."""
 LEAST_NS = 100e3
 """No computation is shorter in the reference: thousands of iterations between two looks say
 nothing."""
 SMOOTHING = 0.25
-"""Weight of the latest observation in a job's computation time."""
+"""Weight of the latest observation in the computation time."""
 
 # The same as C variables: fluid.pxd declares them.
 _most_work, _inf, _second, _rounding = MOST_WORK, math.inf, 1e9, 1e-9
-_pause, _pause_ns, _least_ns, _smoothing = PAUSE, PAUSE_NS, LEAST_NS, SMOOTHING
+_pause, _pause_ns, _least_ns, _smoothing, _same = PAUSE, PAUSE_NS, LEAST_NS, SMOOTHING, SAME_NS
 
 _UNKNOWN = np.zeros(1, JOB)
-_UNKNOWN["least"] = math.inf
 
 
 def grown(rows: Any, n: int) -> Any:
@@ -129,14 +129,15 @@ class Run:
     `left`, the part of the iteration that is not sent yet, `speed`, the part of it that is sent per
     ns, and room for what `advance` works with. To make arrays takes longer than most loops. Of the
     real communication: when it has `begun` (NaN: it does not send), when it `ended` last (NaN:
-    never), and whether that was after the job's last iteration was counted (`over`, 1 or 0).
+    never), whether that was after the job's last iteration was counted (`over`, 1 or 0), and how
+    long it computes, from its end to its next beginning, smoothed (`rests`, ns; NaN: unknown).
     """
 
     def __init__(self, slack: float) -> None:
         self.slack, self.now = slack, 0.0
         self.all_rows, self.unknown = np.zeros(0, JOB), typed(_UNKNOWN)
         self.all_jobs, self.all_left = typed(self.all_rows), np.zeros(0)
-        self.all_real = np.zeros((0, 3))
+        self.all_real = np.zeros((0, 4))
         self.room = typed(np.zeros(0, JOB))
         self.floats, self.sending = np.zeros(0), np.zeros(0, np.intp)
 
@@ -159,24 +160,24 @@ class Run:
             if gone[k]:
                 self.jobs[k].now = now / self.slack
                 self.jobs[k].active, self.jobs[k].anew = False, True
-                self.jobs[k].least = _inf
         if end_of(self.aggregates) > len(self.all_left):
             self.all_left = grown(np.asarray(self.all_left), end_of(self.aggregates))
             # What this repeats is of new ones, and not read.
-            self.all_real = np.resize(np.asarray(self.all_real), (len(self.all_left), 3))
+            self.all_real = np.resize(np.asarray(self.all_real), (len(self.all_left), 4))
         n = len(self.aggregates)
         if n > len(self.sending):
-            self.floats, self.sending = np.zeros(14 * n), np.zeros(2 * n, np.intp)
+            self.floats, self.sending = np.zeros(16 * n), np.zeros(2 * n, np.intp)
         self.left, self.speed = self.floats[:n], self.floats[n : 2 * n]
         self.limit, self.rate = self.floats[2 * n : 3 * n], self.floats[3 * n : 4 * n]
         self.begun, self.ended = self.floats[4 * n : 5 * n], self.floats[5 * n : 6 * n]
-        self.over = self.floats[6 * n : 7 * n]
+        self.over, self.rests = self.floats[6 * n : 7 * n], self.floats[7 * n : 8 * n]
         for k in range(n):
             number, self.speed[k] = self.aggregates[k], 0.0
             self.left[k] = 1.0 if new[k] else self.all_left[number]
             self.begun[k] = math.nan if new[k] else self.all_real[number, 0]
             self.ended[k] = math.nan if new[k] else self.all_real[number, 1]
             self.over[k] = 0.0 if new[k] else self.all_real[number, 2]
+            self.rests[k] = math.nan if new[k] else self.all_real[number, 3]
 
     def end(self, lags: Bools) -> None:
         """Set `lags`, bool[J], of the jobs that lag in this run."""
@@ -188,6 +189,7 @@ class Run:
             number = self.aggregates[k]
             self.all_left[number], self.all_real[number, 0] = self.left[k], self.begun[k]
             self.all_real[number, 1], self.all_real[number, 2] = self.ended[k], self.over[k]
+            self.all_real[number, 3] = self.rests[k]
 
     # --- the real jobs
 
@@ -217,7 +219,9 @@ class Run:
             if remaining[i] > 0:
                 sends[k], waits[k] = 1.0, max(waits[k], wait[i])
         for k in range(len(self.aggregates)):
-            if not sends[k] and not math.isnan(self.begun[k]):
+            if sends[k]:
+                self.overlap(k, now - waits[k])
+            elif not math.isnan(self.begun[k]):
                 self.end_real(k, now - idles[k] if idles[k] < _inf else now)
         self.count_real(self.find_over())
         self.count_real(self.find_sat_out(sends))
@@ -231,8 +235,16 @@ class Run:
         if at <= self.ended[k] + 1.0:
             return
         if took <= _pause * self.jobs[j].compute + _pause_ns:
-            self.jobs[j].least = min(self.jobs[j].least, max(took, _least_ns))
+            took = max(took, _least_ns)
+            before = took if math.isnan(self.rests[k]) else self.rests[k]
+            self.rests[k] = before + (took - before) * _smoothing
         self.over[k], self.ended[k] = 1.0, at
+
+    def overlap(self, k: int, begun: float) -> None:
+        """An aggregate that still sends has `begun` another iteration: what is in its host's
+        sockets does not hold up its job."""
+        if begun > self.begun[k] + _same:  # NaN: no
+            self.over[k], self.begun[k], self.ended[k] = 1.0, math.nan, math.nan
 
     def find_over(self) -> Any:
         """Which jobs' iterations are over, intp[J]: each aggregate that has something to send has
@@ -265,13 +277,20 @@ class Run:
             if over[j]:
                 self.jobs[j].active = self.jobs[j].anew = False
                 self.jobs[j].lead -= 1
-                if self.jobs[j].runs and self.jobs[j].least < _inf:
-                    more = self.jobs[j].least - self.jobs[j].compute
-                    self.jobs[j].compute += more * _smoothing
-                self.jobs[j].least = _inf
+                if self.jobs[j].runs:
+                    self.jobs[j].compute = self.shortest(j)
         for k in range(len(self.job)):
             if over[self.job[k]]:
                 self.over[k] = 0.0
+
+    def shortest(self, j: int) -> float:
+        """The shortest computation of a job's aggregates: it waits least for others. As long as
+        before, if none is known."""
+        least: float = _inf
+        for k in range(len(self.job)):
+            if self.job[k] == j and self.volume[k] > 0:
+                least = min(least, self.rests[k])  # NaN is never the smaller one
+        return least if least < _inf else self.jobs[j].compute
 
     def begin_real(self, now: float, sends: Any, waits: Any, cells: JobLinks, need: Any) -> None:
         """Find the aggregates whose real communication has begun: `waits` ns ago, float64[G]."""

@@ -160,7 +160,7 @@ class Network:
         row, size = self.rows[i], float(self.rows["size"][i])
         may = []
         for p in self._preds[self._first[i] : self._first[i + 1]]:
-            came = self.rows["sent"][p] - (row["begun"] - 1) * self.rows["size"][p]
+            came = fluid.brought(self.table, i, p)
             if came < self.rows["size"][p] - 1.0:
                 may.append(max(row["own"], row["head"] + max(came, 0.0)))
         return float(min(size, *may)) if may else size

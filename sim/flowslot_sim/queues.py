@@ -22,6 +22,8 @@ from flowslot.model.top_up import (
     BURST_PART,
     EPOCH_S,
     GAP_S,
+    LEAST_RTT_S,
+    LEAST_WINDOW,
     QUEUE_PART,
     REFILL_S,
     SEGMENT_BYTES,
@@ -62,8 +64,6 @@ QUEUE = np.dtype(
 SMALL_QUEUE_S = 1 / 1024
 """TCP small queues: a socket hands so much of its rate to its own host's port, and two segments at
 least; the rest waits in the socket (Linux, tcp_small_queue_check)."""
-LEAST_RTT_S, LEAST_WINDOW = 0.001, 3
-"""Of the congestion control's window (bpf/consts.h), in segments."""
 _inf = math.inf
 _eps = 1.0
 _least_rtt, _least_window, _taken = LEAST_RTT_S, float(LEAST_WINDOW), float(TAKEN_BYTES)
@@ -293,7 +293,7 @@ def steer(  # noqa: PLR0917
 
 
 def hold(rows: Any, kernel: Any, i: int, wait: float) -> None:
-    """A socket takes the more ahead, the larger its window has been. Ordinary TCP's takes all."""
+    """A socket takes the more ahead, the larger its window has been, as far as that is paced."""
     if not kernel[i].limited:
         return
     rate = kernel[i].most if kernel[i].credit >= _segment else rows[i].reserved + kernel[i].extra

@@ -43,6 +43,8 @@ EPOCH_S, GAP_S, REFILL_S = 0.002, 0.001, 0.01
 """As in bpf/consts.h (FS_EPOCH_NS, FS_GAP_NS, FS_REFILL_NS): the time of which the least RTT
 counts; a flow without anything to send for longer loses its extra; and so long it takes its bucket
 to fill."""
+LEAST_RTT_S, LEAST_WINDOW = 0.001, 3
+"""FS_MIN_RTT_US and FS_MIN_CWND, of the window."""
 AHEAD_BYTES, SEGMENT_BYTES = 1 << 17, 1448
 """FS_AHEAD: so far below nothing may a bucket be. What is left to a flow that has no backlog."""
 

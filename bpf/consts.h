@@ -34,15 +34,22 @@
 /* Send buffers grow until they hold what the ceiling carries in this time (and to tcp_wmem). */
 #define FS_SNDBUF_NS (20 * FS_MS)
 
-/* Top-up: the more of this share of the buffer the RTT shows as queue, the slower it grows. Beyond
- * that it is given up... */
+/* Top-up: the longer the queue that the RTT shows, the slower it grows. It is given up where that
+ * is this share of the buffer; or lasts so long, as busy hosts are late by 1 to 2 ms, where it
+ * leaves so much of the buffer. */
 #define FS_QUEUE_PERCENT 20
-#define FS_EPOCH_NS (2 * FS_MS)
-/* ... as it is when the flow was idle for so long. It begins after so long a backlog. */
+#define FS_QUEUE_US 2000
+#define FS_SPARE_US 3000
+#define FS_EPOCH_US 2000
+/* It is given up, too, when the flow was idle for so long. It begins after so long a backlog. */
 #define FS_GAP_NS (1 * FS_MS)
 #define FS_SETTLE_NS (1 * FS_MS)
 /* Acknowledgements further apart than this count as this. */
-#define FS_GROW_NS (2 * FS_MS)
+#define FS_GROW_US 2000
+
+/* Of the way back: nothing is known; and one part in so many by which clocks may run apart. */
+#define FS_BACK_NONE 0xffff
+#define FS_DRIFT 4096
 
 /* Catching up: so much of the past counts, is repaid within so long, by at most one part in so
  * many of the rate. Bytes ahead of the rate count up to FS_AHEAD. */

@@ -8,16 +8,19 @@ struct flow {
 	__u64 cookie;     /* 0: nobody has asked for it yet, the daemon cannot know the flow */
 	__u64 idle_ns;    /* everything sent is acknowledged, since then; 0: not idle */
 	__u64 backlog_ns; /* more waits to be sent than a segment, since then; 0: not so */
-	__u64 grown_ns;   /* when extra was last looked at */
 	__u64 extra;
 	__u64 drained;    /* the drain_at that was reported */
 	__u64 owed_ns;    /* when owed was last brought up to date, */
 	__u64 owed_sent;  /* and what had been sent then */
 	__s64 owed;       /* bytes that the rate allowed and that were not sent */
-	__u64 epoch_ns;   /* when rtt_now's began */
+	__u32 grown_us;   /* when extra was last looked at */
+	__u32 epoch_us;   /* when rtt_now's began */
 	__u32 rtt_now, rtt_before; /* lowest RTT of this epoch and the one before; all ones: none */
+	__u32 back_base;  /* least that a local time is ahead of the peer's; 0: not known */
+	__u16 back_now, back_before; /* least time in queues on the way back, likewise, us */
 	__u32 slot;       /* 0: none */
 	__s32 credit;     /* what is left of the burst, bytes */
+	__u8 acks_now, acks_before;  /* that many have told us */
 	__u8 mode;
 	__u8 woke_pacing; /* we turned on the socket's pacing */
 };

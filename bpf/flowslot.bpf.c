@@ -50,7 +50,7 @@ void BPF_PROG(fs_pkts_acked, struct sock *sk, const struct ack_sample *sample)
 		f->idle_ns = now;
 	if (st && slot && sample->rtt_us >= 0)
 		st->rtt_us = sample->rtt_us;
-	sample_rtt(f, sample->rtt_us, now);
+	take_in(tp, f, sample->rtt_us, now);
 	if (ctl && f->mode != FS_OPEN)
 		top_up(tp, f, ctl, now);
 	publish(sk, f, 0, now);
@@ -79,6 +79,10 @@ __u32 BPF_PROG(fs_min_tso_segs, struct sock *sk)
 			f->extra = 0;
 		f->rtt_now = ~0U;
 		f->rtt_before = ~0U;
+		f->back_now = FS_BACK_NONE;
+		f->back_before = FS_BACK_NONE;
+		f->acks_now = 0;
+		f->acks_before = 0;
 		f->backlog_ns = 0;
 		f->owed = 0;
 		f->owed_ns = now;
@@ -151,10 +155,15 @@ void BPF_PROG(fs_init, struct sock *sk)
 	f->credit = 0;
 	f->owed_ns = now;
 	f->owed_sent = ((struct tcp_sock *)sk)->bytes_sent;
-	f->epoch_ns = now;
+	f->epoch_us = now / 1000;
 	f->rtt_now = ~0U;
 	f->rtt_before = ~0U;
-	f->grown_ns = now;
+	f->back_base = 0;
+	f->back_now = FS_BACK_NONE;
+	f->back_before = FS_BACK_NONE;
+	f->acks_now = 0;
+	f->acks_before = 0;
+	f->grown_us = now / 1000;
 	f->mode = FS_OPEN;
 	f->woke_pacing = 0;
 	f->idle_ns = 1; /* its first transmission is a start */

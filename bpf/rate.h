@@ -3,16 +3,60 @@
 #ifndef FLOWSLOT_RATE_H
 #define FLOWSLOT_RATE_H
 
-/* Take in an RTT sample (-1: none). */
-static __always_inline void sample_rtt(struct flow *f, __s32 rtt_us, __u64 now)
+/* Begin a new epoch if it is time. Clocks of hosts run apart: what is known of them ages. */
+static __always_inline void age(struct flow *f, __u32 now_us)
 {
-	if (now - f->epoch_ns > FS_EPOCH_NS) {
-		f->rtt_before = now - f->epoch_ns > 2 * FS_EPOCH_NS ? ~0U : f->rtt_now;
-		f->rtt_now = ~0U;
-		f->epoch_ns = now;
-	}
+	__u32 passed = now_us - f->epoch_us;
+	bool recent = passed <= 2 * FS_EPOCH_US;
+
+	if (passed <= FS_EPOCH_US)
+		return;
+	f->rtt_before = recent ? f->rtt_now : ~0U;
+	f->back_before = recent ? f->back_now : FS_BACK_NONE;
+	f->acks_before = recent ? f->acks_now : 0;
+	f->rtt_now = ~0U;
+	f->back_now = FS_BACK_NONE;
+	f->acks_now = 0;
+	f->epoch_us = now_us;
+	if (f->back_base)
+		f->back_base += (passed + FS_DRIFT - 1) / FS_DRIFT;
+}
+
+/* us that the peer's clock moves on from one timestamp to the next; 0: it sends none. */
+static __always_inline __u32 tick_us(struct tcp_sock *tp)
+{
+	if (!BPF_CORE_READ_BITFIELD(tp, rx_opt.tstamp_ok))
+		return 0;
+	if (bpf_core_field_exists(tp->tcp_usec_ts) && BPF_CORE_READ_BITFIELD(tp, tcp_usec_ts))
+		return 1;
+	return 1000;
+}
+
+/*
+ * Take in an acknowledgement: its RTT (-1: none), and how long it was on its way. The peer has
+ * written its time into it. How far the two clocks are apart is not known, but the acknowledgement
+ * that was quickest so far met no queue.
+ */
+static __always_inline void take_in(struct tcp_sock *tp, struct flow *f, __s32 rtt_us, __u64 now)
+{
+	__u32 now_us = now / 1000, tick = tick_us(tp), ahead;
+	__s32 waited;
+
+	age(f, now_us);
 	if (rtt_us >= 0 && (__u32)rtt_us < f->rtt_now)
 		f->rtt_now = rtt_us;
+	if (!tick)
+		return;
+	ahead = now_us - tp->rx_opt.rcv_tsval * tick;
+	waited = ahead - f->back_base;
+	if (waited < 0 || !f->back_base) {
+		f->back_base = ahead ? ahead : 1;
+		waited = 0;
+	}
+	if (waited < f->back_now)
+		f->back_now = waited;
+	if (f->acks_now < 255)
+		f->acks_now++;
 }
 
 /* The lowest RTT of this epoch and the one before: single samples also hold delayed ACKs and busy
@@ -20,6 +64,22 @@ static __always_inline void sample_rtt(struct flow *f, __s32 rtt_us, __u64 now)
 static __always_inline __u32 recent_rtt(struct flow *f)
 {
 	return f->rtt_now < f->rtt_before ? f->rtt_now : f->rtt_before;
+}
+
+/*
+ * How long acknowledgements have waited on their way back, us, likewise: others' queue, which this
+ * flow neither fills nor can drain. The peer's clock only shows whole ticks: of n moments, the one
+ * that is closest to a tick is 1 / (n + 1) of a tick behind it on average. Twice that is taken off;
+ * where that is more than half of the queue that matters (`most`), nothing is known.
+ */
+static __always_inline __u32 waited_back(struct tcp_sock *tp, struct flow *f, __u64 most)
+{
+	__u32 least = f->back_now < f->back_before ? f->back_now : f->back_before;
+	__u32 unsure = 2 * tick_us(tp) / (f->acks_now + f->acks_before + 1);
+
+	if (least == FS_BACK_NONE || unsure > most / 2)
+		return 0;
+	return least > unsure ? least - unsure : 0;
 }
 
 /* Segments that keep `rate` busy with room to spare, and yet small bursts (a burst is at most
@@ -44,7 +104,7 @@ static __always_inline void enter(struct sock *sk, struct flow *f, __u8 mode, __
 	if (f->mode == FS_OPEN)
 		bpf_setsockopt(sk, SOL_TCP, TCP_BPF_RTO_MIN, &rto_min_us, sizeof(rto_min_us));
 	f->extra = 0;
-	f->grown_ns = now;
+	f->grown_us = now / 1000;
 	f->owed = 0;
 	f->owed_ns = now;
 	f->owed_sent = tp->bytes_sent;
@@ -218,25 +278,29 @@ static __always_inline void drain(struct sock *sk, struct flow *f, struct fs_ctl
 static __always_inline void top_up(struct tcp_sock *tp, struct flow *f, struct fs_ctl *ctl,
 				   __u64 now)
 {
-	__u64 base = tp->rtt_min.s[0].v, gap = min64(now - f->grown_ns, FS_GROW_NS);
-	__u64 rtt = recent_rtt(f), queue;
+	__u32 now_us = now / 1000, passed = now_us - f->grown_us;
+	__u64 base = tp->rtt_min.s[0].v, gap = min64(passed, FS_GROW_US);
+	__u64 rtt = recent_rtt(f), lasts = max64(ctl->queue_us, 1), queue, most;
 
 	if (ctl->base_rtt_us)
 		base = min64(base, ctl->base_rtt_us);
-	f->grown_ns = now;
+	f->grown_us = now_us;
 	if (rtt == ~0U)
 		return;
-	queue = rtt > base ? (rtt - base) * 100 / max64(ctl->queue_us, 1) : 0;
-	if (queue > FS_OWED_PERCENT) {
+	most = lasts > FS_SPARE_US ? min64(lasts - FS_SPARE_US, FS_QUEUE_US) : 1;
+	most = max64(most, lasts * FS_QUEUE_PERCENT / 100);
+	queue = rtt > base ? rtt - base : 0;
+	queue -= min64(queue, waited_back(tp, f, most));
+	if (queue > lasts * FS_OWED_PERCENT / 100) {
 		f->owed = f->owed < 0 ? f->owed : 0;
 		f->credit = f->credit < 0 ? f->credit : 0;
 	}
-	if (queue > FS_QUEUE_PERCENT) {
+	if (queue > most) {
 		f->extra = 0;
 	} else if (f->backlog_ns && now - f->backlog_ns > FS_SETTLE_NS) {
-		__u64 grows = (__u64)ctl->growth * gap * (FS_QUEUE_PERCENT - queue);
+		__u64 grows = (__u64)ctl->growth * gap * (most - queue);
 
-		f->extra = min64(f->extra + grows / (FS_MS * FS_QUEUE_PERCENT),
+		f->extra = min64(f->extra + grows / (1000 * most),
 				 ctl->ceiling > ctl->reserved ? ctl->ceiling - ctl->reserved : 0);
 	}
 }

@@ -87,8 +87,6 @@ class Flow:
     granted: Steps = NOTHING
     """Of its aggregate: payload bytes/s."""
     in_force: Steps = NOTHING
-    last: int = 0
-    """Until then everything is known, ns."""
 
 
 class Recorder:
@@ -129,9 +127,8 @@ class Recorder:
             )
             for job in scenario.jobs
         )
-        last = min(
-            max((flow.last for flow in flows if flow.job == j), default=0)
-            for j in range(len(scenario.jobs))
+        last = min(  # then somebody stops, and others wait in vain
+            r.ends[-1] for job in scenario.jobs for r in jobs.reports(job) if r.ends
         )
         if last - warm < 100 * BIN_NS:
             raise LabError("too little was recorded for a budget: ask for more iterations")
@@ -213,7 +210,6 @@ def _flow(scenario: Scenario, job: int, path: Path, packets: dict[str, dict[int,
         sent=_growing(sent["ns"], ends),
         acked=_growing(acks["ns"], _positions(acks["ack"], base)),
         key=key,
-        last=int(records["ns"].max()) if len(records) else 0,
     )
 
 

@@ -16,6 +16,7 @@ cdef packed struct Kernel:
     double burst
     double least
     double buffer
+    double longest
     double extra
     double credit
     double wait
@@ -39,7 +40,7 @@ cdef packed struct Queue:
 ctypedef Kernel[::1] kernel_t
 ctypedef Queue[::1] line_t
 
-cdef double _inf, _eps, _queue_part, _burst_part, _epoch, _gap, _refill, _ahead, _segment, _small
+cdef double _inf, _eps, _burst_part, _epoch, _gap, _refill, _ahead, _segment, _small
 cdef double _least_rtt, _least_window, _taken
 
 @cython.locals(

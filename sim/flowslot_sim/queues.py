@@ -24,7 +24,6 @@ from flowslot.model.top_up import (
     GAP_S,
     LEAST_RTT_S,
     LEAST_WINDOW,
-    QUEUE_PART,
     REFILL_S,
     SEGMENT_BYTES,
 )
@@ -41,6 +40,7 @@ KERNEL = np.dtype(
         ("burst", np.float64),  # bytes that its bucket holds
         ("least", np.float64),  # rate: a lower one becomes this one
         ("buffer", np.float64),  # s: its path's smallest buffer lasts, see top_up.py
+        ("longest", np.float64),  # s: the queue at which its top-up is given up
         ("extra", np.float64),  # rate
         ("credit", np.float64),  # bytes in its bucket; less than 0: it is ahead
         ("wait", np.float64),  # least time in queues in this epoch, s; inf: not seen
@@ -67,7 +67,7 @@ least; the rest waits in the socket (Linux, tcp_small_queue_check)."""
 _inf = math.inf
 _eps = 1.0
 _least_rtt, _least_window, _taken = LEAST_RTT_S, float(LEAST_WINDOW), float(TAKEN_BYTES)
-_queue_part, _burst_part = QUEUE_PART, BURST_PART
+_burst_part = BURST_PART
 _small = SMALL_QUEUE_S
 _epoch, _gap, _refill = EPOCH_S, GAP_S, REFILL_S
 _ahead, _segment = float(AHEAD_BYTES), float(SEGMENT_BYTES)
@@ -283,7 +283,7 @@ def steer(  # noqa: PLR0917
     hold(rows, kernel, i, 0.0 if least == _inf else least)
     if least > _burst_part * kernel[i].buffer:
         kernel[i].credit = min(kernel[i].credit, 0.0)
-    slower = least / max(_queue_part * kernel[i].buffer, 1e-6)
+    slower = least / max(kernel[i].longest, 1e-6)
     if slower > 1.0:
         kernel[i].extra = 0.0
     elif kernel[i].has > _segment:

@@ -18,7 +18,7 @@ from flowslotd.pace.layout import Mode
 from flowslotd.pace.pacer import pack
 
 from .conformance import MB, Flows, apply, entry, later, set_rate, stat
-from .traffic import HERE, inside
+from .traffic import HERE, Flow, Net, inside
 
 pytestmark = pytest.mark.root
 
@@ -127,6 +127,21 @@ def test_top_up_is_given_up_when_a_queue_grows(net: Any, pacer: BpfPacer, enlist
         return min(extras) == 0 and max(extras) > 3 * MB and lost < 20
 
     settle(gives_way, what="given up, and back, without much loss")
+
+
+def test_a_queue_on_the_way_back_does_not_count(net: Net, pacer: BpfPacer, enlisted: Flows) -> None:
+    """Acknowledgements wait behind what the other host sends."""
+    net.shape(mbit=80, buffer=80_000, port="here")  # 8 ms
+    flow = enlisted()
+    assert flow.exceeds(10 * MB)
+    back = Flow(Net(net.there, net.switch, net.here), address=HERE)
+    try:
+        assert settle(lambda: stat(pacer, flow)["srtt_us"] > 3_000)
+        apply(pacer, entry(flow, 3 * MB, ceiling=10 * MB, growth=500_000, queue_us=5_000))
+        assert flow.comes_to(10 * MB)
+        assert stat(pacer, flow)["srtt_us"] > 3_000
+    finally:
+        back.stop()
 
 
 def test_what_was_not_sent_is_made_good_by_a_burst(pacer: BpfPacer, enlisted: Flows) -> None:

@@ -161,15 +161,21 @@ class Net:
     switch: str
     there: str
 
-    def shape(self, mbit: int, buffer: int) -> None:
-        """Make the switch's port to `there` a bottleneck."""
+    def shape(self, mbit: int, buffer: int, port: str = "there") -> None:
+        """Make the switch's port to a host a bottleneck."""
         change(
             f"tc -n {self.switch}",
-            "qdisc add dev there root handle 1: htb default 1",
-            f"class add dev there parent 1: classid 1:1 htb rate {mbit}mbit burst 16kb cburst 16kb",
-            f"qdisc add dev there parent 1:1 handle 2: bfifo limit {buffer}",
+            f"qdisc add dev {port} root handle 1: htb default 1",
+            f"class add dev {port} parent 1: classid 1:1 htb rate {mbit}mbit"
+            " burst 16kb cburst 16kb",
+            f"qdisc add dev {port} parent 1:1 handle 2: bfifo limit {buffer}",
         )
-        for space, device in ((self.here, "eth0"), (self.switch, "here"), (self.switch, "there")):
+        for space, device in (
+            (self.here, "eth0"),
+            (self.there, "eth0"),
+            (self.switch, "here"),
+            (self.switch, "there"),
+        ):
             off = f"ethtool -K {device} tso off gso off gro off"
             command = ["nsenter", f"--net=/run/netns/{space}", *off.split()]
             subprocess.run(command, check=True, capture_output=True)

@@ -25,6 +25,7 @@ def network(flows: list[FlowSpec], buffer: float) -> Network:
     made = Network(flows, [10 * MB, 100 * MB, 100 * MB])
     kernel = made.use_queues(np.full(3, buffer))
     kernel["limited"], kernel["most"], kernel["buffer"] = True, 10 * MB, buffer / (10 * MB)
+    kernel["longest"] = top_up.QUEUE_PART * kernel["buffer"]
     made.begin(range(len(flows)))
     return made
 
@@ -49,7 +50,9 @@ def test_the_constants_are_the_kernels() -> None:
 
     assert number("FS_QUEUE_PERCENT") == pytest.approx(100 * top_up.QUEUE_PART)
     assert number("FS_OWED_PERCENT") == pytest.approx(100 * top_up.BURST_PART)
-    assert number("FS_EPOCH_NS") == top_up.EPOCH_S
+    assert number("FS_QUEUE_US") == top_up.LATE_US
+    assert number("FS_SPARE_US") == top_up.SPARE_US
+    assert number("FS_EPOCH_US") == pytest.approx(1e6 * top_up.EPOCH_S)
     assert number("FS_GAP_NS") == top_up.GAP_S
     assert number("FS_REFILL_NS") == top_up.REFILL_S
     assert number("FS_AHEAD") == top_up.AHEAD_BYTES
@@ -105,6 +108,11 @@ def test_top_up_grows_more_slowly_behind_a_queue() -> None:
         grown.append(float(kernel["extra"][0]))
     part = 1.0 - 0.001 / (top_up.QUEUE_PART * 0.01)
     assert grown == pytest.approx([5000.0, part * 5000.0, 0.0], rel=0.05)
+
+
+def test_a_deep_buffer_bears_a_longer_queue() -> None:
+    found = [top_up.longest(us) for us in (0.0, 1000.0, 4000.0, 5000.0, 20_000.0)]
+    assert found == [1.0, 200.0, 1000.0, 2000.0, 4000.0]
 
 
 def test_only_flows_that_wait_or_take_turns_top_up_fast() -> None:

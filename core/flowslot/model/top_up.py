@@ -19,8 +19,10 @@ FASTEST_PER_MS = 0.3
 """... no more than this share of the bottleneck per ms, all flows of the job there together, and at
 least by..."""
 SLOWEST_PER_MS = 0.001
-"""... this share. That is with an empty queue; the more of QUEUE_PART is full, the slower it grows,
-and then it is given up."""
+"""... this share. That is with an empty queue: see `longest`."""
+LATE_US, SPARE_US = 2000.0, 3000.0
+"""A queue may also be so long where it leaves so much of the buffer: busy hosts are late by 1 to 2
+ms. A queue on the way back does not count: acknowledgements wait there, which drain nothing."""
 WAITING = 0.25
 """A flow with less than this part of its share waits for another job: it may fill what that job
 leaves when it ends, before anybody has noticed and negotiated."""
@@ -40,7 +42,7 @@ HELD_PART = 0.125
 flows of a job would fill a link."""
 
 EPOCH_S, GAP_S, REFILL_S = 0.002, 0.001, 0.01
-"""As in bpf/consts.h (FS_EPOCH_NS, FS_GAP_NS, FS_REFILL_NS): the time of which the least RTT
+"""As in bpf/consts.h (FS_EPOCH_US, FS_GAP_NS, FS_REFILL_NS): the time of which the least RTT
 counts; a flow without anything to send for longer loses its extra; and so long it takes its bucket
 to fill."""
 LEAST_RTT_S, LEAST_WINDOW = 0.001, 3
@@ -58,6 +60,12 @@ _burst_part = BURST_PART
 _least, _held_part, _noticed = LEAST_RATE, HELD_PART, NOTICED_RATE
 # Growing by g per ms, top-up sends g t^2 / 2 too much in t ms: that must fit.
 _fits_per_us = 2.0 * QUEUE_PART / 1000.0 / FEEDBACK_MS**2
+
+
+def longest(lasts: float) -> float:
+    """The queue at which top-up is given up, and towards which it grows ever more slowly. `lasts`:
+    how long the path's smallest buffer does, at most LONGEST_QUEUE_US; both in us."""
+    return max(lasts * QUEUE_PART, min(lasts - SPARE_US, LATE_US), 1.0)
 
 
 def growth(rate: float, share: float, path_share: float, queue_us: float) -> float:

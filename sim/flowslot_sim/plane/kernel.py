@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from flowslot.model.top_up import LONGEST_QUEUE_US, burst, growth, highest, least
+from flowslot.model.top_up import LONGEST_QUEUE_US, burst, growth, highest, least, longest
 from flowslot.model.units import Nanos
 from flowslot.policy.base import Floats, Rows
 from flowslot.protocol.grants import Granted, nothing_said
@@ -53,6 +53,7 @@ class FluidKernel:
             capacity = np.array(sim.world.capacity)
             self._kernel = sim.network.use_queues(capacity * np.array(sim.world.queue_us) / 1e6)
             self._kernel["buffer"] = self._queue_us / 1e6
+            self._kernel["longest"] = [longest(float(us)) / 1e6 for us in self._queue_us]
             sim.network.rows["holds"] = STARTED_WINDOW * TAKEN_BYTES
 
     def put(self, now: Nanos, b: int, grant: Granted, covered: Sequence[int], until: Nanos) -> None:

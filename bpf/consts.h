@@ -47,8 +47,10 @@
 /* Acknowledgements further apart than this count as this. */
 #define FS_GROW_US 2000
 
-/* Of the way back: nothing is known; and one part in so many by which clocks may run apart. */
+/* Of the way back: nothing is known; for so long the peer must have sent no data; and one part in so
+ * many by which clocks may run apart. */
 #define FS_BACK_NONE 0xffff
+#define FS_QUIET_MS 100
 #define FS_DRIFT 4096
 
 /* Catching up: so much of the past counts, is repaid within so long, by at most one part in so

@@ -50,7 +50,7 @@ void BPF_PROG(fs_pkts_acked, struct sock *sk, const struct ack_sample *sample)
 		f->idle_ns = now;
 	if (st && slot && sample->rtt_us >= 0)
 		st->rtt_us = sample->rtt_us;
-	take_in(tp, f, sample->rtt_us, now);
+	take_in(sk, f, sample->rtt_us, now);
 	if (ctl && f->mode != FS_OPEN)
 		top_up(tp, f, ctl, now);
 	publish(sk, f, 0, now);
@@ -158,11 +158,9 @@ void BPF_PROG(fs_init, struct sock *sk)
 	f->epoch_us = now / 1000;
 	f->rtt_now = ~0U;
 	f->rtt_before = ~0U;
-	f->back_base = 0;
-	f->back_now = FS_BACK_NONE;
-	f->back_before = FS_BACK_NONE;
-	f->acks_now = 0;
-	f->acks_before = 0;
+	forget_back(f);
+	f->heard = ((struct tcp_sock *)sk)->data_segs_in;
+	f->heard_ms = now / FS_MS;
 	f->grown_us = now / 1000;
 	f->mode = FS_OPEN;
 	f->woke_pacing = 0;

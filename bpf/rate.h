@@ -32,20 +32,50 @@ static __always_inline __u32 tick_us(struct tcp_sock *tp)
 	return 1000;
 }
 
+/* Nothing is known of the way back. */
+static __always_inline void forget_back(struct flow *f)
+{
+	f->back_base = 0;
+	f->back_now = FS_BACK_NONE;
+	f->back_before = FS_BACK_NONE;
+	f->acks_now = 0;
+	f->acks_before = 0;
+}
+
+/*
+ * Whether the peer's clock can be read: for a while it has sent nothing but acknowledgements, and
+ * nothing was lost. A peer that is paced itself stamps acknowledgements, too, with the time at which
+ * its next segment is due.
+ */
+static __always_inline bool legible(struct sock *sk, struct flow *f, __u64 now)
+{
+	__u16 heard = ((struct tcp_sock *)sk)->data_segs_in, now_ms = now / FS_MS;
+
+	if (heard != f->heard) {
+		f->heard = heard;
+		f->heard_ms = now_ms;
+	}
+	if (!recovering(sk) && (__u16)(now_ms - f->heard_ms) >= FS_QUIET_MS)
+		return true;
+	forget_back(f);
+	return false;
+}
+
 /*
  * Take in an acknowledgement: its RTT (-1: none), and how long it was on its way. The peer has
  * written its time into it. How far the two clocks are apart is not known, but the acknowledgement
  * that was quickest so far met no queue.
  */
-static __always_inline void take_in(struct tcp_sock *tp, struct flow *f, __s32 rtt_us, __u64 now)
+static __always_inline void take_in(struct sock *sk, struct flow *f, __s32 rtt_us, __u64 now)
 {
+	struct tcp_sock *tp = (struct tcp_sock *)sk;
 	__u32 now_us = now / 1000, tick = tick_us(tp), ahead;
 	__s32 waited;
 
 	age(f, now_us);
 	if (rtt_us >= 0 && (__u32)rtt_us < f->rtt_now)
 		f->rtt_now = rtt_us;
-	if (!tick)
+	if (!tick || !legible(sk, f, now))
 		return;
 	ahead = now_us - tp->rx_opt.rcv_tsval * tick;
 	waited = ahead - f->back_base;

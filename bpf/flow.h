@@ -20,8 +20,10 @@ struct flow {
 	__u16 back_now, back_before; /* least time in queues on the way back, likewise, us */
 	__u32 slot;       /* 0: none */
 	__s32 credit;     /* what is left of the burst, bytes */
-	__u16 heard, heard_ms; /* segments with data that the peer has sent, and when the last came */
-	__u8 acks_now, acks_before;  /* that many have told us */
+	/* Segments with data that the peer has sent, and when the last came. This wraps: once in
+	 * 65 s a peer that sends none is taken for one that did, for FS_QUIET_MS. */
+	__u16 heard, heard_ms;
+	__u8 acks_now, acks_before; /* so many have told back_now and back_before */
 	__u8 mode;
 	__u8 woke_pacing; /* we turned on the socket's pacing */
 };

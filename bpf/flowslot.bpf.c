@@ -77,12 +77,7 @@ __u32 BPF_PROG(fs_min_tso_segs, struct sock *sk)
 		/* The queue that the old top-up was fit for is history; others may start now too. */
 		if (!ctl || gap > FS_GAP_NS)
 			f->extra = 0;
-		f->rtt_now = ~0U;
-		f->rtt_before = ~0U;
-		f->back_now = FS_BACK_NONE;
-		f->back_before = FS_BACK_NONE;
-		f->acks_now = 0;
-		f->acks_before = 0;
+		forget_rtt(f);
 		f->backlog_ns = 0;
 		f->owed = 0;
 		f->owed_ns = now;
@@ -156,9 +151,8 @@ void BPF_PROG(fs_init, struct sock *sk)
 	f->owed_ns = now;
 	f->owed_sent = ((struct tcp_sock *)sk)->bytes_sent;
 	f->epoch_us = now / 1000;
-	f->rtt_now = ~0U;
-	f->rtt_before = ~0U;
-	forget_back(f);
+	f->back_base = 0;
+	forget_rtt(f);
 	f->heard = ((struct tcp_sock *)sk)->data_segs_in;
 	f->heard_ms = now / FS_MS;
 	f->grown_us = now / 1000;

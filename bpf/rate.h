@@ -3,6 +3,23 @@
 #ifndef FLOWSLOT_RATE_H
 #define FLOWSLOT_RATE_H
 
+/* How long acknowledgements have waited lately says nothing any more. */
+static __always_inline void forget_back(struct flow *f)
+{
+	f->back_now = FS_BACK_NONE;
+	f->back_before = FS_BACK_NONE;
+	f->acks_now = 0;
+	f->acks_before = 0;
+}
+
+/* Nor do the RTTs. */
+static __always_inline void forget_rtt(struct flow *f)
+{
+	f->rtt_now = ~0U;
+	f->rtt_before = ~0U;
+	forget_back(f);
+}
+
 /* Begin a new epoch if it is time. Clocks of hosts run apart: what is known of them ages. */
 static __always_inline void age(struct flow *f, __u32 now_us)
 {
@@ -32,16 +49,6 @@ static __always_inline __u32 tick_us(struct tcp_sock *tp)
 	return 1000;
 }
 
-/* Nothing is known of the way back. */
-static __always_inline void forget_back(struct flow *f)
-{
-	f->back_base = 0;
-	f->back_now = FS_BACK_NONE;
-	f->back_before = FS_BACK_NONE;
-	f->acks_now = 0;
-	f->acks_before = 0;
-}
-
 /*
  * Whether the peer's clock can be read: for a while it has sent nothing but acknowledgements, and
  * nothing was lost. A peer that is paced itself stamps acknowledgements, too, with the time at which
@@ -57,6 +64,7 @@ static __always_inline bool legible(struct sock *sk, struct flow *f, __u64 now)
 	}
 	if (!recovering(sk) && (__u16)(now_ms - f->heard_ms) >= FS_QUIET_MS)
 		return true;
+	f->back_base = 0;
 	forget_back(f);
 	return false;
 }

@@ -62,6 +62,13 @@
 #define FS_OVER_SHARE 32
 #define FS_AHEAD (1 << 17)
 
+/* Starts: the gap after a flow's first segment takes 0.4 to 1.4 of what a segment takes, in 1024ths
+ * of half a gap: of the first gap after idleness the kernel waits half. The first segments have left
+ * the buffer by then. Bursts of a job fill this part of it at most (model/top_up.py, BURST_PART). */
+#define FS_SPREAD_FROM 819
+#define FS_SPREAD_MASK 2047
+#define FS_BURST_PERCENT 60
+
 /* Bursts: an idle flow's credit is whole again after so long, whatever its rate. */
 #define FS_REFILL_NS (10 * FS_MS)
 #define FS_FAST (1ULL << 33) /* bytes/s; credit of one second still fits into 64 bits */

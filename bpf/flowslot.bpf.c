@@ -67,11 +67,12 @@ __u32 BPF_PROG(fs_min_tso_segs, struct sock *sk)
 	__u32 slot = f->slot;
 	struct fs_stat *st = bpf_map_lookup_elem(&fs_stat, &slot);
 	struct fs_ctl *ctl = entry_of(f);
+	bool starts = f->idle_ns && tp->write_seq != tp->snd_nxt;
 	__u32 about;
 
 	if (!f->cookie)
 		announce(sk, f);
-	if (f->idle_ns && tp->write_seq != tp->snd_nxt) {
+	if (starts) {
 		__u64 gap = now - f->idle_ns;
 
 		/* The queue that the old top-up was fit for is history; others may start now too. */
@@ -89,6 +90,8 @@ __u32 BPF_PROG(fs_min_tso_segs, struct sock *sk)
 	if (st && slot && tp->write_seq != tp->snd_nxt)
 		st->drained = 0; /* the borrower must do without */
 	steer(sk, f, now);
+	if (starts)
+		spread(sk, f);
 	about = last(sk, now);
 	publish(sk, f, about, now);
 	drain(sk, f, ctl, about);

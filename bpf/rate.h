@@ -253,6 +253,26 @@ static __always_inline void steer(struct sock *sk, struct flow *f, __u64 now)
 }
 
 /*
+ * A first segment leaves at once. Where the first segments of a job's flows do not fit into the
+ * buffer together, the second ones would not, either: all flows would send them at the same time.
+ * So the second ones are spread over the time that a segment takes. A held flow must notice a raise
+ * soon.
+ */
+static __always_inline void spread(struct sock *sk, struct flow *f)
+{
+	struct fs_ctl *ctl = entry_of(f);
+	__u64 fits, part;
+
+	if (!ctl || f->mode == FS_OPEN || !ctl->burst || sk->sk_pacing_rate <= ctl->least)
+		return;
+	fits = (__u64)ctl->burst * 100 / FS_BURST_PERCENT;
+	if (fits >= ((struct tcp_sock *)sk)->mss_cache)
+		return;
+	part = FS_SPREAD_FROM + (bpf_get_prandom_u32() & FS_SPREAD_MASK);
+	sk->sk_pacing_rate = max64(sk->sk_pacing_rate * 1024 / part, 1);
+}
+
+/*
  * What waits to be sent, if that is a last segment which may leave at once; else 0. No hook runs
  * after a transmission, and a receiver may delay the acknowledgement of a last segment by 40 ms.
  */

@@ -168,6 +168,31 @@ def test_what_was_not_sent_is_made_good_by_a_burst(pacer: BpfPacer, enlisted: Fl
     settle(bursts, what="a burst")
 
 
+def test_the_second_segments_of_many_flows_are_spread(pacer: BpfPacer, enlisted: Flows) -> None:
+    flow = enlisted(busy=False)
+
+    def silent() -> bool:
+        row = stat(pacer, flow)
+        return bool(row["acked"] == row["sent"] and row["unsent"] == 0)
+
+    def rates_of_starts(burst: float) -> set[int]:
+        """At what rates phases begin."""
+        apply(pacer, entry(flow, MB, ceiling=2 * MB, queue_us=1000, burst=burst))
+        flow.sock.sendall(bytes(20_000))  # from now on it is paced
+        seen = set()
+        for _ in range(10):
+            settle(silent, what="everything acknowledged")
+            flow.sock.sendall(bytes(1000))
+            seen.add(int(stat(pacer, flow)["rate"]))
+        return seen
+
+    # 1300 bytes in 60 % of the buffer: a segment of each flow of the job fits into it.
+    assert rates_of_starts(1300.0) == {MB}
+    spread = rates_of_starts(800.0)
+    assert len(spread) > 5
+    assert all(MB / 2.81 < rate < MB / 0.79 for rate in spread), spread
+
+
 def test_the_smallest_rtt_of_a_path_is_shared(net: Any, pacer: BpfPacer, enlisted: Flows) -> None:
     first, second = enlisted(), enlisted()
     assert set_rate(pacer, {first: 5 * MB, second: 5 * MB}) == 2

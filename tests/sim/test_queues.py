@@ -49,6 +49,7 @@ def test_the_constants_are_the_kernels() -> None:
         return float(int(found[1]) << shift) * (1e-3 if "FS_MS" in (found[3] or "") else 1)
 
     assert number("FS_QUEUE_PERCENT") == pytest.approx(100 * top_up.QUEUE_PART)
+    assert number("FS_BURST_PERCENT") == pytest.approx(100 * top_up.BURST_PART)
     assert number("FS_OWED_PERCENT") == pytest.approx(100 * top_up.BURST_PART)
     assert number("FS_QUEUE_US") == top_up.LATE_US
     assert number("FS_SPARE_US") == top_up.SPARE_US

@@ -87,6 +87,8 @@ class Flow:
     granted: Steps = NOTHING
     """Of its aggregate: payload bytes/s."""
     in_force: Steps = NOTHING
+    last: int = 0
+    """Until then everything is known, ns."""
 
 
 class Recorder:
@@ -127,9 +129,10 @@ class Recorder:
             )
             for job in scenario.jobs
         )
-        last = min(  # then somebody stops, and others wait in vain
-            r.ends[-1] for job in scenario.jobs for r in jobs.reports(job) if r.ends
-        )
+        # Who has reported goes on, until all have; then one after the other is stopped.
+        last = max(r.ends[-1] for job in scenario.jobs for r in jobs.reports(job) if r.ends)
+        for j in range(len(scenario.jobs)):
+            last = min(last, max((flow.last for flow in flows if flow.job == j), default=0))
         if last - warm < 100 * BIN_NS:
             raise LabError("too little was recorded for a budget: ask for more iterations")
         return _Analysis(scenario, flows, packets, warm, last).budgets()
@@ -210,6 +213,7 @@ def _flow(scenario: Scenario, job: int, path: Path, packets: dict[str, dict[int,
         sent=_growing(sent["ns"], ends),
         acked=_growing(acks["ns"], _positions(acks["ack"], base)),
         key=key,
+        last=int(records["ns"].max()) if len(records) else 0,
     )
 
 

@@ -144,6 +144,21 @@ def test_a_live_budget_is_of_what_the_kernel_counted(state: RunState) -> None:
         assert again.name == job.name and again.lost == pytest.approx(job.lost, abs=1e-3)
 
 
+@pytest.mark.root
+@pytest.mark.timeout(200)
+@LEAVES_NOTHING
+def test_a_job_of_short_iterations_does_not_end_the_budget(state: RunState) -> None:
+    """It has reported before the other one has ended an iteration, and goes on."""
+    short, long = TWO_EQUAL.jobs
+    short = short.model_copy(update={"bytes": short.bytes // 50, "compute_s": 0.005})
+    long = long.model_copy(update={"compute_s": 0.4})
+    scenario = TWO_EQUAL.model_copy(update={"warmup": 1, "jobs": (short, long)})
+    with LiveRun(scenario, state, "cubic", 4, True, budget=True) as live:
+        run = live.run(1, Quiet())
+    assert [job.name for job in run.budget] == ["a", "b"]
+    assert run.budget[0].iteration_ms < run.budget[1].iteration_ms / 4
+
+
 def test_the_daemons_file_is_as_the_lab_reads_it() -> None:
     from flowslotd import trace
 

@@ -56,7 +56,6 @@
 /* Catching up: so much of the past counts, is repaid within so long, by at most one part in so
  * many of the rate. Bytes ahead of the rate count up to FS_AHEAD. */
 #define FS_OWED_NS (2 * FS_MS)
-#define FS_OWED_PERCENT 60
 #define FS_REPAY_NS (4 * FS_MS)
 #define FS_REPAY_SHARE 4
 #define FS_OVER_SHARE 32
@@ -64,12 +63,13 @@
 
 /* Starts: the gap after a flow's first segment takes 0.4 to 1.4 of what a segment takes, in 1024ths
  * of half a gap: of the first gap after idleness the kernel waits half. The first segments have left
- * the buffer by then. Bursts of a job fill this part of it at most (model/top_up.py, BURST_PART). */
+ * the buffer by then. */
 #define FS_SPREAD_FROM 819
 #define FS_SPREAD_MASK 2047
-#define FS_BURST_PERCENT 60
 
-/* Bursts: an idle flow's credit is whole again after so long, whatever its rate. */
+/* Bursts of a job fill this part of the buffer at most; a queue of this part ends bursts and catching
+ * up. An idle flow's credit is whole again after so long, whatever its rate. */
+#define FS_BURST_PERCENT 60
 #define FS_REFILL_NS (10 * FS_MS)
 #define FS_FAST (1ULL << 33) /* bytes/s; credit of one second still fits into 64 bits */
 

@@ -91,7 +91,7 @@ __u32 BPF_PROG(fs_min_tso_segs, struct sock *sk)
 		st->drained = 0; /* the borrower must do without */
 	steer(sk, f, now);
 	if (starts)
-		spread(sk, f);
+		spread(sk, f, ctl);
 	about = last(sk, now);
 	publish(sk, f, about, now);
 	drain(sk, f, ctl, about);

@@ -258,9 +258,8 @@ static __always_inline void steer(struct sock *sk, struct flow *f, __u64 now)
  * So the second ones are spread over the time that a segment takes. A held flow must notice a raise
  * soon.
  */
-static __always_inline void spread(struct sock *sk, struct flow *f)
+static __always_inline void spread(struct sock *sk, struct flow *f, struct fs_ctl *ctl)
 {
-	struct fs_ctl *ctl = entry_of(f);
 	__u64 fits, part;
 
 	if (!ctl || f->mode == FS_OPEN || !ctl->burst || sk->sk_pacing_rate <= ctl->least)
@@ -331,7 +330,7 @@ static __always_inline void drain(struct sock *sk, struct flow *f, struct fs_ctl
 /*
  * Top-up: while the flow has more to send than its reserved rate carries, extra grows, the slower
  * the longer the path's queue is; when that is too long, extra is gone at once, and when it is
- * longer than FS_OWED_PERCENT, the will to catch up.
+ * longer than FS_BURST_PERCENT, the will to catch up.
  */
 static __always_inline void top_up(struct tcp_sock *tp, struct flow *f, struct fs_ctl *ctl,
 				   __u64 now)
@@ -349,7 +348,7 @@ static __always_inline void top_up(struct tcp_sock *tp, struct flow *f, struct f
 	most = max64(most, lasts * FS_QUEUE_PERCENT / 100);
 	queue = rtt > base ? rtt - base : 0;
 	queue -= min64(queue, waited_back(tp, f, most));
-	if (queue > lasts * FS_OWED_PERCENT / 100) {
+	if (queue > lasts * FS_BURST_PERCENT / 100) {
 		f->owed = f->owed < 0 ? f->owed : 0;
 		f->credit = f->credit < 0 ? f->credit : 0;
 	}

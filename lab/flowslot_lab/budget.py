@@ -87,8 +87,6 @@ class Flow:
     granted: Steps = NOTHING
     """Of its aggregate: payload bytes/s."""
     in_force: Steps = NOTHING
-    last: int = 0
-    """Until then everything is known, ns."""
 
 
 class Recorder:
@@ -130,9 +128,12 @@ class Recorder:
             for job in scenario.jobs
         )
         # Who has reported goes on, until all have; then one after the other is stopped.
-        last = max(r.ends[-1] for job in scenario.jobs for r in jobs.reports(job) if r.ends)
-        for j in range(len(scenario.jobs)):
-            last = min(last, max((flow.last for flow in flows if flow.job == j), default=0))
+        reported = max(r.ends[-1] for job in scenario.jobs for r in jobs.reports(job) if r.ends)
+        written = (
+            max((f.ready.at[-1] for f in flows if f.job == j and len(f.ready.at)), default=0)
+            for j in range(len(scenario.jobs))
+        )
+        last = min(reported, *written)
         if last - warm < 100 * BIN_NS:
             raise LabError("too little was recorded for a budget: ask for more iterations")
         return _Analysis(scenario, flows, packets, warm, last).budgets()
@@ -213,7 +214,6 @@ def _flow(scenario: Scenario, job: int, path: Path, packets: dict[str, dict[int,
         sent=_growing(sent["ns"], ends),
         acked=_growing(acks["ns"], _positions(acks["ack"], base)),
         key=key,
-        last=int(records["ns"].max()) if len(records) else 0,
     )
 
 

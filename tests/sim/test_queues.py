@@ -50,7 +50,6 @@ def test_the_constants_are_the_kernels() -> None:
 
     assert number("FS_QUEUE_PERCENT") == pytest.approx(100 * top_up.QUEUE_PART)
     assert number("FS_BURST_PERCENT") == pytest.approx(100 * top_up.BURST_PART)
-    assert number("FS_OWED_PERCENT") == pytest.approx(100 * top_up.BURST_PART)
     assert number("FS_QUEUE_US") == top_up.LATE_US
     assert number("FS_SPARE_US") == top_up.SPARE_US
     assert number("FS_EPOCH_US") == pytest.approx(1e6 * top_up.EPOCH_S)

@@ -51,6 +51,7 @@ class Seen:
         return {int(states[-1]["sock_cookie"]) for states in self.of(Role.RING).values()}
 
     def look(self, daemon: Registrar) -> None:
+        """On the daemon's own thread: there, no record is closed meanwhile."""
         records = list(daemon.server.records.values())
         for record in records:
             record.reader.look()
@@ -98,7 +99,7 @@ def watch(folder: Path, total: int, *more: object, **environment: str) -> Seen:
     try:
         with ThreadPoolExecutor(1) as pool:
             run = pool.submit(ranks.run, ring(total, *more))
-            settle(lambda: seen.look(daemon) or run.done(), 90)
+            settle(lambda: daemon.call(seen.look, daemon) or run.done(), 90)
         seen.found, seen.bells = run.result(), list(daemon.bells)
     finally:
         daemon.close()

@@ -71,7 +71,7 @@ class Daemon:
         self._notifier = Notifier()
         number = list(config.topology.hosts).index(config.settings.host)
         self._passes = Passes(config.grid.slot_ns, number)
-        self._events: asyncio.TimerHandle | None = None
+        self._events: asyncio.Handle | None = None
         self._events_at: Nanos | None = None
         self._muted: asyncio.TimerHandle | None = None
         self._heard_ns = Nanos(0)
@@ -199,7 +199,7 @@ class Daemon:
             touched = self._records()
         self._guard("events", self._pass, now, touched)
         self._on_noticed()
-        self._passes.took(thread_cpu() - cpu)
+        self._passes.took(monotonic(), thread_cpu() - cpu)
         self.metrics.replan.add(monotonic() - now)
 
     def _rearm(self) -> None:
@@ -212,9 +212,12 @@ class Daemon:
         self._events_at = due
         self._events = None if due is None else self._at(due, self._at_events)
 
-    def _at(self, when_ns: Nanos, work: Callable[[], None]) -> asyncio.TimerHandle:
+    def _at(self, when_ns: Nanos, work: Callable[[], None]) -> asyncio.Handle:
         """A timer; they count in ms here, so this rounds up: rather a bit late than early."""
-        delay_ms = max(-(-(when_ns - monotonic()) // MILLISECOND), 1)
+        left = when_ns - monotonic()
+        if left <= 0:  # after all that has come is read
+            return self._loop.call_soon(work)
+        delay_ms = max(-(-left // MILLISECOND), 1)
         return self._loop.call_later(delay_ms / 1e3, work)
 
     def _records(self) -> Collection[Source]:
@@ -303,7 +306,10 @@ class Daemon:
 
     def _rang(self, record: Source, slot: int, message: Message) -> None:
         # END: the last bytes are in the socket. The phase goes on until they are sent.
-        self._passes.rang(monotonic(), record, lazy=message != Message.BEGIN)
+        begins = message == Message.BEGIN
+        self._passes.rang(monotonic(), record, lazy=not begins)
+        if begins and self.observer.all_send(record):
+            self._passes.complete(monotonic(), record)
         self._rearm()
 
     def _moved(self, sources: Collection[int]) -> None:

@@ -9,7 +9,8 @@ from flowslot.model.units import MILLISECOND, Nanos
 from flowslotd.flows.flow_info import Source
 
 COALESCE_NS = MILLISECOND
-"""Events this close together share a pass: a job's sockets start one right after the other."""
+"""Events this close together share a pass: a job's sockets start one right after the other. When
+all have started, there is nothing to wait for."""
 LAZY_NS = 10 * MILLISECOND
 """What a flow leaves free can wait so long while its job goes on: top-up uses it meanwhile."""
 BUSY, LAZY_BUSY = 2, 10
@@ -30,7 +31,7 @@ class Passes:
         self._moment = own_moment(number, slot_ns)
         self._touched: dict[int, Source] = {}
         self._lazy = False
-        self._cpu_ns = 0
+        self._ended, self._cpu_ns = Nanos(0), 0  # of the last pass at events
 
     def touch(self, now: Nanos, source: Source, *, lazy: bool = False) -> None:
         """Something happened to flows of this job. `lazy`: nobody waits for it to be seen."""
@@ -43,6 +44,11 @@ class Passes:
         if source.id not in self._touched or not (lazy or not self._lazy):
             self.touch(now, source, lazy=lazy)
 
+    def complete(self, now: Nanos, source: Source) -> None:
+        """All flows of this job have begun: nothing is to be waited for but the rest."""
+        self._touched[source.id] = source
+        self._due_at(Nanos(max(now, self._ended + max(COALESCE_NS, BUSY * self._cpu_ns))))
+
     def forget(self, now: Nanos, source: int) -> None:
         """The job has left. What it held is free."""
         self._touched.pop(source, None)
@@ -51,9 +57,7 @@ class Passes:
     def soon(self, now: Nanos, *, lazy: bool = False) -> None:
         """A pass is due for what was touched, together with what is touched until then."""
         within, busy = (LAZY_NS, LAZY_BUSY) if lazy else (COALESCE_NS, BUSY)
-        due = Nanos(now + max(within, busy * self._cpu_ns))
-        if self.next_wakeup is None or due < self.next_wakeup:
-            self.next_wakeup, self._lazy = due, lazy
+        self._due_at(Nanos(now + max(within, busy * self._cpu_ns)), lazy=lazy)
 
     def take(self) -> list[Source]:
         """The pass is now: those that something has happened to."""
@@ -61,9 +65,9 @@ class Passes:
         self.next_wakeup = None
         return touched
 
-    def took(self, cpu_ns: int) -> None:
-        """Processor time of the last pass at events."""
-        self._cpu_ns = cpu_ns
+    def took(self, now: Nanos, cpu_ns: int) -> None:
+        """A pass at events has ended: its processor time."""
+        self._ended, self._cpu_ns = now, cpu_ns
 
     def next_slot(self, now: Nanos, tick: Tick, *, at_boundary: bool) -> Nanos:
         """When to look at everything next: this host's own moment, or at the end of the slot."""
@@ -71,6 +75,11 @@ class Passes:
             return tick.boundary_ns
         moment = Nanos(tick.boundary_ns - self._slot_ns + self._moment)
         return moment if moment > now else Nanos(moment + self._slot_ns)
+
+    def _due_at(self, due: Nanos, *, lazy: bool = False) -> None:
+        """Unless a pass is due before."""
+        if self.next_wakeup is None or due < self.next_wakeup:
+            self.next_wakeup, self._lazy = due, lazy
 
 
 def own_moment(number: int, slot_ns: Nanos) -> Nanos:

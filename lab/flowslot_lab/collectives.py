@@ -118,8 +118,9 @@ class Ring:
         for receiver in self._receivers:
             receiver.raise_limit(self._steps * self._slices)
         for sender in self._senders:
-            sender.begin(iteration, self._steps * section)
-            sender.allow(section)
+            sender.begin(iteration, self._steps * section, section)
+        for sender in self._senders:
+            sender.push()
         loop, total = self._loop, (iteration + 1) * self._steps * section * len(self._senders)
         loop.run(lambda: loop.received == total and loop.posted == total)
 
@@ -172,8 +173,9 @@ class PsWorker:
         """Push all keys, pull all sums."""
         for sender, receiver in self._pairs:
             receiver.raise_limit(self._pulls)
-            sender.begin(iteration, self._section)
-            sender.allow(self._section)
+            sender.begin(iteration, self._section, self._section)
+        for sender, _ in self._pairs:
+            sender.push()
         loop, total = self._loop, (iteration + 1) * self._weights.nbytes
         loop.run(lambda: loop.received == total and loop.posted == total)
 
@@ -245,10 +247,15 @@ class PsServer:
     def _release(self, iteration: int, keys: int) -> None:
         """Send back the next `keys` keys, to every worker."""
         section = self._keys * self._stripe_bytes
+        ready = keys * self._stripe_bytes
+        if self._released == 0:
+            for sender in self._senders:
+                sender.begin(iteration, section, ready)
+            for sender in self._senders:
+                sender.push()
+            return
         for sender in self._senders:
-            if sender.allowed == iteration * section:
-                sender.begin(iteration, section)
-            sender.allow(keys * self._stripe_bytes)
+            sender.allow(ready)
 
     def _turn(self, iteration: int) -> None:
         """All keys are complete: make ready for the next iteration, and to be checked."""

@@ -67,13 +67,17 @@ class Sender:
         self.log: FlowLog | None = None
         self.changed: Callable[[], None] = lambda: None  # the loop wants to know `blocked`
 
-    def begin(self, iteration: int, total: int) -> None:
-        """Tell the daemon that `total` bytes are coming."""
+    def begin(self, iteration: int, total: int, ready: int) -> None:
+        """Tell the daemon that `total` bytes are coming, of which `ready` may be pushed now."""
         if self.log is not None:
             self.log.begin(total)
+        self.allowed += ready
         if self._flow is not None:
             self._flow.begin(iteration, total)
             self._reported = self.posted
+            self._flow.advance(ready=ready)
+        if self.log is not None:
+            self.log.note(self.allowed, self.posted)
 
     def allow(self, n: int) -> None:
         """`n` more bytes have become sendable: send what the kernel takes."""

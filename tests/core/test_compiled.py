@@ -17,6 +17,7 @@ import flowslot.arbiter.ledger
 import flowslot.arbiter.rules
 import flowslot.policy.fair_reference
 import flowslot.policy.fair_reference.fluid
+import flowslot.policy.fair_reference.slowdown
 import flowslot.policy.fill
 import flowslot.policy.job_links
 import flowslot.policy.stagger
@@ -30,6 +31,7 @@ USERS = {
     flowslot.policy.job_links: (),
     flowslot.policy.stagger.gang_rates: (flowslot.policy.stagger,),
     flowslot.policy.fair_reference.fluid: (flowslot.policy.fair_reference,),
+    flowslot.policy.fair_reference.slowdown: (flowslot.policy.fair_reference,),
     flowslot.arbiter.connected: (flowslot.arbiter.ledger,),
     flowslot.arbiter.rules: (flowslot.arbiter.ledger, flowslot.arbiter.batch),
 }
@@ -41,6 +43,7 @@ for _module in PLAIN.values():  # which import some of these, compiled
     for _from, _names in (
         (flowslot.policy.fill, {"crosses", "link_sum", "max_min", "weighted"}),
         (flowslot.policy.job_links, {"JobLinks", "lasts"}),
+        (flowslot.policy.fair_reference.fluid, {"meets"}),
     ):
         for _name in _names & vars(_module).keys():
             setattr(_module, _name, getattr(PLAIN[_from], _name))

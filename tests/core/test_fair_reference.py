@@ -185,6 +185,25 @@ def test_where_all_lag_they_begin_anew() -> None:
     assert run.at(760, "a", "b")[0] is False
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "lags"),
+    [
+        (220, 450, [False, True]),  # a takes 1.1 times as long as alone, b 1.5 times
+        (320, 450, [True, True]),  # 1.6 and 1.5
+        (220, 330, [True, True]),  # both 1.1
+        (220, 0, [True, True]),  # of b it is not known
+    ],
+)
+def test_a_short_job_that_pays_less_than_a_longer_one_does_not_lag(
+    a: int, b: int, lags: list[bool]
+) -> None:
+    far = {"job": "c", "next": 900e6, "period": 9000, "links": (1,)}  # shares no link with them
+    short, long = {"job": "a", "period": a}, {"job": "b", "next": 200e6, "period": b}
+    run = Run(short, long, far, links=2).learn()
+    assert run.at(402, "a", "b")[1] is False
+    assert run.at(520, "a", "b") == [*lags, False]
+
+
 def in_turns(run: Run, ms: int, *bursts: tuple[int, int, int], since: int = 0) -> list[bool]:
     """Looks every ms, from `since` to `ms`, at flows of one job. Each sends from `late` on for
     `takes` ms in each `period`. Whether the job lags, in each ms in which one sends; else False."""

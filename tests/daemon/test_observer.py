@@ -229,6 +229,20 @@ def test_drained_tells_what_has_ended(seen, make_job):
     assert seen.observer.drained([13]) == Ended.JOB
 
 
+def test_all_flows_of_a_record_send_when_the_last_one_has_begun_the_iteration(seen, job):
+    flows = [job.flow(i, cookie=10 + i) for i in range(2)]
+    assert not seen.observer.all_send(job)
+    seen.look(0, job)
+    found = []
+    for iteration in 1, 2:
+        for flow in flows:
+            start(flow, iteration, 100)
+            found.append(seen.observer.all_send(job))
+    assert found == [False, True, False, True]
+    flows[0].done(100)
+    assert not seen.observer.all_send(job)
+
+
 def test_of_bytes_that_are_not_announced_only_a_look_tells_the_end(seen, job):
     for i in range(2):
         flow = job.flow(i, cookie=10 + i)

@@ -66,9 +66,21 @@ def test_a_job_that_has_left_is_not_looked_at_but_what_it_held_is_free():
 @pytest.mark.parametrize(("lazy", "times"), [(False, BUSY), (True, LAZY_BUSY)])
 def test_after_a_pass_there_is_a_rest_as_long_as_it_was(lazy, times):
     passes, cpu = Passes(SLOT, 0), 5 * MILLISECOND
-    passes.took(cpu)
+    passes.took(NOW, cpu)
     passes.soon(NOW, lazy=lazy)
     assert passes.next_wakeup == NOW + times * cpu
+
+
+def test_a_job_all_of_whose_flows_have_begun_waits_only_for_the_rest_after_the_last_pass():
+    passes, cpu = Passes(SLOT, 0), 5 * MILLISECOND
+    passes.rang(NOW, ONE, lazy=False)
+    passes.complete(NOW, ONE)
+    assert (passes.next_wakeup, passes.take()) == (NOW, [ONE])
+    passes.took(NOW + cpu, cpu)
+    passes.complete(NOW + cpu, TWO)
+    assert (passes.next_wakeup, passes.take()) == (NOW + cpu + BUSY * cpu, [TWO])
+    passes.complete(NOW + SLOT, ONE)
+    assert passes.next_wakeup == NOW + SLOT
 
 
 def test_everything_is_looked_at_once_per_slot_at_the_boundary_or_at_a_moment_of_its_own():

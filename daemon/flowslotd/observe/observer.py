@@ -109,6 +109,16 @@ class Observer:
         known = self.table.rows["announced"][ended].all()
         return Ended.FLOWS if known and at_work[job, path].all() else Ended.PATH
 
+    def all_send(self, source: Source) -> bool:
+        """Every flow of a record sends, all in the same iteration. False: or that is not known."""
+        binding = self._bindings.get(source.id)
+        if binding is None or not binding.slots.size:
+            return False
+        source.reader.look()
+        slots = source.reader.good.view(SLOT)[binding.slots, 0]
+        first = slots["iteration"][0]
+        return bool(np.all((slots["state"] == State.ACTIVE) & (slots["iteration"] == first)))
+
     def suppress(self, sources: Iterable[Source], ends_are_reported: bool) -> None:
         """Let jobs know which of their doorbells are of use.
 

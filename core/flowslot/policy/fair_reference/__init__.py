@@ -10,13 +10,15 @@ Flows share the links max-min in two runs. In the first, the flows of a job shar
 many they are, they have the same rate on its busiest link as any other job has there. In the
 second, each socket has a rate of its own, as under TCP. What a job gains there by opening more
 sockets deserves less protection: the second run is SLACK times slower.
+
+Turns favour short jobs. Such a job needs no protection as long as longer ones pay for its turns.
 """
 
 import numpy as np
 
 from flowslot.model.units import Nanos
 from flowslot.policy.base import AllocationState, Bools
-from flowslot.policy.fair_reference import fluid
+from flowslot.policy.fair_reference import fluid, slowdown
 from flowslot.policy.job_links import JobLinks
 
 SLACK = 1.06
@@ -33,7 +35,8 @@ class FairReference:
 
     def look(self, state: AllocationState, now: Nanos, cells: JobLinks) -> Bools:
         """Go on to `now`; returns which jobs lag, bool[J]: the reference has ended the iteration
-        that the job is in, or is about to begin. `cells`: of the state's paths."""
+        that the job is in, or is about to begin, and the job pays for others (`slowdown.spare`).
+        `cells`: of the state's paths."""
         jobs, aggregates, of = state.jobs, state.aggregates, state.aggregate
         need = np.zeros(cells.count)
         sums = np.zeros((3, len(aggregates.numbers)))
@@ -49,6 +52,11 @@ class FairReference:
             run.advance(now, job, paths, state.goodput, volume, weight)
             run.see(now, cells, need, of, state.remaining, state.wait_ns, state.idle_ns)
             run.end(lags)
+        if lags.any():
+            found, compute = np.zeros((2, len(lags))), np.zeros(len(lags))
+            self._between_jobs.computations(compute)
+            slowdown.measure(cells, need, state.goodput, state.job, state.period_ns, compute, found)
+            slowdown.spare(cells, need, found, lags)
         return lags
 
     def _new(self, state: AllocationState) -> tuple[Bools, Bools, Bools]:

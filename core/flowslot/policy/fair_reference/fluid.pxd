@@ -37,7 +37,7 @@ cpdef void sum_up(
     JobLinks cells, const int64_t[:] of, const int64_t[:] job, given_t remaining,
     given_t following, given_t sockets, double[:, ::1] sums, rows_t member, floats_t need,
 )
-cdef bint meets(JobLinks cells, given_t need, Py_ssize_t k, rows_t uses)
+cpdef bint meets(JobLinks cells, given_t need, Py_ssize_t k, rows_t uses)
 
 cdef class Run:
     cdef double slack, now
@@ -56,6 +56,7 @@ cdef class Run:
         const uint8_t[::1] new,
     )
     cpdef void end(self, uint8_t[::1] lags)
+    cpdef void computations(self, floats_t compute)
     @cython.locals(work=double[:, ::1], sends=floats_t, waits=floats_t, idles=floats_t)
     cpdef void see(
         self, double now, JobLinks cells, given_t need, const int64_t[:] of, given_t remaining,

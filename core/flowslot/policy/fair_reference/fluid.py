@@ -193,6 +193,11 @@ class Run:
 
     # --- the real jobs
 
+    def computations(self, compute: Floats) -> None:
+        """How long the jobs compute, ns; NaN where too little is known: `compute`, float64[J]."""
+        for j in range(len(self.jobs)):
+            compute[j] = self.jobs[j].compute if self.jobs[j].runs else math.nan
+
     def see(  # noqa: PLR0917
         self,
         now: float,

@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+# Types of slowdown.py, for the compiler, which infers those of variables that are not named here.
+cimport cython
+from libc.stdint cimport int64_t, uint8_t
+
+from flowslot.policy.fair_reference.fluid cimport meets
+from flowslot.policy.fill cimport given_t, rows_t
+from flowslot.policy.job_links cimport JobLinks
+
+cdef double _second
+
+@cython.locals(alone=double, known=cython.bint)
+cpdef void measure(
+    JobLinks cells, given_t need, given_t goodput, const int64_t[:] job, given_t period,
+    given_t compute, double[:, ::1] found,
+)
+@cython.locals(
+    slowdowns=double[::1], lengths=double[::1], uses=rows_t, total=double, n=Py_ssize_t, longer=cython.bint,
+)
+cpdef void spare(JobLinks cells, given_t need, double[:, ::1] found, uint8_t[::1] lags)

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+# cython: infer_types=True
+"""Which jobs pay for others. Compiled (types: slowdown.pxd); interpreted, it does the same.
+
+F flows, J jobs, L links, C cells (see JobLinks). A job's *slowdown* is the time that its iterations
+take, in parts of what they would take alone: its computation, and its bytes on its slowest link.
+"""
+
+import math
+
+import numpy as np
+
+from flowslot.policy.base import Bools, Floats, Ints
+from flowslot.policy.fair_reference.fluid import meets
+from flowslot.policy.job_links import JobLinks
+
+COMPILED = not __file__.endswith(".py")
+
+# The same as a C variable: slowdown.pxd declares it.
+_second = 1e9
+
+
+def measure(  # noqa: PLR0917
+    cells: JobLinks,
+    need: Floats,
+    goodput: Floats,
+    job: Ints,
+    period: Floats,
+    compute: Floats,
+    found: Floats,
+) -> None:
+    """By job: its slowdown, NaN where it is not known, and the ns that its bytes need on its
+    slowest link: `found`, float64[2, J], zero before. `need`, float64[C]: bytes per iteration;
+    `goodput`, float64[L + 1]; `period`, float64[F]: ns from one iteration to the next, 0 where that
+    is not known; `compute`, float64[J]: ns, NaN where it is not known."""
+    for i in range(len(job)):
+        found[0, job[i]] = max(found[0, job[i]], period[i])
+    for j in range(len(compute)):
+        found[1, j] = cells.bottleneck(need, j, goodput, 1.0) * _second
+        alone = compute[j] + found[1, j]
+        known = found[0, j] > 0 and alone > 0  # NaN: no
+        found[0, j] = found[0, j] / alone if known else math.nan
+
+
+def spare(cells: JobLinks, need: Floats, found: Floats, lags: Bools) -> None:
+    """Jobs that do not pay for others do not lag: `lags`, bool[J]. Those that are slowed down less
+    than the average of themselves and of all that share links with them and need longer there. (A
+    job that needs the longest of all keeps what it has.) `found`: see `measure`."""
+    slowdowns, lengths = found[0], found[1]
+    uses = np.zeros(cells.links, np.intp)
+    for j in range(len(lags)):
+        if lags[j] and not math.isnan(slowdowns[j]):
+            for c in range(cells.start[j], cells.start[j + 1]):
+                uses[cells.link[c]] = need[c] > 0
+            total, n = slowdowns[j], 1
+            for k in range(len(lags)):
+                longer = lengths[k] > lengths[j] and not math.isnan(slowdowns[k])
+                if longer and meets(cells, need, k, uses):
+                    total += slowdowns[k]
+                    n += 1
+            if slowdowns[j] * n < total:
+                lags[j] = False
+            for c in range(cells.start[j], cells.start[j + 1]):
+                uses[cells.link[c]] = 0

@@ -71,7 +71,7 @@ class Run:
 
     def state(self, sending: tuple[str, ...], left: float) -> AllocationState:
         flows: list[dict[str, Any]] = [
-            {"next": 100e6, "idle": 0, **f, "left": left if f["job"] in sending else 0}
+            {"next": 100e6, "idle": 0, "period": 0, **f, "left": left if f["job"] in sending else 0}
             for f in self.flows
         ]
         names = [(f["job"], f.get("links", (0,))) for f in flows]
@@ -186,22 +186,23 @@ def test_where_all_lag_they_begin_anew() -> None:
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "lags"),
+    ("a", "size", "b", "lags"),
     [
-        (220, 450, [False, True]),  # a takes 1.1 times as long as alone, b 1.5 times
-        (320, 450, [True, True]),  # 1.6 and 1.5
-        (220, 330, [True, True]),  # both 1.1
-        (220, 0, [True, True]),  # of b it is not known
+        (220, 300e6, 600, [False, True]),  # a takes 1.1 times as long as alone, b 1.5 times
+        (320, 300e6, 600, [True, True]),  # 1.6 and 1.5, but b needs three times as long
+        (320, 150e6, 375, [True, False]),  # 1.6 and 1.5, of about the same length
+        (220, 100e6, 220, [True, True]),  # both 1.1
+        (220, 300e6, 0, [True, True]),  # of b it is not known
     ],
 )
-def test_a_short_job_that_pays_less_than_a_longer_one_does_not_lag(
-    a: int, b: int, lags: list[bool]
+def test_who_pays_less_than_jobs_that_are_not_much_shorter_does_not_lag(
+    a: int, size: float, b: int, lags: list[bool]
 ) -> None:
     far = {"job": "c", "next": 900e6, "period": 9000, "links": (1,)}  # shares no link with them
-    short, long = {"job": "a", "period": a}, {"job": "b", "next": 200e6, "period": b}
-    run = Run(short, long, far, links=2).learn()
-    assert run.at(402, "a", "b")[1] is False
-    assert run.at(520, "a", "b") == [*lags, False]
+    one, other = {"job": "a", "period": a}, {"job": "b", "next": size, "period": b}
+    run = Run(one, other, far, links=2).learn()
+    assert run.at(399, "a", "b") == [False, False, False]
+    assert run.at(850, "a", "b") == [*lags, False]
 
 
 def in_turns(run: Run, ms: int, *bursts: tuple[int, int, int], since: int = 0) -> list[bool]:

@@ -11,7 +11,8 @@ many they are, they have the same rate on its busiest link as any other job has 
 second, each socket has a rate of its own, as under TCP. What a job gains there by opening more
 sockets deserves less protection: the second run is SLACK times slower.
 
-Turns favour short jobs. Such a job needs no protection as long as longer ones pay for its turns.
+Turns favour short jobs. Under TCP, with its queues, these are slower than a fluid makes them. So a
+job needs no protection as long as others of its length, or longer ones, pay more than it does.
 """
 
 import numpy as np

@@ -7,7 +7,7 @@ from flowslot.policy.fair_reference.fluid cimport meets
 from flowslot.policy.fill cimport given_t, rows_t
 from flowslot.policy.job_links cimport JobLinks
 
-cdef double _second
+cdef double _second, _similar
 
 @cython.locals(alone=double, known=cython.bint)
 cpdef void measure(
@@ -15,6 +15,6 @@ cpdef void measure(
     given_t compute, double[:, ::1] found,
 )
 @cython.locals(
-    slowdowns=double[::1], lengths=double[::1], uses=rows_t, total=double, n=Py_ssize_t, longer=cython.bint,
+    slowdowns=double[::1], lengths=double[::1], uses=rows_t, total=double, n=Py_ssize_t, counts=cython.bint,
 )
 cpdef void spare(JobLinks cells, given_t need, double[:, ::1] found, uint8_t[::1] lags)

@@ -16,8 +16,11 @@ from flowslot.policy.job_links import JobLinks
 
 COMPILED = not __file__.endswith(".py")
 
-# The same as a C variable: slowdown.pxd declares it.
-_second = 1e9
+SIMILAR = 0.5
+"""Turns cost a job little that others take who need less than this part of its time."""
+
+# The same as C variables: slowdown.pxd declares them.
+_second, _similar = 1e9, SIMILAR
 
 
 def measure(  # noqa: PLR0917
@@ -44,8 +47,8 @@ def measure(  # noqa: PLR0917
 
 def spare(cells: JobLinks, need: Floats, found: Floats, lags: Bools) -> None:
     """Jobs that do not pay for others do not lag: `lags`, bool[J]. Those that are slowed down less
-    than the average of themselves and of all that share links with them and need longer there. (A
-    job that needs the longest of all keeps what it has.) `found`: see `measure`."""
+    than the average of themselves and of all that share links with them and need at least SIMILAR
+    times as long there. `found`: see `measure`."""
     slowdowns, lengths = found[0], found[1]
     uses = np.zeros(cells.links, np.intp)
     for j in range(len(lags)):
@@ -54,8 +57,8 @@ def spare(cells: JobLinks, need: Floats, found: Floats, lags: Bools) -> None:
                 uses[cells.link[c]] = need[c] > 0
             total, n = slowdowns[j], 1
             for k in range(len(lags)):
-                longer = lengths[k] > lengths[j] and not math.isnan(slowdowns[k])
-                if longer and meets(cells, need, k, uses):
+                counts = k != j and lengths[k] >= _similar * lengths[j]
+                if counts and not math.isnan(slowdowns[k]) and meets(cells, need, k, uses):
                     total += slowdowns[k]
                     n += 1
             if slowdowns[j] * n < total:

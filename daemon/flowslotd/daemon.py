@@ -306,10 +306,11 @@ class Daemon:
 
     def _rang(self, record: Source, slot: int, message: Message) -> None:
         # END: the last bytes are in the socket. The phase goes on until they are sent.
-        begins = message == Message.BEGIN
-        self._passes.rang(monotonic(), record, lazy=not begins)
-        if begins and self.observer.all_send(record):
-            self._passes.complete(monotonic(), record)
+        now, begins = monotonic(), message == Message.BEGIN
+        self._passes.rang(now, record, lazy=not begins)
+        waits = begins and (self._passes.next_wakeup or now) > now
+        if waits and self.observer.all_send(record):
+            self._passes.complete(now, record)
         self._rearm()
 
     def _moved(self, sources: Collection[int]) -> None:

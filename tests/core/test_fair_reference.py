@@ -186,23 +186,28 @@ def test_where_all_lag_they_begin_anew() -> None:
 
 
 @pytest.mark.parametrize(
-    ("a", "size", "b", "lags"),
+    ("a", "size", "b", "says", "lag"),
     [
-        (220, 300e6, 600, [False, True]),  # a takes 1.1 times as long as alone, b 1.5 times
-        (320, 300e6, 600, [True, True]),  # 1.6 and 1.5, but b needs three times as long
-        (320, 150e6, 375, [True, False]),  # 1.6 and 1.5, of about the same length
-        (220, 100e6, 220, [True, True]),  # both 1.1
-        (220, 300e6, 0, [True, True]),  # of b it is not known
+        (320, 300e6, 800, 800, "b"),  # a takes 1.6 times as long as alone, b twice
+        (420, 300e6, 800, 800, "ab"),  # 2.1 times and twice, but b needs three times as long
+        (420, 150e6, 475, 475, "a"),  # 2.1 and 1.9, of about the same length
+        (420, 100e6, 420, 420, "ab"),  # both 2.1
+        (320, 300e6, 800, 0, "b"),  # b does not say how long it takes
+        (320, 300e6, 800, 10**6, "b"),  # it says far too much
+        (420, 300e6, 800, 10**6, "ab"),
+        (320, 300e6, 800, 440, "ab"),  # or less than it seems: 1.1 times
     ],
 )
 def test_who_pays_less_than_jobs_that_are_not_much_shorter_does_not_lag(
-    a: int, size: float, b: int, lags: list[bool]
+    a: int, size: float, b: int, says: int, lag: str
 ) -> None:
-    far = {"job": "c", "next": 900e6, "period": 9000, "links": (1,)}  # shares no link with them
-    one, other = {"job": "a", "period": a}, {"job": "b", "next": size, "period": b}
-    run = Run(one, other, far, links=2).learn()
-    assert run.at(399, "a", "b") == [False, False, False]
-    assert run.at(850, "a", "b") == [*lags, False]
+    far = {"job": "c", "next": 900e6, "links": (1,)}  # shares no link with them
+    run = Run("a", {"job": "b", "next": size, "period": says}, far, links=2)
+    takes, lagged = {"a": a, "b": b, "c": 9000}, set()
+    for ms in range(8000):
+        lags = run.at(ms, *(job for job, time in takes.items() if ms % time >= 100))
+        lagged |= {job for job, lags in zip(run.jobs, lags, strict=True) if lags and ms > 4000}
+    assert "".join(sorted(lagged)) == lag
 
 
 def in_turns(run: Run, ms: int, *bursts: tuple[int, int, int], since: int = 0) -> list[bool]:

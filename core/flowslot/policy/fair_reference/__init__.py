@@ -18,7 +18,7 @@ job needs no protection as long as others of its length, or longer ones, pay mor
 import numpy as np
 
 from flowslot.model.units import Nanos
-from flowslot.policy.base import AllocationState, Bools
+from flowslot.policy.base import AllocationState, Bools, Floats
 from flowslot.policy.fair_reference import fluid, slowdown
 from flowslot.policy.job_links import JobLinks
 
@@ -54,11 +54,17 @@ class FairReference:
             run.see(now, cells, need, of, state.remaining, state.wait_ns, state.idle_ns)
             run.end(lags)
         if lags.any():
-            found, compute = np.zeros((2, len(lags))), np.zeros(len(lags))
-            self._between_jobs.computations(compute)
-            slowdown.measure(cells, need, state.goodput, state.job, state.period_ns, compute, found)
-            slowdown.spare(cells, need, found, lags)
+            self._spare(state, cells, need, lags)
         return lags
+
+    def _spare(self, state: AllocationState, cells: JobLinks, need: Floats, lags: Bools) -> None:
+        """See `slowdown.spare`."""
+        compute, takes = np.zeros((2, len(lags)))
+        self._between_jobs.tell(compute, takes)
+        slowdown.shorten(state.job, state.period_ns, takes)
+        found = np.zeros((2, len(lags)))
+        slowdown.measure(cells, need, state.goodput, compute, takes, found)
+        slowdown.spare(cells, need, found, lags)
 
     def _new(self, state: AllocationState) -> tuple[Bools, Bools, Bools]:
         """Which jobs were gone, which of these are others now, and which aggregates are new."""

@@ -18,6 +18,8 @@ cdef packed struct Job:
     double compute
     uint8_t active
     uint8_t anew
+    double counted
+    double takes
 # end
 
 ctypedef const int64_t[::1] turns_t
@@ -56,7 +58,7 @@ cdef class Run:
         const uint8_t[::1] new,
     )
     cpdef void end(self, uint8_t[::1] lags)
-    cpdef void computations(self, floats_t compute)
+    cpdef void tell(self, floats_t compute, floats_t takes)
     @cython.locals(work=double[:, ::1], sends=floats_t, waits=floats_t, idles=floats_t)
     cpdef void see(
         self, double now, JobLinks cells, given_t need, const int64_t[:] of, given_t remaining,
@@ -69,7 +71,8 @@ cdef class Run:
     cdef rows_t find_over(self)
     @cython.locals(found=Py_ssize_t[:, ::1], over=rows_t, going=rows_t, begins=cython.bint)
     cdef rows_t find_sat_out(self, given_t sends)
-    cdef void count_real(self, rows_t over)
+    @cython.locals(took=double, before=double, weight=double)
+    cdef void count_real(self, double now, rows_t over)
     @cython.locals(least=double)
     cdef double shortest(self, Py_ssize_t j)
     @cython.locals(rest=floats_t, found=Py_ssize_t[:, ::1], first=rows_t, anew=rows_t)

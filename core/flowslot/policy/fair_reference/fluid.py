@@ -31,6 +31,8 @@ JOB = np.dtype(
         # Of the real job, since its last iteration was counted:
         ("active", np.bool_),  # an aggregate has begun
         ("anew", np.bool_),  # the reference has begun anew, or has to
+        ("counted", np.float64),  # when the last one was counted; 0: none, or it has paused since
+        ("takes", np.float64),  # ns from one to the next, smoothed; 0: unknown
     ]
 )
 MOST_WORK = 1_000_000
@@ -45,7 +47,7 @@ LEAST_NS = 100e3
 """No computation is shorter in the reference: thousands of iterations between two looks say
 nothing."""
 SMOOTHING = 0.25
-"""Weight of the latest observation in the computation time."""
+"""Weight of the latest observation in the times of a computation and of an iteration."""
 
 # The same as C variables: fluid.pxd declares them.
 _most_work, _inf, _second, _rounding = MOST_WORK, math.inf, 1e9, 1e-9
@@ -160,6 +162,7 @@ class Run:
             if gone[k]:
                 self.jobs[k].now = now / self.slack
                 self.jobs[k].active, self.jobs[k].anew = False, True
+                self.jobs[k].counted = 0.0
         if end_of(self.aggregates) > len(self.all_left):
             self.all_left = grown(np.asarray(self.all_left), end_of(self.aggregates))
             # What this repeats is of new ones, and not read.
@@ -193,10 +196,12 @@ class Run:
 
     # --- the real jobs
 
-    def computations(self, compute: Floats) -> None:
-        """How long the jobs compute, ns; NaN where too little is known: `compute`, float64[J]."""
+    def tell(self, compute: Floats, takes: Floats) -> None:
+        """How long the jobs compute, and their iterations take, ns; NaN where too little is known:
+        float64[J] each."""
         for j in range(len(self.jobs)):
             compute[j] = self.jobs[j].compute if self.jobs[j].runs else math.nan
+            takes[j] = self.jobs[j].takes if self.jobs[j].takes > 0 else math.nan
 
     def see(  # noqa: PLR0917
         self,
@@ -228,8 +233,8 @@ class Run:
                 self.overlap(k, now - waits[k])
             elif not math.isnan(self.begun[k]):
                 self.end_real(k, now - idles[k] if idles[k] < _inf else now)
-        self.count_real(self.find_over())
-        self.count_real(self.find_sat_out(sends))
+        self.count_real(now, self.find_over())
+        self.count_real(now, self.find_sat_out(sends))
         self.begin_real(now, sends, waits, cells, need)
 
     def end_real(self, k: int, at: float) -> None:
@@ -276,10 +281,15 @@ class Run:
                 over[self.job[k]] = 1
         return over
 
-    def count_real(self, over: Any) -> None:
+    def count_real(self, now: float, over: Any) -> None:
         """An iteration of these real jobs, intp[J], has ended."""
         for j in range(len(self.jobs)):
             if over[j]:
+                if self.jobs[j].counted > 0:
+                    took, before = now - self.jobs[j].counted, self.jobs[j].takes
+                    weight = _smoothing if before > 0 else 1.0
+                    self.jobs[j].takes = before + (took - before) * weight
+                self.jobs[j].counted = now
                 self.jobs[j].active = self.jobs[j].anew = False
                 self.jobs[j].lead -= 1
                 if self.jobs[j].runs:
@@ -315,6 +325,7 @@ class Run:
         for j in range(len(self.jobs)):
             if anew[j] and self.jobs[j].runs:
                 self.restart(j)
+                self.jobs[j].counted = 0.0
             elif first[j]:
                 self.forgive(j, cells, need)
 

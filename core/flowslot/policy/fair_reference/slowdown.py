@@ -23,26 +23,29 @@ SIMILAR = 0.5
 _second, _similar = 1e9, SIMILAR
 
 
+def shorten(job: Ints, period: Floats, takes: Floats) -> None:
+    """No job's iterations take longer than was seen, `takes`, float64[J], nor than is said:
+    `period`, float64[F], ns; 0: nothing is said. What is said alone could be a lie, and what is
+    seen lacks an iteration where hosts are far out of step."""
+    said = np.zeros(len(takes))
+    for i in range(len(job)):
+        said[job[i]] = max(said[job[i]], period[i])
+    for j in range(len(takes)):
+        if 0 < said[j] < takes[j]:
+            takes[j] = said[j]
+
+
 def measure(  # noqa: PLR0917
-    cells: JobLinks,
-    need: Floats,
-    goodput: Floats,
-    job: Ints,
-    period: Floats,
-    compute: Floats,
-    found: Floats,
+    cells: JobLinks, need: Floats, goodput: Floats, compute: Floats, takes: Floats, found: Floats
 ) -> None:
     """By job: its slowdown, NaN where it is not known, and the ns that its bytes need on its
-    slowest link: `found`, float64[2, J], zero before. `need`, float64[C]: bytes per iteration;
-    `goodput`, float64[L + 1]; `period`, float64[F]: ns from one iteration to the next, 0 where that
-    is not known; `compute`, float64[J]: ns, NaN where it is not known."""
-    for i in range(len(job)):
-        found[0, job[i]] = max(found[0, job[i]], period[i])
+    slowest link: `found`, float64[2, J]. `need`, float64[C]: bytes per iteration; `goodput`,
+    float64[L + 1]; `compute` and `takes`, of an iteration: float64[J], ns, NaN where that is not
+    known."""
     for j in range(len(compute)):
         found[1, j] = cells.bottleneck(need, j, goodput, 1.0) * _second
         alone = compute[j] + found[1, j]
-        known = found[0, j] > 0 and alone > 0  # NaN: no
-        found[0, j] = found[0, j] / alone if known else math.nan
+        found[0, j] = takes[j] / alone if alone > 0 else math.nan  # NaN: no
 
 
 def spare(cells: JobLinks, need: Floats, found: Floats, lags: Bools) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from flowslot_lab.connect import Links
 from flowslot_lab.content import Content, Word, Words
 from flowslot_lab.jobspec import JobSpec
-from flowslot_lab.wire import Flow, Loop, Receiver, Sender
+from flowslot_lab.wire import Flow, Loop, Receiver, Sender, start
 from flowslot_scenario.job import WORD_BYTES
 
 _PULLED_AT_ONCE = 4  # keys
@@ -117,10 +117,7 @@ class Ring:
         section = self._slices * self._slice_bytes
         for receiver in self._receivers:
             receiver.raise_limit(self._steps * self._slices)
-        for sender in self._senders:
-            sender.begin(iteration, self._steps * section, section)
-        for sender in self._senders:
-            sender.push()
+        start(self._senders, iteration, self._steps * section, section)
         loop, total = self._loop, (iteration + 1) * self._steps * section * len(self._senders)
         loop.run(lambda: loop.received == total and loop.posted == total)
 
@@ -171,11 +168,10 @@ class PsWorker:
 
     def communicate(self, iteration: int) -> None:
         """Push all keys, pull all sums."""
-        for sender, receiver in self._pairs:
+        for _, receiver in self._pairs:
             receiver.raise_limit(self._pulls)
-            sender.begin(iteration, self._section, self._section)
-        for sender, _ in self._pairs:
-            sender.push()
+        senders = [sender for sender, _ in self._pairs]
+        start(senders, iteration, self._section, self._section)
         loop, total = self._loop, (iteration + 1) * self._weights.nbytes
         loop.run(lambda: loop.received == total and loop.posted == total)
 
@@ -246,13 +242,9 @@ class PsServer:
 
     def _release(self, iteration: int, keys: int) -> None:
         """Send back the next `keys` keys, to every worker."""
-        section = self._keys * self._stripe_bytes
         ready = keys * self._stripe_bytes
         if self._released == 0:
-            for sender in self._senders:
-                sender.begin(iteration, section, ready)
-            for sender in self._senders:
-                sender.push()
+            start(self._senders, iteration, self._keys * self._stripe_bytes, ready)
             return
         for sender in self._senders:
             sender.allow(ready)

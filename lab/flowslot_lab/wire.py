@@ -16,7 +16,7 @@ import socket
 import struct
 import termios
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -129,6 +129,14 @@ class Sender:
     def unreported(self) -> bool:
         """Whether the daemon does not know yet that all posted bytes have arrived."""
         return self._flow is not None and self._reported < self.posted
+
+
+def start(senders: Sequence[Sender], iteration: int, total: int, ready: int) -> None:
+    """An iteration of them all: the daemon knows of every one before the first byte leaves."""
+    for sender in senders:
+        sender.begin(iteration, total, ready)
+    for sender in senders:
+        sender.push()
 
 
 class Receiver:

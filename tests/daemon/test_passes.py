@@ -14,6 +14,7 @@ import pytest
 from flowslot.model.slot import Tick
 from flowslot.model.units import MILLISECOND, Nanos
 from flowslot_proto.unix_socket import AlreadyRunning
+from flowslot_shm.layout import Message
 from flowslotd import config
 from flowslotd.daemon import Daemon
 from flowslotd.flows.rows import ROW
@@ -186,6 +187,17 @@ def test_a_pass_at_a_slot_is_the_one_that_was_due_at_events(daemon, monkeypatch,
     daemon._at_slot(0)
     assert daemon.engine.passes == [[]] * asked
     assert ("cancelled" in timers) == asked and timers[-1][0] == "_at_slot"
+
+
+@pytest.mark.parametrize("all_send", [True, False])
+def test_a_phase_is_looked_at_at_once_when_all_flows_have_begun(daemon, monkeypatch, all_send):
+    due = []
+    monkeypatch.setattr(daemon, "_at", lambda when, work: due.append(when))
+    monkeypatch.setattr(daemon.observer, "all_send", lambda source: all_send)
+    daemon._rang(ONE, 0, Message.END)
+    before = time.monotonic_ns()
+    daemon._rang(ONE, 0, Message.BEGIN)
+    assert due[1] <= time.monotonic_ns() if all_send else due[1] >= before + COALESCE_NS
 
 
 async def test_slots_follow_the_wall_clock_and_lateness_is_kept(daemon):

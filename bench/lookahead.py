@@ -7,15 +7,20 @@ delay, no negotiation; computation takes always the same time. A job's phase goe
 all its links. The scheduler knows all of this. At every event, and every `STEP` s, it plays each
 order of the jobs `AHEAD` longest iterations ahead, and takes the order with the best mean
 slowdown. At the next `DEPTH` events of such a play the order may change, too.
+
+`--measured FILE`: what `lab mixes FOLDER -o json` printed of these draws. Then also in parts of the
+best TCP there: what no scheduler can be expected to reach, of any cost.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from flowslot.model.units import goodput
 from flowslot_scenario.mixes import draw
@@ -169,19 +174,37 @@ def slowdowns(world: World, looks: bool) -> list[float]:
     ]
 
 
+def best_tcp(path: Path) -> dict[str, float]:
+    """The mean slowdown under the best TCP of each draw, by name."""
+    return {one["name"]: one["best_tcp"]["mean"] for one in json.loads(path.read_text())["draws"]}
+
+
+def summary(ratios: Iterable[float]) -> str:
+    """Geometric mean and range."""
+    found = list(ratios)
+    mean = math.exp(sum(map(math.log, found)) / len(found))
+    return f"{mean:.3f} ({min(found):.3f} to {max(found):.3f})"
+
+
 def main(words: Sequence[str] | None = None) -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("seeds", nargs="+", type=int, metavar="SEED")
     parser.add_argument("--count", type=int, default=24, help="draws of each seed (24)")
+    parser.add_argument("--measured", type=Path, help="what `lab mixes -o json` printed")
     asked = parser.parse_args(words)
+    measured = best_tcp(asked.measured) if asked.measured else {}
     for seed in asked.seeds:
-        ratios = []
+        fair, tcp = [], []
         for number in range(1, asked.count + 1):
-            world = World(draw(seed, number))
-            ratios.append(sum(slowdowns(world, True)) / sum(slowdowns(world, False)))
-        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-        print(f"seed {seed}: {mean:.3f} of fair ({min(ratios):.3f} to {max(ratios):.3f})")
+            scenario = draw(seed, number)
+            world = World(scenario)
+            found = slowdowns(world, True)
+            fair.append(sum(found) / sum(slowdowns(world, False)))
+            if scenario.name in measured:
+                tcp.append(sum(found) / len(found) / measured[scenario.name])
+        of_tcp = f"; {summary(tcp)} of the best TCP, measured" if tcp else ""
+        print(f"seed {seed}: {summary(fair)} of fair{of_tcp}")
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from flowslot_proto.files import read_text
 CA_NAME = "flowslot private CA"
 CA_DAYS = 3650
 EARLIER = timedelta(hours=1)  # clocks differ
+_SWITCH_USER = "flowslot-switch"  # of its systemd unit
 NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9_])?")
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
@@ -65,10 +66,13 @@ def init(
                 made.append(name)
     except OSError as error:
         raise FlowslotError(f"{error.filename}: {why_unreadable(error)}") from None
-    for name in wanted:
+    for name, purpose in wanted.items():
         state = f"made, valid for {days} days" if name in made else "was there already"
         typer.echo(f"{name}: {state}; copy ca.pem, {name}.pem and {name}.key to it, as in")
         typer.echo(f'  [tls]\n  ca = "ca.pem"\n  certificate = "{name}.pem"\n  key = "{name}.key"')
+        if purpose == ExtendedKeyUsageOID.SERVER_AUTH:
+            typer.echo("  and let its systemd unit's user read the key:")
+            typer.echo(f"  useradd --system {_SWITCH_USER}; chown {_SWITCH_USER} {name}.key")
     typer.echo(f"Keep {folder / 'ca.key'} to yourself: whoever has it can be any host.")
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`flowslot certs init`: what it makes, keeps and refuses."""
 
+import re
 import stat
 from datetime import timedelta
 from pathlib import Path
@@ -13,6 +14,8 @@ from typer.testing import CliRunner
 from flowslot.model.errors import FlowslotError
 from flowslot_cli.main import app
 from flowslot_proto.tls import dns_names, utc_now
+
+UNIT = Path(__file__).parents[2] / "systemd/flowslot-switch@.service"
 
 
 def init(folder: Path, *options: str) -> str:
@@ -32,6 +35,8 @@ def test_it_makes_a_ca_and_a_certificate_for_each(tmp_path: Path) -> None:
     folder = tmp_path / "made"
     said = init(folder, "--topology", str(tmp_path / "t.toml"), "--days", "10")
     assert "copy ca.pem, h1.pem and h1.key" in said and 'key = "s1.key"' in said
+    [user] = re.findall(r"^User=(.+)$", UNIT.read_text(), re.M)
+    assert f"chown {user} s1.key" in said and f"chown {user} h1.key" not in said
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     ca = read(folder / "ca.pem")
     for name in ("h1", "h2", "s1"):

@@ -8,8 +8,8 @@ all its links. The scheduler knows all of this. At every event, and every `STEP`
 order of the jobs `AHEAD` longest iterations ahead, and takes the order with the best mean
 slowdown. At the next `DEPTH` events of such a play the order may change, too.
 
-`--measured FILE`: what `lab mixes FOLDER -o json` printed of these draws. Then also in parts of the
-best TCP there: what no scheduler can be expected to reach, of any cost.
+`--measured FILE`: what `lab mixes FOLDER -o json` printed of these draws. Then the scheduler's mean
+is shown in parts of the best TCP's there, too: no real one can be expected to do better.
 """
 
 from __future__ import annotations

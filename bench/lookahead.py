@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much a scheduler that knows everything gains on the draws of `lab mixes`, over fair sharing.
 
-`python -m bench.lookahead [--count N] SEED...`: for each seed the geometric mean, over its draws,
-of the mean slowdown in that under fair sharing. The model is fluid and free of cost: no loss, no
-delay, no negotiation; computation takes always the same time. A job's phase goes at one speed on
-all its links. The scheduler knows all of this. At every event, and every `STEP` s, it plays each
-order of the jobs `AHEAD` longest iterations ahead, and takes the order with the best mean
-slowdown. At the next `DEPTH` events of such a play the order may change, too.
+`python -m bench.lookahead [--count N] [--measured FILE] SEED...`: for each seed the geometric mean,
+over its draws, of the mean slowdown in that under fair sharing. The model is fluid and free of
+cost: no loss, no delay, no negotiation; computation takes always the same time. A job's phase goes
+at one speed on all its links. The scheduler knows all of this. At every event, and every `STEP` s,
+it plays each order of the jobs `AHEAD` longest iterations ahead, and takes the order with the best
+mean slowdown. At the next `DEPTH` events of such a play the order may change, too.
 
-`--measured FILE`: what `lab mixes FOLDER -o json` printed of these draws. Then the scheduler's mean
-is shown in parts of the best TCP's there, too: no real one can be expected to do better.
+FILE: what `lab mixes FOLDER -o json` printed of these draws. Then the scheduler's mean is shown in
+parts of the best TCP's there, too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import argparse
 import itertools
 import json
 import math
-from collections.abc import Iterable, Sequence
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -174,16 +175,20 @@ def slowdowns(world: World, looks: bool) -> list[float]:
     ]
 
 
-def best_tcp(path: Path) -> dict[str, float]:
-    """The mean slowdown under the best TCP of each draw, by name."""
-    return {one["name"]: one["best_tcp"]["mean"] for one in json.loads(path.read_text())["draws"]}
+def best_tcp(file: str) -> dict[str, float]:
+    """The mean slowdown under the best TCP of each draw, by name. Raises ArgumentTypeError."""
+    try:
+        draws = json.loads(Path(file).read_text())["draws"]
+        return {one["name"]: float(one["best_tcp"]["mean"]) for one in draws}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        problem = f"{file} is not what `lab mixes -o json` prints: {error!r}"
+        raise argparse.ArgumentTypeError(problem) from None
 
 
-def summary(ratios: Iterable[float]) -> str:
+def summary(ratios: Sequence[float]) -> str:
     """Geometric mean and range."""
-    found = list(ratios)
-    mean = math.exp(sum(map(math.log, found)) / len(found))
-    return f"{mean:.3f} ({min(found):.3f} to {max(found):.3f})"
+    mean = statistics.geometric_mean(ratios)
+    return f"{mean:.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -191,9 +196,10 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("seeds", nargs="+", type=int, metavar="SEED")
     parser.add_argument("--count", type=int, default=24, help="draws of each seed (24)")
-    parser.add_argument("--measured", type=Path, help="what `lab mixes -o json` printed")
+    parser.add_argument(
+        "--measured", type=best_tcp, default={}, metavar="FILE", help="what `lab mixes` printed"
+    )
     asked = parser.parse_args(words)
-    measured = best_tcp(asked.measured) if asked.measured else {}
     for seed in asked.seeds:
         fair, tcp = [], []
         for number in range(1, asked.count + 1):
@@ -201,9 +207,9 @@ def main(words: Sequence[str] | None = None) -> None:
             world = World(scenario)
             found = slowdowns(world, True)
             fair.append(sum(found) / sum(slowdowns(world, False)))
-            if scenario.name in measured:
-                tcp.append(sum(found) / len(found) / measured[scenario.name])
-        of_tcp = f"; {summary(tcp)} of the best TCP, measured" if tcp else ""
+            if scenario.name in asked.measured:
+                tcp.append(statistics.mean(found) / asked.measured[scenario.name])
+        of_tcp = f"; {summary(tcp)} of the best TCP in {len(tcp)} draws" if tcp else ""
         print(f"seed {seed}: {summary(fair)} of fair{of_tcp}")
 
 

@@ -136,14 +136,16 @@ def test_all_iterations_are_right_that_the_application_tells(
 def test_tensors_are_ready_when_they_are_enqueued(
     start_daemon: Start, watch: Callable[..., Seen], version: int
 ) -> None:
-    run = {"size": SIZE, "count": COUNT, "iterations": 6, "enqueue": 100, "verify": 0}
+    run = {"size": SIZE, "count": COUNT, "iterations": 12, "enqueue": 100, "verify": 0}
+    run["meet"] = 1  # else a busy machine's late bytes count to the next iteration
     daemon, one = start_daemon(), LANES | {"NCCL_NSOCKS_PERTHREAD": "1"}
     seen = watch(daemon, one, lambda slot: slot["ready"] > slot["posted"] == 0, version, **run)
     assert len(seen) == 2
     for of in seen.values():
         # One iteration tells what a tensor sends; the next one begins with it. In the first, what a
         # lane was given may be seen before the kernel has any. Who reads late sees an iteration
-        # before all of its tensors are enqueued.
+        # before all of its tensors are enqueued. A busy machine's pauses may end some of the first:
+        # what is said then is less until four whole ones have come.
         first = of.pop(0, None)
         assert first is None or first["iteration_total"] == 0
         ready = [int(slot["ready"]) for slot in of.values()]

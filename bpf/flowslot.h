@@ -10,6 +10,8 @@
 #include <linux/types.h>
 #endif
 
+#define FS_UPLINKS 64
+
 enum fs_mode {
 	FS_OPEN = 0,     /* no entry, or its deadline has passed: ordinary TCP */
 	FS_CAPPED = 1,   /* ordinary TCP, paced at reserved + top-up */
@@ -37,6 +39,9 @@ struct fs_ctl {
 	__u32 lender_cookie; /* low half of its cookie: its slot may go to another flow */
 	__u32 burst; /* most that is made good at the ceiling of what was not sent while it might */
 	__u32 least; /* payload bytes/s: a lower rate becomes this one */
+	__u64 line;   /* payload bytes/s that the host's own link of the path carries */
+	__u32 uplink; /* number of that link among the host's, 1 to FS_UPLINKS; others: not known */
+	__u32 pad0;
 };
 
 /* What the kernel knows of the flow in this slot. Slot 0 holds `high` and nothing else. */

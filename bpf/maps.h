@@ -21,6 +21,23 @@ struct {
 	__type(value, struct fs_stat);
 } fs_stat SEC(".maps");
 
+/* What is reserved on one of the host's links, by slot modulo FS_RIVALS, for flows that had something
+ * to send at that time. */
+#define FS_RIVALS 32
+struct fs_uplink {
+	struct {
+		__u64 at_ns;
+		__u64 rate;
+	} rivals[FS_RIVALS];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, FS_UPLINKS + 1);
+	__type(key, __u32);
+	__type(value, struct fs_uplink);
+} fs_uplinks SEC(".maps");
+
 /* Free slots, filled by the loader, lowest on top: slots in use stay dense at the front. */
 struct {
 	__uint(type, BPF_MAP_TYPE_STACK);

@@ -219,7 +219,7 @@ static __always_inline void steer(struct sock *sk, struct flow *f, __u64 now)
 {
 	struct tcp_sock *tp = (struct tcp_sock *)sk;
 	struct fs_ctl *ctl = entry_of(f);
-	__u64 rate = FS_UNPACED;
+	__u64 rate = FS_UNPACED, most;
 	__u8 mode = FS_OPEN;
 	__u32 cwnd;
 
@@ -229,12 +229,12 @@ static __always_inline void steer(struct sock *sk, struct flow *f, __u64 now)
 			enter(sk, f, mode, now);
 		rate = reserved(ctl, now);
 		/* What a lender leaves is reserved, too; a rate of 0 would mean unpaced. */
-		rate = max64(min64(rate + f->extra, max64(ctl->ceiling, rate)),
-			     max64(ctl->least, 1));
+		most = max64(min64(ctl->ceiling, left_by_others(f, ctl, now)), rate);
+		rate = max64(min64(rate + f->extra, most), max64(ctl->least, 1));
 		rate = min64(rate + catch_up(tp, f, ctl, rate, now),
 			     max64(ctl->ceiling + ctl->ceiling / FS_OVER_SHARE, rate));
 		if (f->credit >= (__s32)tp->mss_cache)
-			rate = max64(rate, ctl->ceiling);
+			rate = max64(rate, most);
 		cwnd = window(tp, f, rate);
 		if (mode == FS_RESERVED) {
 			if (recovering(sk))

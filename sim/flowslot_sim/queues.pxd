@@ -35,6 +35,7 @@ cdef packed struct Queue:
     double waiting
     int64_t head
     int64_t count
+    double reserved
 # end
 
 ctypedef Kernel[::1] kernel_t
@@ -44,7 +45,7 @@ cdef double _inf, _eps, _burst_part, _epoch, _gap, _refill, _ahead, _segment, _s
 cdef double _least_rtt, _least_window, _taken
 
 @cython.locals(
-    first=chosen_t, preds=chosen_t, may=double, wait=double, n=Py_ssize_t, end=Py_ssize_t,
+    first=chosen_t, preds=chosen_t, may=double, left=double, wait=double, n=Py_ssize_t, end=Py_ssize_t,
 )
 cpdef Py_ssize_t step(
     rows_t rows, kernel_t kernel, chosen_t live, paths_t paths, given_t capacity, tuple supply,
@@ -63,8 +64,8 @@ cdef void go(
 )
 @cython.locals(most=double, before=double, part=double, came=double)
 cdef double ready(rows_t rows, kernel_t kernel, chosen_t first, chosen_t preds, Py_ssize_t i)
-@cython.locals(may=double, credit=double, rate=double, near=double)
-cdef double pace(rows_t rows, kernel_t kernel, Py_ssize_t i, double line, double now, double seconds)
+@cython.locals(may=double, most=double, credit=double, rate=double, near=double)
+cdef double pace(rows_t rows, kernel_t kernel, Py_ssize_t i, double left, double now, double seconds)
 @cython.locals(gap=double)
 cdef void wake(kernel_t kernel, Py_ssize_t i, double now)
 @cython.locals(least=double, slower=double, room=double, up=double)

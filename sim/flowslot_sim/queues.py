@@ -59,6 +59,7 @@ QUEUE = np.dtype(
         ("waiting", np.float64),  # bytes in front of a link
         ("head", np.int64),  # the first of its batches
         ("count", np.int64),  # of them
+        ("reserved", np.float64),  # for flows that begin here and have something to send, rate
     ]
 )
 SMALL_QUEUE_S = 1 / 1024
@@ -104,10 +105,19 @@ def step(  # noqa: PLR0917
     """
     first, preds = supply
     for j in range(len(live)):
+        line[paths[live[j], 0]].reserved = 0.0
+    for j in range(len(live)):
         i = live[j]
         rows[i].rate = 0.0
         kernel[i].has = ready(rows, kernel, first, preds, i)
-        may = pace(rows, kernel, i, capacity[paths[i, 0]], now, seconds)
+        if kernel[i].limited and kernel[i].has > _eps:
+            line[paths[i, 0]].reserved += rows[i].reserved
+    for j in range(len(live)):
+        i = live[j]
+        left = capacity[paths[i, 0]]
+        if kernel[i].limited and kernel[i].has > _eps:
+            left += rows[i].reserved - line[paths[i, 0]].reserved
+        may = pace(rows, kernel, i, left, now, seconds)
         kernel[i].sends = min(may, kernel[i].has)
         kernel[i].way += kernel[i].sends
     n = 0
@@ -237,18 +247,19 @@ def ready(rows: Any, kernel: Any, first: Rows, preds: Rows, i: int) -> float:
 
 
 def pace(  # noqa: PLR0917
-    rows: Any, kernel: Any, i: int, line: float, now: float, seconds: float
+    rows: Any, kernel: Any, i: int, left: float, now: float, seconds: float
 ) -> float:
-    """Bytes that a flow may send now. `line`: what its first link carries."""
+    """Bytes that a flow may send now. `left`: rate that others leave it of its first link."""
     if kernel[i].has > _eps and kernel[i].idle < _inf:
         wake(kernel, i, now)
     if not kernel[i].limited:
-        return line * seconds
+        return left * seconds
+    most = max(min(kernel[i].most, left), rows[i].reserved)
     may = (rows[i].reserved + kernel[i].extra) * seconds + max(kernel[i].credit, 0.0)
-    may = max(min(may, kernel[i].most * seconds), max(rows[i].reserved, kernel[i].least) * seconds)
-    rate = rows[i].reserved + kernel[i].extra
+    may = max(min(may, most * seconds), kernel[i].least * seconds)
+    rate = min(rows[i].reserved + kernel[i].extra, most)
     if kernel[i].credit >= _segment:
-        rate = max(kernel[i].most, rate)
+        rate = most
     near = max(rate * _small, 2 * _segment)
     may = min(may, max(near - kernel[i].near, 0.0))
     credit = kernel[i].credit + rows[i].reserved * seconds - min(may, kernel[i].has)

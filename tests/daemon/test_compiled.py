@@ -149,9 +149,10 @@ def test_the_kernels_tables_are_written_and_read_in_the_same_way(seed: int) -> N
     stat["sent"], stat["acked"], stat["min_rtt_us"] = rng.integers(0, 2**31, (3, n))
     ctl["deadline_ns"] = rng.integers(0, 2, n)
     entries = np.zeros(n - 1, ENTRY)
-    for name in ("reserved", "ceiling", "growth", "burst", "least"):
+    for name in ("reserved", "ceiling", "growth", "burst", "least", "line"):
         entries[name] = rng.choice([-1.0, 0.0, 1e6, 2.0**61, math.inf], n - 1)
     entries["queue_us"], entries["guaranteed"] = rng.integers(0, 2, (2, n - 1))
+    entries["uplink"] = rng.integers(-1, 2, n - 1)
     slots = (1 + rng.permutation(n - 1)).astype(np.intp)
     at, flows = slots[::2] - 1, some_rows(rng, n - 1)
     rates, ceilings = rng.choice([0.0, 1e6, math.inf], (2, len(at)))

@@ -67,6 +67,18 @@ def test_share_divides_the_bottleneck_among_a_jobs_flows_there(seen, make_job, t
     assert seen.table.rows["own_share"] == pytest.approx([bottleneck / 4] * 4 + [bottleneck])
 
 
+def test_flows_are_told_which_of_the_hosts_links_they_begin_on(seen, make_job, topology):
+    job = make_job("a")
+    job.flow(0, cookie=10)
+    job.flow(1, cookie=11)
+    job.flow(2, cookie=12, dst="192.0.2.9")
+    seen.look(0, job)
+    first = topology.links[seen.table.links[1][0]]
+    assert first.name.startswith(f"{seen.table.host}->")
+    assert seen["uplink"] == [1, 1, 0]
+    assert seen["line"] == [first.goodput, first.goodput, 0.0]
+
+
 def test_others_may_wait_for_what_goes_to_other_hosts_in_a_known_role_and_rank(seen, job):
     flows = [
         job.flow(0, cookie=7),

@@ -111,6 +111,29 @@ def test_top_up_takes_what_is_free(pacer: BpfPacer, enlisted: Flows) -> None:
     assert flow.comes_to(3 * MB)
 
 
+def test_top_up_takes_what_the_hosts_other_flows_leave(
+    pacer: BpfPacer, enlisted: Flows
+) -> None:
+    """As long as they send: no queue shows it, as here is none."""
+    holder, idle, waiter = enlisted(), enlisted(busy=False), enlisted()
+
+    def put(uplink: int) -> None:
+        line = {"line": 10 * MB, "uplink": uplink, "queue_us": 50_000}
+        free = {"ceiling": 10 * MB, "growth": 500_000, "burst": 100_000, "uplink": 1}
+        held = [entry(flow, 8 * MB, **line) for flow in (holder, idle)]
+        apply(pacer, *held, entry(waiter, MB, **line | free))
+
+    put(uplink=1)
+    assert waiter.comes_to(2 * MB)
+    assert holder.comes_to(8 * MB)
+    put(uplink=2)
+    assert waiter.comes_to(10 * MB), "that is another link"
+    put(uplink=1)
+    assert waiter.comes_to(2 * MB)
+    holder.stop()
+    assert waiter.comes_to(10 * MB)
+
+
 def test_top_up_is_given_up_when_a_queue_grows(net: Any, pacer: BpfPacer, enlisted: Flows) -> None:
     net.shape(mbit=80, buffer=200_000)  # 9.5 MB/s, 20 ms of buffer
     flow = enlisted()

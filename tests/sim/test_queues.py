@@ -92,6 +92,19 @@ def test_top_up_grows_as_the_daemon_says_and_stops_at_a_queue() -> None:
     assert float(kernel["way"].sum()) < 80_000
 
 
+def test_top_up_takes_what_others_leave_of_the_hosts_own_link() -> None:
+    flows = [FlowSpec("a", (0, 1), 0.4 * MB), FlowSpec("b", (0, 2), 10 * MB)]
+    made = network(flows, 100_000.0)
+    made.kernel["growth"] = 1e12
+    made.rows["reserved"] = [8 * MB, 0.0]
+    made.kernel["most"][0] = 8 * MB
+    assert ends(made, 0.055)[0] == pytest.approx(0.05, rel=0.02)
+    sent = float(made.rows["sent"][1])
+    assert sent == pytest.approx(2 * MB * 0.05 + 10 * MB * 0.005, rel=0.1)
+    ends(made, 0.05)
+    assert made.rows["sent"][1] - sent == pytest.approx(10 * MB * 0.05, rel=0.02), "at once"
+
+
 def test_top_up_grows_more_slowly_behind_a_queue() -> None:
     """And not at all behind one that is too long."""
     grown = []

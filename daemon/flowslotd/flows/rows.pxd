@@ -45,6 +45,8 @@ cdef packed struct Row:
     double path_share
     double own_share
     int64_t queue_us
+    double line
+    int64_t uplink
     int64_t lender
 # end
 

@@ -61,6 +61,8 @@ ROW = np.dtype(
         ("path_share", "f8"),  # the same, of all flows of its job on its path together
         ("own_share", "f8"),  # the same, as far as this host's flows tell
         ("queue_us", "i8"),  # how long its path's smallest buffer lasts (model/top_up.py)
+        ("line", "f8"),  # what its first link carries, payload bytes/s
+        ("uplink", "i8"),  # number of that link, one of this host's own, from 1; 0: not mapped
         ("lender", "i8"),  # the row of the flow whose rate it may borrow; -1: none
     ]
 )

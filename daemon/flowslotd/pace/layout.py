@@ -36,6 +36,9 @@ CTL = np.dtype(
         ("lender_cookie", "u4"),
         ("burst", "u4"),
         ("least", "u4"),
+        ("line", "u8"),
+        ("uplink", "u4"),
+        ("pad0", "u4"),
     ]
 )
 

@@ -37,10 +37,15 @@ class PaceEntry(NamedTuple):
     """Bytes that may be sent at the ceiling after they were not sent at the reserved rate."""
     least: float = LEAST_RATE
     """A lower rate becomes this one."""
+    line: float = 0.0
+    """What the host's own link of the path carries."""
+    uplink: int = 0
+    """Number of that link among the host's, from 1; 0: not known. Top-up and burst take what other
+    flows leave of it while they have something to send."""
 
 
 ENTRY = np.dtype(
-    list(zip(PaceEntry._fields, ("u8", "f8", "f8", "?", "f8", "i8", "f8", "f8"), strict=True)),
+    list(zip(PaceEntry._fields, ("u8", "f8", "f8", "?", "f8", "i8", "f8", "f8", "f8", "i8"), strict=True)),
 )
 Entries = NDArray[np.void]
 """ENTRY[N]: the same, packed."""

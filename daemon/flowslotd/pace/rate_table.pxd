@@ -21,6 +21,9 @@ cdef packed struct Ctl:
     uint32_t lender_cookie
     uint32_t burst
     uint32_t least
+    uint64_t line
+    uint32_t uplink
+    uint32_t pad0
 # end
 
 # struct Stat from flowslotd.pace.layout:STAT
@@ -58,6 +61,8 @@ cdef packed struct Entry:
     int64_t queue_us
     double burst
     double least
+    double line
+    int64_t uplink
 # end
 
 cdef double _max_rate, _max_small

@@ -86,10 +86,12 @@ def put(  # noqa: PLR0917
         same = same and held[r].ceiling == ceiling and held[r].growth == grows
         same = same and held[r].guaranteed == guaranteed[i] and held[r].queue_us == queue_us
         same = same and held[r].burst == most and held[r].least == lowest
+        same = same and held[r].line == rows[r].line and held[r].uplink == rows[r].uplink
         if not same:
             held[r].cookie, held[r].reserved, held[r].ceiling = rows[r].cookie, rate, ceiling
             held[r].growth, held[r].guaranteed = grows, guaranteed[i]
             held[r].queue_us, held[r].burst, held[r].least = queue_us, most, lowest
+            held[r].line, held[r].uplink = rows[r].line, rows[r].uplink
             changed[n] = r
             n += 1
     return n
@@ -111,16 +113,18 @@ def write(ctl: Any, slots: Rows, entries: Any) -> int:
         queue_us = within(entries[i].queue_us, _max_small)
         most = within(entries[i].burst, _max_small)
         lowest = within(entries[i].least, _max_small)
+        line, uplink = within(entries[i].line, _max_rate), within(entries[i].uplink, _max_small)
         guaranteed = 1 if entries[i].guaranteed else 0
         same = ctl[s].reserved == reserved and ctl[s].ceiling == ceiling
         same = same and ctl[s].guaranteed == guaranteed
         same = same and ctl[s].growth == grows and ctl[s].queue_us == queue_us
         same = same and ctl[s].burst == most and ctl[s].least == lowest
+        same = same and ctl[s].line == line and ctl[s].uplink == uplink
         if not same or ctl[s].deadline_ns == 0:
             ctl[s].reserved, ctl[s].ceiling = reserved, ceiling
             ctl[s].guaranteed = guaranteed
             ctl[s].growth, ctl[s].queue_us, ctl[s].burst = grows, queue_us, most
-            ctl[s].least = lowest
+            ctl[s].least, ctl[s].line, ctl[s].uplink = lowest, line, uplink
             changed += 1
     return changed
 

@@ -45,12 +45,16 @@ cdef double _inf, _eps, _burst_part, _epoch, _gap, _refill, _ahead, _segment, _s
 cdef double _least_rtt, _least_window, _taken
 
 @cython.locals(
-    first=chosen_t, preds=chosen_t, may=double, left=double, wait=double, n=Py_ssize_t, end=Py_ssize_t,
+    first=chosen_t, preds=chosen_t, may=double, up=Py_ssize_t, wait=double, n=Py_ssize_t, end=Py_ssize_t,
 )
 cpdef Py_ssize_t step(
     rows_t rows, kernel_t kernel, chosen_t live, paths_t paths, given_t capacity, tuple supply,
     line_t line, paths_t hops, floats_t coming, work_t batches, work_t sums, floats_t carried,
     double now, double seconds, Py_ssize_t[::1] at,
+)
+cdef void claim(
+    rows_t rows, kernel_t kernel, chosen_t live, paths_t paths, chosen_t first, chosen_t preds,
+    line_t line,
 )
 @cython.locals(link=Py_ssize_t, c=Py_ssize_t, size=double, space=double, part=double)
 cdef void come(
@@ -64,8 +68,10 @@ cdef void go(
 )
 @cython.locals(most=double, before=double, part=double, came=double)
 cdef double ready(rows_t rows, kernel_t kernel, chosen_t first, chosen_t preds, Py_ssize_t i)
-@cython.locals(may=double, most=double, credit=double, rate=double, near=double)
-cdef double pace(rows_t rows, kernel_t kernel, Py_ssize_t i, double left, double now, double seconds)
+@cython.locals(reserved=double, may=double, most=double, credit=double, rate=double, near=double)
+cdef double pace(
+    rows_t rows, kernel_t kernel, Py_ssize_t i, double line, double taken, double now, double seconds,
+)
 @cython.locals(gap=double)
 cdef void wake(kernel_t kernel, Py_ssize_t i, double now)
 @cython.locals(least=double, slower=double, room=double, up=double)

@@ -104,20 +104,11 @@ def step(  # noqa: PLR0917
     `carried`, float64[L + 1]: bytes by link, added to.
     """
     first, preds = supply
-    for j in range(len(live)):
-        line[paths[live[j], 0]].reserved = 0.0
-    for j in range(len(live)):
-        i = live[j]
-        rows[i].rate = 0.0
-        kernel[i].has = ready(rows, kernel, first, preds, i)
-        if kernel[i].limited and kernel[i].has > _eps:
-            line[paths[i, 0]].reserved += rows[i].reserved
+    claim(rows, kernel, live, paths, first, preds, line)
     for j in range(len(live)):
         i = live[j]
-        left = capacity[paths[i, 0]]
-        if kernel[i].limited and kernel[i].has > _eps:
-            left += rows[i].reserved - line[paths[i, 0]].reserved
-        may = pace(rows, kernel, i, left, now, seconds)
+        up = paths[i, 0]
+        may = pace(rows, kernel, i, capacity[up], line[up].reserved, now, seconds)
         kernel[i].sends = min(may, kernel[i].has)
         kernel[i].way += kernel[i].sends
     n = 0
@@ -148,6 +139,20 @@ def step(  # noqa: PLR0917
         if not rows[i].active:
             kernel[i].way, kernel[i].near, kernel[i].idle = 0.0, 0.0, now
     return n
+
+
+def claim(  # noqa: PLR0917
+    rows: Any, kernel: Any, live: Rows, paths: Paths, first: Rows, preds: Rows, line: Any
+) -> None:
+    """Find what flows have to send, and what is reserved for them on their first links."""
+    for j in range(len(live)):
+        line[paths[live[j], 0]].reserved = 0.0
+    for j in range(len(live)):
+        i = live[j]
+        rows[i].rate = 0.0
+        kernel[i].has = ready(rows, kernel, first, preds, i)
+        if kernel[i].limited and kernel[i].has > _eps:
+            line[paths[i, 0]].reserved += rows[i].reserved
 
 
 def come(  # noqa: PLR0917
@@ -247,22 +252,24 @@ def ready(rows: Any, kernel: Any, first: Rows, preds: Rows, i: int) -> float:
 
 
 def pace(  # noqa: PLR0917
-    rows: Any, kernel: Any, i: int, left: float, now: float, seconds: float
+    rows: Any, kernel: Any, i: int, line: float, taken: float, now: float, seconds: float
 ) -> float:
-    """Bytes that a flow may send now. `left`: rate that others leave it of its first link."""
+    """Bytes that a flow may send now. `line`: what its first link carries; `taken`: of that, what
+    is reserved for flows that have something to send, this one too."""
     if kernel[i].has > _eps and kernel[i].idle < _inf:
         wake(kernel, i, now)
     if not kernel[i].limited:
-        return left * seconds
-    most = max(min(kernel[i].most, left), rows[i].reserved)
-    may = (rows[i].reserved + kernel[i].extra) * seconds + max(kernel[i].credit, 0.0)
+        return line * seconds
+    reserved = rows[i].reserved
+    most = max(min(kernel[i].most, line - taken + reserved), reserved)
+    may = (reserved + kernel[i].extra) * seconds + max(kernel[i].credit, 0.0)
     may = max(min(may, most * seconds), kernel[i].least * seconds)
-    rate = min(rows[i].reserved + kernel[i].extra, most)
+    rate = min(reserved + kernel[i].extra, most)
     if kernel[i].credit >= _segment:
         rate = most
     near = max(rate * _small, 2 * _segment)
     may = min(may, max(near - kernel[i].near, 0.0))
-    credit = kernel[i].credit + rows[i].reserved * seconds - min(may, kernel[i].has)
+    credit = kernel[i].credit + reserved * seconds - min(may, kernel[i].has)
     kernel[i].credit = max(min(credit, kernel[i].burst), -_ahead)
     return float(may)
 

@@ -111,9 +111,7 @@ def test_top_up_takes_what_is_free(pacer: BpfPacer, enlisted: Flows) -> None:
     assert flow.comes_to(3 * MB)
 
 
-def test_top_up_takes_what_the_hosts_other_flows_leave(
-    pacer: BpfPacer, enlisted: Flows
-) -> None:
+def test_top_up_takes_what_the_hosts_other_flows_leave(pacer: BpfPacer, enlisted: Flows) -> None:
     """As long as they send: no queue shows it, as here is none."""
     holder, idle, waiter = enlisted(), enlisted(busy=False), enlisted()
 

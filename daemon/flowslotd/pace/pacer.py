@@ -44,9 +44,8 @@ class PaceEntry(NamedTuple):
     flows leave of it while they have something to send."""
 
 
-ENTRY = np.dtype(
-    list(zip(PaceEntry._fields, ("u8", "f8", "f8", "?", "f8", "i8", "f8", "f8", "f8", "i8"), strict=True)),
-)
+_KINDS = ("u8", "f8", "f8", "?", "f8", "i8", "f8", "f8", "f8", "i8")
+ENTRY = np.dtype(list(zip(PaceEntry._fields, _KINDS, strict=True)))
 Entries = NDArray[np.void]
 """ENTRY[N]: the same, packed."""
 

@@ -44,9 +44,10 @@
 /* It is given up, too, when the flow was idle for so long. It begins after so long a backlog. */
 #define FS_GAP_NS (1 * FS_MS)
 #define FS_SETTLE_NS (1 * FS_MS)
-/* A flow that has something to send and says nothing for so long cannot send it: its rate on the
- * host's link is free. Between two transmissions of a flow there is about 1 ms. */
+/* A flow that has something to send and says nothing for so long, and for the time of two segments,
+ * cannot send it: its rate on the host's link is free. */
 #define FS_RIVAL_NS (3 * FS_MS)
+#define FS_RIVAL_MOST_NS (60 * FS_MS)
 /* Acknowledgements further apart than this count as this. */
 #define FS_GROW_US 2000
 

@@ -54,7 +54,7 @@ void BPF_PROG(fs_pkts_acked, struct sock *sk, const struct ack_sample *sample)
 	take_in(sk, f, sample->rtt_us, now);
 	if (ctl && f->mode != FS_OPEN)
 		top_up(tp, f, ctl, now);
-	claim(sk, f, ctl, now);
+	claim(sk, f, ctl, ctl ? reserved(ctl, now) : 0, now);
 	publish(sk, f, 0, now);
 	drain(sk, f, ctl, 0);
 }
@@ -94,7 +94,7 @@ __u32 BPF_PROG(fs_min_tso_segs, struct sock *sk)
 	steer(sk, f, now);
 	if (starts)
 		spread(sk, f, ctl);
-	claim(sk, f, ctl, now);
+	claim(sk, f, ctl, ctl ? reserved(ctl, now) : 0, now);
 	about = last(sk, now);
 	publish(sk, f, about, now);
 	drain(sk, f, ctl, about);

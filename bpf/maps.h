@@ -21,14 +21,16 @@ struct {
 	__type(value, struct fs_stat);
 } fs_stat SEC(".maps");
 
-/* What is reserved on one of the host's links, by slot modulo FS_RIVALS, for flows that had something
- * to send at that time. */
+/* What is reserved on one of the host's links for flows that have something to send, by slot modulo
+ * FS_RIVALS. Of several flows in one place the one with the highest rate counts. */
 #define FS_RIVALS 32
+struct fs_rival {
+	__u64 until_ns;
+	__u64 rate;
+	__u64 slot;
+};
 struct fs_uplink {
-	struct {
-		__u64 at_ns;
-		__u64 rate;
-	} rivals[FS_RIVALS];
+	struct fs_rival rivals[FS_RIVALS];
 };
 
 struct {

@@ -18,6 +18,7 @@ cdef packed struct Kernel:
     double buffer
     double longest
     double extra
+    double paced
     double credit
     double wait
     double wait_before
@@ -78,5 +79,5 @@ cdef void wake(kernel_t kernel, Py_ssize_t i, double now)
 cdef void steer(
     rows_t rows, kernel_t kernel, Py_ssize_t i, double wait, double now, double seconds,
 )
-@cython.locals(rate=double, rtt=double, window=double)
+@cython.locals(rtt=double, window=double)
 cdef void hold(rows_t rows, kernel_t kernel, Py_ssize_t i, double wait)

@@ -42,6 +42,7 @@ KERNEL = np.dtype(
         ("buffer", np.float64),  # s: its path's smallest buffer lasts, see top_up.py
         ("longest", np.float64),  # s: the queue at which its top-up is given up
         ("extra", np.float64),  # rate
+        ("paced", np.float64),  # rate that it may send at now, with bursts
         ("credit", np.float64),  # bytes in its bucket; less than 0: it is ahead
         ("wait", np.float64),  # least time in queues in this epoch, s; inf: not seen
         ("wait_before", np.float64),  # and in the one before
@@ -267,6 +268,8 @@ def pace(  # noqa: PLR0917
     rate = min(reserved + kernel[i].extra, most)
     if kernel[i].credit >= _segment:
         rate = most
+    kernel[i].paced = rate
+    kernel[i].extra = min(kernel[i].extra, most - reserved)
     near = max(rate * _small, 2 * _segment)
     may = min(may, max(near - kernel[i].near, 0.0))
     credit = kernel[i].credit + reserved * seconds - min(may, kernel[i].has)
@@ -314,7 +317,6 @@ def hold(rows: Any, kernel: Any, i: int, wait: float) -> None:
     """A socket takes the more ahead, the larger its window has been, as far as that is paced."""
     if not kernel[i].limited:
         return
-    rate = kernel[i].most if kernel[i].credit >= _segment else rows[i].reserved + kernel[i].extra
     rtt = max(wait, _least_rtt)
-    window = _least_window + rate * (rtt + max(rtt / 4, _least_rtt)) / _segment
+    window = _least_window + kernel[i].paced * (rtt + max(rtt / 4, _least_rtt)) / _segment
     rows[i].holds = max(rows[i].holds, _taken * window)

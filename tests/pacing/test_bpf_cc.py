@@ -111,17 +111,25 @@ def test_top_up_takes_what_is_free(pacer: BpfPacer, enlisted: Flows) -> None:
     assert flow.comes_to(3 * MB)
 
 
-def test_top_up_takes_what_the_hosts_other_flows_leave(pacer: BpfPacer, enlisted: Flows) -> None:
-    """As long as they send: no queue shows it, as here is none."""
-    holder, idle, waiter = enlisted(), enlisted(busy=False), enlisted()
+@pytest.mark.parametrize("between", [0, 31])
+def test_top_up_takes_what_the_hosts_other_flows_leave(
+    pacer: BpfPacer, enlisted: Flows, between: int
+) -> None:
+    """As long as they send: no queue shows it, as here is none. Every 32nd flow has the same place
+    in the kernel's table."""
+    idle, holder = enlisted(busy=False), enlisted()
+    quiet = [enlisted(busy=False) for _ in range(between)]
+    waiter = enlisted()
 
     def put(uplink: int) -> None:
         line = {"line": 10 * MB, "uplink": uplink, "queue_us": 50_000}
         free = {"ceiling": 10 * MB, "growth": 500_000, "burst": 100_000, "uplink": 1}
-        held = [entry(flow, 8 * MB, **line) for flow in (holder, idle)]
+        held = [entry(flow, 8 * MB, **line) for flow in (holder, idle, *quiet)]
         apply(pacer, *held, entry(waiter, MB, **line | free))
 
     put(uplink=1)
+    idle.sock.settimeout(10)
+    idle.sock.sendall(bytes(4 * MB))  # by the end of which it has nothing to send any more
     assert waiter.comes_to(2 * MB)
     assert holder.comes_to(8 * MB)
     put(uplink=2)

@@ -93,9 +93,10 @@ def test_top_up_grows_as_the_daemon_says_and_stops_at_a_queue() -> None:
 
 
 def test_top_up_takes_what_others_leave_of_the_hosts_own_link() -> None:
-    flows = [FlowSpec("a", (0, 1), 0.4 * MB), FlowSpec("b", (0, 2), 10 * MB)]
+    flows = [FlowSpec("a", (0, 1), 0.4 * MB), FlowSpec("a", (0, 2), 10 * MB)]
     made = network(flows, 100_000.0)
     made.kernel["growth"] = 1e12
+    made.kernel["burst"][1] = made.kernel["credit"][1] = 50_000.0
     made.rows["reserved"] = [8 * MB, 0.0]
     made.kernel["most"][0] = 8 * MB
     assert ends(made, 0.055)[0] == pytest.approx(0.05, rel=0.02)

@@ -194,7 +194,8 @@ class FlowTable:
             np.where(bottleneck < 0, 0.0, goodput[bottleneck]) / count[group]
         )
         self.rows["queue_us"][at] = np.array(queue, np.int64)[path]
-        first = [path[0] if path else -1 for path in self.links]
+        mine = self.topology.host_links(self.host)
+        first = [path[0] if path and path[0] in mine else -1 for path in self.links]
         numbers = [self._number(link) if link >= 0 else 0 for link in first]
         self.rows["line"][at] = np.append(goodput, 0.0)[first][path]
         self.rows["uplink"][at] = np.array(numbers, np.int64)[path]

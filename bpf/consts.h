@@ -45,7 +45,7 @@
 #define FS_GAP_NS (1 * FS_MS)
 #define FS_SETTLE_NS (1 * FS_MS)
 /* A flow that has something to send and says nothing for so long, and for the time of two segments,
- * cannot send it: its rate on the host's link is free. */
+ * but at most a slot, cannot send it: its rate on the host's link is free. */
 #define FS_RIVAL_NS (3 * FS_MS)
 #define FS_RIVAL_MOST_NS (60 * FS_MS)
 /* Acknowledgements further apart than this count as this. */

@@ -231,7 +231,7 @@ static __always_inline void steer(struct sock *sk, struct flow *f, __u64 now)
 		/* What a lender leaves is reserved, too; a rate of 0 would mean unpaced. */
 		most = max64(min64(ctl->ceiling, left_by_others(f, ctl, now)), rate);
 		f->extra = min64(f->extra, most - rate);
-		rate = max64(min64(rate + f->extra, most), max64(ctl->least, 1));
+		rate = max64(rate + f->extra, max64(ctl->least, 1));
 		rate = min64(rate + catch_up(tp, f, ctl, rate, now),
 			     max64(ctl->ceiling + ctl->ceiling / FS_OVER_SHARE, rate));
 		if (f->credit >= (__s32)tp->mss_cache)

@@ -263,13 +263,13 @@ def pace(  # noqa: PLR0917
         return line * seconds
     reserved = rows[i].reserved
     most = max(min(kernel[i].most, line - taken + reserved), reserved)
+    kernel[i].extra = min(kernel[i].extra, most - reserved)
     may = (reserved + kernel[i].extra) * seconds + max(kernel[i].credit, 0.0)
     may = max(min(may, most * seconds), kernel[i].least * seconds)
-    rate = min(reserved + kernel[i].extra, most)
+    rate = reserved + kernel[i].extra
     if kernel[i].credit >= _segment:
         rate = most
     kernel[i].paced = rate
-    kernel[i].extra = min(kernel[i].extra, most - reserved)
     near = max(rate * _small, 2 * _segment)
     may = min(may, max(near - kernel[i].near, 0.0))
     credit = kernel[i].credit + reserved * seconds - min(may, kernel[i].has)

@@ -38,7 +38,6 @@ class FlowTable:
         self._index: dict[int, int] = {}
         self._new: list[FlowInfo] = []
         self._gone: list[FlowInfo] = []
-        self._uplinks: dict[int, int] = {}  # numbers, by link: as long as there is this topology
         self._measure()
 
     def __len__(self) -> int:
@@ -98,7 +97,6 @@ class FlowTable:
     def remap(self, topology: Topology, host: str) -> None:
         """A new topology. There are no flows any more: they have to be found again."""
         self.topology, self.host = topology, host
-        self._uplinks.clear()
         self.remove(list(self._index))
         self._measure()
 
@@ -196,12 +194,9 @@ class FlowTable:
         self.rows["queue_us"][at] = np.array(queue, np.int64)[path]
         mine = self.topology.host_links(self.host)
         first = [path[0] if path and path[0] in mine else -1 for path in self.links]
-        numbers = [self._number(link) if link >= 0 else 0 for link in first]
+        numbers = [mine.index(link) + 1 if link >= 0 else 0 for link in first]
         self.rows["line"][at] = np.append(goodput, 0.0)[first][path]
         self.rows["uplink"][at] = np.array(numbers, np.int64)[path]
-
-    def _number(self, uplink: int) -> int:
-        return self._uplinks.setdefault(uplink, len(self._uplinks) + 1)
 
     def _pad(self, paths: Collection[tuple[int, ...]]) -> NDArray[np.int32]:
         """int32[P, H], padded with the number of links."""

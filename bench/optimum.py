@@ -2,8 +2,9 @@
 """What no scheduler can do better: a few jobs on one link, in parts of fair sharing.
 
 `python -m bench.optimum [--jobs N] [--ticks N] [--draws N] SEED...`: jobs with periods and duties
-as `lab mixes` draws them. The model is fluid and free of cost; computation takes always the same
-time. Times are in ticks: so many to the shortest period. For each draw: the mean slowdown under
+as `lab mixes` draws them. The model is free of cost; computation takes always the same time. Times
+are in whole ticks: so many to the shortest period (with 40, fair sharing is 0.3 % better than if
+it were fluid). For each draw: the mean slowdown under
 fair sharing; under shortest remaining first; and a bound for all schedulers, also for those that
 know everything, and leave the link idle on purpose.
 
@@ -147,7 +148,7 @@ def _cheapest(weights: Sequence[float], total: float) -> list[float]:
     free = set(parts)
     while free:
         left = total - sum(w for k, w in enumerate(weights) if k not in free)
-        level = max(left, 1e-9) / sum(math.sqrt(weights[k]) for k in free)
+        level = left / sum(math.sqrt(weights[k]) for k in free)
         parts |= {k: level / math.sqrt(weights[k]) for k in free}
         full = {k for k in free if parts[k] >= 1}
         if not full:

@@ -33,8 +33,6 @@ class FairReference:
         self._between_jobs, self._between_sockets = fluid.Run(1.0), fluid.Run(SLACK)
         self._names: list[str | None] = []  # by number, as of the job's last look
         self._turns = np.full((2, 0), -1)  # of jobs and of aggregates, by number, likewise
-        self.slowdowns: Floats = np.zeros(0)
-        """By job, as of the last look: see `slowdown.measure`."""
 
     def look(self, state: AllocationState, now: Nanos, cells: JobLinks) -> Bools:
         """Go on to `now`; returns which jobs lag, bool[J]: the reference has ended the iteration
@@ -55,20 +53,18 @@ class FairReference:
             run.advance(now, job, paths, state.goodput, volume, weight)
             run.see(now, cells, need, of, state.remaining, state.wait_ns, state.idle_ns)
             run.end(lags)
-        found = self._measure(state, cells, need)
         if lags.any():
-            slowdown.spare(cells, need, found, lags)
+            self._spare(state, cells, need, lags)
         return lags
 
-    def _measure(self, state: AllocationState, cells: JobLinks, need: Floats) -> Floats:
-        """Find the slowdowns; returns what `slowdown.measure` found."""
-        compute, takes = np.zeros((2, len(state.job_names)))
+    def _spare(self, state: AllocationState, cells: JobLinks, need: Floats, lags: Bools) -> None:
+        """See `slowdown.spare`."""
+        compute, takes = np.zeros((2, len(lags)))
         self._between_jobs.tell(compute, takes)
         slowdown.shorten(state.job, state.period_ns, takes)
-        found = np.zeros((2, len(compute)))
+        found = np.zeros((2, len(lags)))
         slowdown.measure(cells, need, state.goodput, compute, takes, found)
-        self.slowdowns = found[0]
-        return found
+        slowdown.spare(cells, need, found, lags)
 
     def _new(self, state: AllocationState) -> tuple[Bools, Bools, Bools]:
         """Which jobs were gone, which of these are others now, and which aggregates are new."""

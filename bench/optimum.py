@@ -2,11 +2,11 @@
 """What no scheduler can do better: a few jobs on one link, in parts of fair sharing.
 
 `python -m bench.optimum [--jobs N] [--ticks N] [--draws N] SEED...`: jobs with periods and duties
-as `lab mixes` draws them. The model is free of cost; computation takes always the same time. Times
-are in whole ticks: so many to the shortest period (with 40, fair sharing is 0.3 % better than if
-it were fluid). For each draw: the mean slowdown under
-fair sharing; under shortest remaining first; and a bound for all schedulers, also for those that
-know everything, and leave the link idle on purpose.
+as `lab mixes` draws them. The model is free of cost; computation takes always the same time. All
+goes in whole ticks, so many to the shortest period; jobs that share the link fairly have it in
+turns, tick by tick. For each draw: the mean slowdown under fair sharing; under shortest remaining
+first; and a bound for all schedulers, also for those that know everything, and leave the link idle
+on purpose.
 
 The bound. A job that makes progress in the part f of the time has the slowdown 1 / f. With weights
 w a scheduler comes to the sum of w f. The most that is possible, h, is the gain of a Markov

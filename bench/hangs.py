@@ -62,8 +62,8 @@ ALONE_S, SETTLED_S, MEASURED_S, TOGETHER_S, BACK_S = 1.0, 2.0, 2.0, 1.5, 6.0
 from its start to a hang that is not its first iteration's; the longest to wait for its grant."""
 SLOT_S = 0.06
 RATE = 400e6 / 8
-LEAST = 1 / 10
-"""Of the link: an active job's floor is more, and a hung one has less."""
+LEAST = 1 / 25
+"""Of the link: the floor of an active job of two is more (ADR 2), and a hung one has less."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from flowslot.model.topology import Topology, parse_topology
 from flowslot.model.topology_file import Name
 from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.policy import registry
+from flowslot.policy.base import FLOOR_SHARE
 from flowslot.policy.job_classes import JobClass
 from flowslot.policy.registry import PolicySpec
 from flowslot_proto.files import SocketFolder, read_text
@@ -48,7 +49,7 @@ class ArbiterSettings(Settings):
     """The daemon's own arbiter, used when no switch process holds its links."""
 
     target: Annotated[FiniteFloat, Field(ge=0.01, le=1)] = 0.96
-    floor_share: Annotated[FiniteFloat, Field(ge=0.001, le=1)] = 0.25
+    floor_share: Annotated[FiniteFloat, Field(ge=0.001, le=1)] = FLOOR_SHARE
 
 
 class UnpatchedSettings(Settings):

@@ -14,7 +14,7 @@ from flowslot.model.topology import Link, Topology, parse_topology
 from flowslot.model.topology_file import Endpoint, Name
 from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.policy import registry
-from flowslot.policy.base import Allocator
+from flowslot.policy.base import FLOOR_SHARE, Allocator
 from flowslot.policy.job_classes import JobClass
 from flowslot_proto.files import SocketFolder, read_text, socket_folder
 from flowslot_proto.tls import TlsFiles, TlsSettings, open_files
@@ -24,7 +24,7 @@ class ArbiterSettings(Settings):
     """How the links are given out. Daemons must have the same `slot_ms`."""
 
     target: Annotated[FiniteFloat, Field(ge=0.01, le=1)] = 0.96
-    floor_share: Annotated[FiniteFloat, Field(ge=0.001, le=1)] = 0.25
+    floor_share: Annotated[FiniteFloat, Field(ge=0.001, le=1)] = FLOOR_SHARE
     lease_slots: Annotated[int, Field(ge=LEASE_SLOTS, le=100)] = LEASE_SLOTS
     slot_ms: Annotated[FiniteFloat, Field(ge=5, le=1000)] = 60.0
     horizon: Annotated[int, Field(ge=1, le=1000)] = 10

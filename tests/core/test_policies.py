@@ -201,6 +201,14 @@ def test_a_link_that_others_fill_is_no_reason_to_drop_rates(strangers: int, full
     assert rates[:2].tolist() == [48.0, 48.0], "good enough"
 
 
+@pytest.mark.parametrize("other", [0, 100])
+def test_who_is_alone_on_a_link_has_all_of_it_without_top_up_too(other: float) -> None:
+    """The rate is good enough, but nobody else wants the rest."""
+    seen = state({"job": "a", "left": 1000, "goal": 95.0}, {"job": "b", "left": other, "next": 100})
+    rates = StaggerAllocator(1 / 10, top_up=False).allocate(seen, NOW)
+    assert rates[0] == pytest.approx(5.0 if other else 100.0)
+
+
 def test_next_change_is_the_start_of_the_window() -> None:
     allocator = StaggerAllocator()
     idle = {"left": 0, "next": 100, "due": 50, "idle": 100}

@@ -22,6 +22,9 @@ Rows = NDArray[np.intp]
 Bools = NDArray[np.bool_]
 Paths = NDArray[np.int32]
 
+FLOOR_SHARE = 0.1
+"""Part of its max-min fair rate that is always a flow's own under `stagger` (ADR 2)."""
+
 
 class Keys(NamedTuple):
     """What tells N jobs or aggregates apart, from one allocation to the next.

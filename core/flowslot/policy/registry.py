@@ -9,7 +9,7 @@ from flowslot.model.settings import one_of
 from flowslot.model.slot import DEFAULT_SLOT
 from flowslot.model.units import Nanos
 from flowslot.policy.adadual import AdaDual
-from flowslot.policy.base import Allocator, HostPolicy
+from flowslot.policy.base import FLOOR_SHARE, Allocator, HostPolicy
 from flowslot.policy.cassini.allocator import CassiniAllocator
 from flowslot.policy.ccml import CcmlAllocator
 from flowslot.policy.fair import FairAllocator
@@ -31,7 +31,7 @@ from flowslot.policy.static import StaticPolicy
 class PolicyOptions:
     """Settings of all policies; each takes what it knows."""
 
-    floor_share: float = 1 / 4
+    floor_share: float = FLOOR_SHARE
     partial: bool = False
     """The allocator decides about some of the links only, and others about others."""
     top_up: bool | None = None

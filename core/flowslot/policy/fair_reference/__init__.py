@@ -24,6 +24,8 @@ from flowslot.policy.job_links import JobLinks
 
 SLACK = 1.06
 """No job is much slower than so many times what sockets of equal rights would make of it."""
+MOST_SLOWDOWN = 10.0
+"""A larger slowdown counts as this: hangs and lies have no more weight."""
 
 
 class FairReference:
@@ -33,6 +35,8 @@ class FairReference:
         self._between_jobs, self._between_sockets = fluid.Run(1.0), fluid.Run(SLACK)
         self._names: list[str | None] = []  # by number, as of the job's last look
         self._turns = np.full((2, 0), -1)  # of jobs and of aggregates, by number, likewise
+        self.slowdowns: Floats = np.zeros(0)
+        """By job, as of the last look: see `slowdown.measure`; at most MOST_SLOWDOWN."""
 
     def look(self, state: AllocationState, now: Nanos, cells: JobLinks) -> Bools:
         """Go on to `now`; returns which jobs lag, bool[J]: the reference has ended the iteration
@@ -53,18 +57,20 @@ class FairReference:
             run.advance(now, job, paths, state.goodput, volume, weight)
             run.see(now, cells, need, of, state.remaining, state.wait_ns, state.idle_ns)
             run.end(lags)
+        found = self._measure(state, cells, need)
         if lags.any():
-            self._spare(state, cells, need, lags)
+            slowdown.spare(cells, need, found, lags)
         return lags
 
-    def _spare(self, state: AllocationState, cells: JobLinks, need: Floats, lags: Bools) -> None:
-        """See `slowdown.spare`."""
-        compute, takes = np.zeros((2, len(lags)))
+    def _measure(self, state: AllocationState, cells: JobLinks, need: Floats) -> Floats:
+        """Find the slowdowns; returns what `slowdown.measure` found."""
+        compute, takes = np.zeros((2, len(state.job_names)))
         self._between_jobs.tell(compute, takes)
         slowdown.shorten(state.job, state.period_ns, takes)
-        found = np.zeros((2, len(lags)))
+        found = np.zeros((2, len(compute)))
         slowdown.measure(cells, need, state.goodput, compute, takes, found)
-        slowdown.spare(cells, need, found, lags)
+        self.slowdowns = np.minimum(found[0], MOST_SLOWDOWN, out=found[0])
+        return found
 
     def _new(self, state: AllocationState) -> tuple[Bools, Bools, Bools]:
         """Which jobs were gone, which of these are others now, and which aggregates are new."""

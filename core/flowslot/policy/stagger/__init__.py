@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The default policy: jobs take turns on shared links, shortest bottleneck first, with ageing.
+"""The default policy: jobs take turns on shared links; short, waiting and slowed ones come first.
 
 Per allocation, in this order:
 1. Floors: a part of each active flow's max-min fair rate, by sockets as under TCP, is always its
    own. A job that lags behind the fair reference (see ../fair_reference) has its whole share.
-2. Gangs, job by job in order of `G / (1 + 4 wait / period)`. G is the time that the job's
-   bottleneck needs for what is left. All flows of a gang end at the same time.
+2. Gangs, job by job in order of `G / (s^2 (1 + 4 wait / period))`. G is the time that the job's
+   bottleneck needs for what is left, s how much slower than alone its iterations are. All flows of
+   a gang end at the same time.
 3. Top-up: what is left goes to active flows, in the same way.
 4. Standing grants: what is still unused goes to flows that are computing now. They can start at
    full rate without a negotiation.
@@ -25,13 +26,26 @@ from numpy.typing import NDArray
 
 from flowslot.model.schedule import constant
 from flowslot.model.units import SECOND, Nanos
-from flowslot.policy.base import AllocationState, Bools, Floats, Pace, Rows, Terms, View
+from flowslot.policy.base import (
+    FLOOR_SHARE,
+    AllocationState,
+    Bools,
+    Floats,
+    Pace,
+    Rows,
+    Terms,
+    View,
+)
 from flowslot.policy.fair_reference import FairReference
 from flowslot.policy.stagger import gang_rates
 from flowslot.policy.stagger.gang_rates import ACTIVE, COMING, IDLE, NEAR_NS, OVERDUE_NS
 
 AGEING = 4.0
 """Weight of waiting time: after one period of waiting a job counts as five times shorter."""
+PAYS, USUAL_SLOWDOWN = 2.0, 1.25
+"""The power of a job's slowdown, and what that is where it is not known. A job that makes progress
+in the part f of the time has the slowdown 1 / f: a little less of f costs slowdown^2 times as
+much."""
 NEARLY_DONE = 0.25
 """A job with at most this part of its iteration left is let finish by a partial arbiter."""
 SIZE_CLASS = 4.0
@@ -52,7 +66,7 @@ class StaggerAllocator:
     """
 
     def __init__(
-        self, floor_share: float = 1 / 4, *, partial: bool = False, top_up: bool = True
+        self, floor_share: float = FLOOR_SHARE, *, partial: bool = False, top_up: bool = True
     ) -> None:
         if not 0.0 < floor_share <= 1.0:
             raise ValueError("floor_share must be greater than 0 and at most 1")
@@ -118,12 +132,11 @@ class StaggerAllocator:
         sharing.classify()
         sharing.sum_up(ACTIVE)
         sharing.keep()
-        order = _turns(sharing, names, whole)
+        order = _turns(sharing, names, whole, self._fair.slowdowns)
         # Floors, so that every job makes progress; then what is left, gang by gang.
         sharing.lay_floors(floors)
         sharing.serve(order)
-        if self._top_up:
-            sharing.top_up()
+        sharing.top_up(self._top_up)
         # Standing grants: flows of active jobs that are still to come, then jobs as they are due.
         sharing.find_coming()
         sharing.sum_up(COMING)
@@ -139,16 +152,20 @@ def _jobs(sharing: gang_rates.Sharing, role: int, *columns: str) -> Iterator[tup
     return zip(here.tolist(), *(rows[column][here].tolist() for column in columns), strict=True)
 
 
-def _turns(sharing: gang_rates.Sharing, names: Sequence[str], whole: list[float] | None) -> Rows:
+def _turns(
+    sharing: gang_rates.Sharing, names: Sequence[str], whole: list[float] | None, slowdowns: Floats
+) -> Rows:
     """Active jobs, the most urgent first; ties by name. `whole`, to a partial arbiter: seconds of
-    each job's whole iterations."""
+    each job's whole iterations. `slowdowns`: float64[J], NaN where it is not known."""
     sharing.time_active()
+    known = np.where(np.isnan(slowdowns), USUAL_SLOWDOWN, slowdowns)
+    pays = np.maximum(known, 1.0) ** PAYS
     seconds: list[float] = np.asarray(sharing.seconds).tolist()
     keys: dict[int, tuple[float, str]] = {}
     for j, wait, period in _jobs(sharing, ACTIVE, "wait", "period"):
         bottleneck = seconds[j] * SECOND
         waits = wait / (period or 4.0 * bottleneck + 1.0)
-        key = bottleneck / (1.0 + AGEING * waits)
+        key = bottleneck / (float(pays[j]) * (1.0 + AGEING * waits))
         if whole is not None:
             seen = whole[j] * SECOND
             seen = seen if bottleneck > NEARLY_DONE * seen else bottleneck

@@ -81,6 +81,6 @@ cdef class Sharing:
     cpdef void serve(self, chosen_t order)
     cpdef void stand(self, Py_ssize_t role, chosen_t order)
     @cython.locals(more=double)
-    cpdef void top_up(self)
+    cpdef void top_up(self, bint everyone)
     @cython.locals(flow=Flow, edge=double)
     cpdef void find_edges(self, floats_t first)

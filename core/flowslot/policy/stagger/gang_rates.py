@@ -359,11 +359,13 @@ class Sharing:
             if self.jobs[role, job].present and seconds <= _worthwhile * alone:
                 self.take(role, job)
 
-    def top_up(self) -> None:
-        """Max-min over the active flows' sockets, of what is left."""
+    def top_up(self, everyone: bool) -> None:
+        """Max-min over the active flows' sockets, of what is left; if not for `everyone`, then for
+        flows that are alone."""
         for i in range(len(self.flows)):
             more = max(self.flows[i].cap - self.flows[i].rate, 0.0)
-            self.most[i] = more if self.flows[i].role == _active else 0.0
+            takes = self.flows[i].role == _active and (everyone or self.flows[i].alone)
+            self.most[i] = more if takes else 0.0
         self.raise_to_fill()
 
     # --- for how long

@@ -9,6 +9,7 @@ emulates it comes late, and then sends faster for a moment.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,7 +79,8 @@ class Flow:
     posted: Steps
     sent: Steps
     """By the host's NIC."""
-    acked: Steps
+    arrived: Steps
+    """At the other host, without a hole."""
     key: int = 0
     carried: dict[str, Floats] = field(default_factory=dict)
     """Parts of the capacity of each link."""
@@ -173,6 +175,21 @@ def _positions(numbers: npt.NDArray[np.uint32], base: int) -> Ints:
     return np.concatenate(([int(first)], int(first) + np.cumsum(steps)))
 
 
+def _in_order(starts: Ints, ends: Ints) -> Ints:
+    """Up to where bytes have come without a hole, after each packet; the first ones are there."""
+    have, later = min(starts.tolist(), default=0), list[tuple[int, int]]()
+    found = np.empty(len(starts), np.int64)
+    for i, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
+        if start > have:
+            heapq.heappush(later, (start, end))
+        else:
+            have = max(have, end)
+            while later and later[0][0] <= have:
+                have = max(have, heapq.heappop(later)[1])
+        found[i] = have
+    return found
+
+
 def _growing(at: npt.NDArray[np.uint64], positions: Ints) -> Steps:
     return Steps(at.astype(np.int64), np.maximum.accumulate(positions).astype(np.float64))
 
@@ -189,17 +206,16 @@ def _flow(scenario: Scenario, job: int, path: Path, packets: dict[str, dict[int,
     begins = records[records["ready"] == flowlog.BEGIN]
     notes = records[records["ready"] != flowlog.BEGIN]
     key, back = _key(src, dst, log.sport, log.dport), _key(dst, src, log.dport, log.sport)
-    sent = packets[links[0]].get(key, _NO_PACKETS)
-    sent = sent[sent["len"] > 0]
+    sent, come = (packets[links[i]].get(key, _NO_PACKETS) for i in (0, -1))
+    sent, come = sent[sent["len"] > 0], come[come["len"] > 0]
     acks = packets[_back(links[0])].get(back, _NO_PACKETS)
     acks = acks[acks["ack"] != 0]  # all but the first SYN
     base = 0
     if len(begins):
         before = acks[acks["ns"] < begins["ns"][0]]
-        acks = acks[len(before) :]
         base = int(before["ack"][-1]) if len(before) else int(sent["seq"][0]) if len(sent) else 0
-        sent = sent[sent["ns"] >= begins["ns"][0]]
-    ends = _positions(sent["seq"], base) + sent["len"]
+        sent, come = (some[some["ns"] >= begins["ns"][0]] for some in (sent, come))
+    starts = _positions(come["seq"], base)
     lasted = np.maximum(np.diff(begins["ns"]), 1)
     closed = np.clip(np.diff(begins["closed_us"]) * 1e3 / lasted, 0.0, 1.0)
     return Flow(
@@ -211,8 +227,8 @@ def _flow(scenario: Scenario, job: int, path: Path, packets: dict[str, dict[int,
         closed=np.append(closed, 0.0)[: len(begins)],
         ready=Steps(notes["ns"], notes["ready"].astype(np.float64)),
         posted=Steps(notes["ns"], notes["posted"].astype(np.float64)),
-        sent=_growing(sent["ns"], ends),
-        acked=_growing(acks["ns"], _positions(acks["ack"], base)),
+        sent=_growing(sent["ns"], _positions(sent["seq"], base) + sent["len"]),
+        arrived=_growing(come["ns"], _in_order(starts, starts + come["len"])),
         key=key,
     )
 
@@ -265,7 +281,7 @@ class _Analysis:
         self._closed = np.zeros(self._open.shape)
         for i, flow in enumerate(flows):
             self._phases(i, flow)
-        self._left = np.stack([f.ready.on(self._mids) > f.acked.on(self._mids) for f in flows], 1)
+        self._left = np.stack([f.ready.on(self._mids) > f.arrived.on(self._mids) for f in flows], 1)
         self._left &= self._open
 
     def _parts(self, link: str, packets: Records) -> Floats:
@@ -296,7 +312,7 @@ class _Analysis:
     def _phases(self, i: int, flow: Flow) -> None:
         ends = []
         for begin, total, closed in zip(flow.begins, flow.totals, flow.closed, strict=True):
-            end = flow.acked.reaches(total)
+            end = flow.arrived.reaches(total)
             ends.append(end or 0)
             at = (self._mids >= begin) & (self._mids < (end or self._mids[-1]))
             self._open[at, i] = True

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from flowslot_lab import budget, flowlog
-from flowslot_lab.budget import Steps, _positions
+from flowslot_lab.budget import Steps, _in_order, _positions
 from flowslot_lab.runner import LiveRun
 from flowslot_lab.state import RunState
 from flowslot_scenario.budget import CAUSES, STEPS, JobBudget, Link, busiest, charge
@@ -87,6 +87,12 @@ def test_sequence_numbers_go_on_beyond_their_end() -> None:
     base = 2**32 - 1000
     numbers = np.array([base, base + 900, 800, 300, 2000], np.int64).astype(np.uint32)
     assert _positions(numbers, base).tolist() == [0, 900, 1800, 1300, 3000]
+
+
+def test_what_comes_after_a_hole_has_arrived_once_that_is_filled() -> None:
+    starts, ends = np.array([[100, 300, 500, 100, 200, 400], [200, 400, 600, 200, 300, 500]])
+    assert _in_order(starts, ends).tolist() == [200, 200, 200, 200, 400, 600]
+    assert not _in_order(starts[:0], ends[:0]).size
 
 
 def test_steps() -> None:

@@ -279,7 +279,9 @@ def test_what_nobody_uses_any_more_is_given_back(desk, job, borrowed):
 def split(aggregate, rate, present, weight):
     rows, changed = np.repeat(FREE, len(aggregate)), np.zeros(len(aggregate), np.uint8)
     rows["aggregate"], rows["rate"], rows["target"] = aggregate, present, weight
-    shares.share_out(0, as_structs(rows), rate, np.zeros(len(rate), np.uint8), changed)
+    terms = np.zeros((len(rate), 7))
+    terms[:, 0] = rate
+    shares.share_out(0, as_structs(rows), terms, changed)
     same = (rows["rate"] == present) | (np.isnan(rows["rate"]) & np.isnan(present))
     assert (changed == ~same).all()
     return rows["rate"]

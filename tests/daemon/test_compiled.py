@@ -141,6 +141,21 @@ def test_borrowers_get_the_same_lenders(seed: int) -> None:
 
 
 @SEEDS
+def test_bytes_are_read_in_the_same_way(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    flows = some_rows(rng, 20)
+    at, results = rng.permutation(20)[:7].astype(np.intp), []
+    for loops, table in ((rows, rows.as_structs), (PLAIN_ROWS, PLAIN_ROWS.as_structs)):
+        left, sent = np.empty((2, 7))
+        loops.bytes_of(table(flows), at, left, sent)
+        results.append((left, sent))
+    check_same(*results)
+    left, sent = results[0]
+    assert (np.isnan(sent) == ~flows["kernel"][at]).all()
+    assert (left >= flows["remaining"][at]).all()
+
+
+@SEEDS
 def test_the_kernels_tables_are_written_and_read_in_the_same_way(seed: int) -> None:
     rng = np.random.default_rng(seed)
     n = int(rng.integers(2, 40))
@@ -161,6 +176,7 @@ def test_the_kernels_tables_are_written_and_read_in_the_same_way(seed: int) -> N
     names[seed % 3 : 1] += 1  # in two of three cases, others
     path = rng.integers(0, 3, n).astype(np.intp)
     known = stat["cookie"].copy() if seed % 2 else rng.integers(1, 3, n).astype(np.uint64)
+    theirs = ctl["cookie"][slots] + np.uint64(seed % 3 == 0)
     results = []
     for loops, table in both(rate_table):
         after, base = ctl.copy(), np.full(3, 2**32 - 1, np.uint32)
@@ -169,12 +185,15 @@ def test_the_kernels_tables_are_written_and_read_in_the_same_way(seed: int) -> N
         ours = loops.refresh(table(after), table(stat), slots, path, base, 77)
         held, put = entries.copy(), np.zeros(n - 1, np.intp)
         puts = loops.put(table(held), table(flows), at, columns, seed % 5 == 0, put)
-        same = loops.are(table(flows), at, names)
+        lives = loops.lives(table(stat), slots, known[slots])
+        holds = loops.holds(table(ctl), slots, theirs)
+        same = [loops.are(table(flows), at, names), lives, holds]
         counters = np.zeros((2, n), np.int64)
         right = loops.read(table(stat), known, counters)
         kept = after.view(np.uint8), held.view(np.uint8)
         results.append((*kept, changed, again, base, ours, right, counters, puts, put, same))
     check_same(*results)
+    assert lives >= seed % 2 and holds == (seed % 3 > 0)
     assert results[0][2] >= results[0][3] == np.sum(ctl["deadline_ns"][slots] == 0)
 
 
@@ -184,16 +203,19 @@ def test_aggregates_are_shared_out_in_the_same_way(seed: int) -> None:
     n, b = int(rng.integers(1, 60)), int(rng.integers(1, 6))
     rows = some_rows(rng, n)
     rows["aggregate"] = rng.integers(0, b + 1, n)
-    rate = np.where(rng.integers(0, 5, b + 1) > 0, rng.uniform(0, 1e9, b + 1), np.nan)
+    terms = rng.uniform(0, 1e9, (b + 1, 7))
+    terms[rng.integers(0, 5, b + 1) == 0, 0] = np.nan
+    terms[:, [1, 5, 6]] = rng.integers(0, 2, (b + 1, 3))
     results = []
     for loops, structs in both(shares):
         mine = rows.copy()
         table = structs(mine)
         times, sizes = np.zeros((b + 1, 5), np.int64), np.zeros((b + 1, 4))
-        changed, at_work = np.zeros(n, np.uint8), times[:, 0].astype(np.uint8)
+        changed, granted = np.zeros((2, n), np.uint8)
         loops.add_up(NOW, table, seed % 2 == 0, times, sizes)
-        loops.share_out(NOW, table, rate, at_work, changed)
-        results.append((times, sizes, changed, mine["rate"]))
+        loops.share_out(NOW, table, terms, changed)
+        loops.hand_out(table, terms, granted)
+        results.append((times, sizes, changed, granted, mine.view(np.uint8)))
     check_same(*results)
 
 

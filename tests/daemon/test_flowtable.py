@@ -53,7 +53,7 @@ def test_unmapped_flows_are_observed(seen, job):
     start(flow, 1, 100)
     seen.look(0, job)
     assert seen["remaining"] == [100]
-    view = seen.table.view(0, 10, [False] * len(seen.table.links), [0])
+    view = seen.table.view(0, 10, [False] * len(seen.table.links), np.zeros(1, np.intp))
     assert (view.paths == len(view.capacity)).all()
 
 

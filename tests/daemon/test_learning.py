@@ -268,7 +268,7 @@ def test_an_arbiter_is_asked_for_headers_too(run):
     ((demand,),) = desk.demands
     assert abs(demand.remaining - (SIZE + BEFORE) // 2) <= 2
     assert demand.next_bytes == SIZE + BEFORE
-    view = run.seen.table.view(0, 1, [False] * 8, [0])
+    view = run.seen.table.view(0, 1, [False] * 8, np.zeros(1, np.intp))
     assert abs(view.remaining[0] - (SIZE + BEFORE) // 2) <= 2
 
 

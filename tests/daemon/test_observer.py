@@ -201,7 +201,7 @@ def test_absurd_values_neither_overflow_nor_raise(seen, make_job):
             assert 0 <= demand.remaining < 2**62
             assert 0 <= demand.period_ns < 10**12
             assert 0 <= demand.next_in_ns < 10**12
-    assert np.isfinite(seen.table.view(0, 10, [False] * 2, [0]).remaining).all()
+    assert np.isfinite(seen.table.view(0, 10, [False] * 2, np.zeros(1, np.intp)).remaining).all()
 
 
 def test_a_new_topology_maps_every_flow_again(seen, job, flow):

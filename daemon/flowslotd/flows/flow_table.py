@@ -14,7 +14,7 @@ from flowslot.policy.mlcc.peers import Group, LocalFlow
 from flowslot.policy.mlcc.peers import Role as Part
 from flowslot_shm.layout import Role
 from flowslotd.flows.flow_info import NO_FLOW, FlowInfo
-from flowslotd.flows.rows import FREE, Records, Rows, gross
+from flowslotd.flows.rows import FREE, Records, Rows, Typed, bytes_of, typed
 
 ROLES: dict[Role, Part] = {Role.RING: "ring", Role.PUSH: "push", Role.PULL: "pull"}
 
@@ -32,6 +32,7 @@ class FlowTable:
         self.host = host
         self._room: Records = np.repeat(FREE, 16)
         self.rows: Records = self._room[:0]
+        self._typed = Typed(typed)
         self.infos: list[FlowInfo] = []
         self.jobs: list[str] = []
         self.links: list[tuple[int, ...]] = [()]  # by path index; 0: not mapped
@@ -106,6 +107,8 @@ class FlowTable:
         """What a policy sees of the rows `at`. `guaranteed[p]`: a live arbiter holds path `p`."""
         rows = self.rows[at]
         path = rows["path"]
+        left, sent = np.empty((2, len(at)))
+        bytes_of(self._typed(self.rows), at, left, sent)
         return View(
             slot=slot,
             horizon=horizon,
@@ -114,9 +117,9 @@ class FlowTable:
             paths=self._paths[path],
             job=rows["job"].astype(np.int64),
             job_names=self.jobs,
-            remaining=rows["remaining"] * gross(rows["target"], rows["unreported"]),
+            remaining=left,
             guaranteed=np.asarray(guaranteed, dtype=np.bool_)[path],
-            sent=np.where(rows["kernel"], rows["counter"].astype(np.float64), np.nan),
+            sent=sent,
             grants=rows["rate"],
             ceilings=rows["ceiling"],
         )

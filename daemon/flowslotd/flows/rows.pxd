@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Types of rows.py, for the compiler. `make pxd` writes the struct, and it is declared only here.
+cimport cython
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 
 # struct Row from flowslotd.flows.rows:ROW
@@ -51,7 +52,16 @@ cdef packed struct Row:
 # end
 
 cdef int64_t _unreported, _trailing
+cdef double _unknown
 
 cpdef int64_t headers(int64_t unreported, int64_t target)
 
 cpdef int64_t whole(int64_t unreported, int64_t target)
+
+@cython.locals(more=double)
+cpdef double remains(Row[::1] rows, Py_ssize_t i)
+
+cpdef typed(Row[::1] rows)
+
+@cython.locals(i=Py_ssize_t)
+cpdef void bytes_of(Row[::1] rows, const Py_ssize_t[::1] at, double[::1] left, double[::1] sent)

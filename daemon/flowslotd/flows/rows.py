@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
+# cython: infer_types=True
 """What is known of each flow: one row of numbers, for loops that are compiled (rows.pxd).
 
 A column must not be called as an attribute of NumPy's arrays: where nothing is compiled, loops read
 columns as attributes.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -77,7 +79,7 @@ TRAILING = 64
 go after it (the next requests), and an end that waits for them comes late."""
 
 # The same as C variables: rows.pxd declares them.
-_unreported, _trailing = UNREPORTED, TRAILING
+_unreported, _trailing, _unknown = UNREPORTED, TRAILING, math.nan
 
 
 def as_structs(rows: NDArray[np.void]) -> Any:
@@ -112,7 +114,24 @@ def whole(unreported: int, target: int) -> int:
     return target + max(headers(unreported, target) - target // _trailing, 0)
 
 
-def gross(target: NDArray[np.int64], unreported: NDArray[np.int64]) -> NDArray[np.float64]:
-    """`whole` / `target` of each flow, float64[F]; 1 where there is no target."""
-    before = np.minimum(unreported, target // UNREPORTED) - target // TRAILING
-    return 1.0 + np.maximum(before, 0) / np.maximum(target, 1)
+def remains(rows: Any, i: int) -> float:
+    """Bytes that flow `i` had yet to send when it was looked at, headers included."""
+    more: float = rows[i].remaining
+    target = rows[i].target
+    if target > 0:
+        more = more * (whole(rows[i].unreported, target) / target)
+    return more
+
+
+def typed(rows: Any) -> Any:
+    """See Typed."""
+    return rows
+
+
+def bytes_of(rows: Any, at: Rows, left: NDArray[np.float64], sent: NDArray[np.float64]) -> None:
+    """Of the rows `at`, float64[N] each: what `remains`, and what was sent so far; NaN: the kernel
+    does not count it."""
+    for k in range(len(at)):
+        i = at[k]
+        left[k] = remains(rows, i)
+        sent[k] = rows[i].counter if rows[i].kernel else _unknown

@@ -123,18 +123,24 @@ class Aggregates:
         rows, members = self._table.rows, self._members
         if not self._by_id:
             return set()
-        rate = np.array([b.rate for b in members])
-        at_work = np.array([b.active and not b.standing for b in members], np.uint8)
+        of_each = (
+            (
+                b.rate,
+                b.active > b.standing,
+                b.ceiling,
+                b.share,
+                max(b.flows, 1),
+                b.standing,
+                b.granted,
+            )
+            for b in members
+        )
+        terms = np.array(list(of_each), np.float64)
         changed = np.zeros(len(rows), np.bool_)
-        shares.share_out(now, self._view(rows), rate, at_work, changed.view(np.uint8))
+        shares.share_out(now, self._view(rows), terms, changed.view(np.uint8))
         if self._dirty:
             self._dirty = False
-            terms = [(b.ceiling, b.share, max(b.flows, 1), b.standing, b.granted) for b in members]
-            of = rows["aggregate"]
-            columns = (np.array(column)[of] for column in zip(*terms, strict=True))
-            rows["ceiling"], rows["path_share"], flows, rows["suppressed"], granted = columns
-            rows["share"] = rows["path_share"] / flows
-            changed |= granted
+            shares.hand_out(self._view(rows), terms, changed.view(np.uint8))
             for aggregate in self._by_id.values():
                 aggregate.granted = False
         cookies: list[int] = rows["cookie"][changed].tolist()

@@ -3,14 +3,14 @@
 cimport cython
 from libc.stdint cimport int64_t, uint8_t
 
-from flowslotd.flows.rows cimport Row, whole
+from flowslotd.flows.rows cimport Row, remains, whole
 
 cdef double _keep_ratio, _keep_slack, _full
 cdef int64_t _kept_before, _kept_after, _never, _second, _stalled, _left
 
 cpdef typed(Row[::1] rows)
 cdef double size_of(Row[::1] rows, Py_ssize_t i)
-@cython.locals(more=double, sent=double)
+@cython.locals(sent=double)
 cdef double left(int64_t now, Row[::1] rows, Py_ssize_t i)
 @cython.locals(size=double)
 cpdef void add_up(
@@ -18,9 +18,9 @@ cpdef void add_up(
 )
 @cython.locals(keep=cython.bint, weight=double[::1], sums=double[:, ::1])
 cpdef void share_out(
-    int64_t now, Row[::1] rows, const double[::1] rate, const uint8_t[::1] at_work,
-    uint8_t[::1] changed,
+    int64_t now, Row[::1] rows, const double[:, ::1] terms, uint8_t[::1] changed,
 )
+cpdef void hand_out(Row[::1] rows, const double[:, ::1] terms, uint8_t[::1] changed)
 @cython.locals(coming=cython.bint)
 cdef double weigh(int64_t now, Row[::1] rows, Py_ssize_t i, bint at_work)
 @cython.locals(lasts=double)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flowslotd.flows.rows import whole
+from flowslotd.flows.rows import remains, whole
 
 KEPT_BEFORE_NS, KEPT_AFTER_NS = 10_000_000, 20_000_000
 """An idle flow of an active aggregate keeps its part from so long before its start to so long after
@@ -49,12 +49,8 @@ def left(now: int, rows: Any, i: int) -> float:
     """Bytes that an active flow has yet to send, headers included, estimated for now."""
     if rows[i].drained:
         return 0.0
-    more, target = rows[i].remaining, rows[i].target
-    if target > 0:
-        more = more * (whole(rows[i].unreported, target) / target)
     sent = rows[i].rate * (now - rows[i].looked) / _second if rows[i].rate > 0 else 0.0
-    remains: float = max(more - sent, 1.0)
-    return remains
+    return max(remains(rows, i) - sent, 1.0)
 
 
 def add_up(
@@ -98,39 +94,47 @@ def add_up(
         sizes[b, 2] += size
 
 
-def share_out(
-    now: int,
-    rows: Any,
-    rate: NDArray[np.float64],
-    at_work: NDArray[np.uint8],
-    changed: NDArray[np.uint8],
-) -> None:
-    """Share `rate[b]` out among the flows of aggregate b, so that all end together; NaN: no rate.
+def share_out(now: int, rows: Any, terms: NDArray[np.float64], changed: NDArray[np.uint8]) -> None:
+    """Share each aggregate's rate out among its flows, so that all end together; NaN: no rate.
 
     An aggregate keeps the rates that its flows have while they add up to what it may send and
-    nobody is held up by that. One without bytes to send gives all its flows the same. `at_work`,
-    uint8[B]: not 0 where the phase is on, and rates follow what remains. `changed`, uint8[F],
-    zeros: 1 where the flow has another rate now.
+    nobody is held up by that. One without bytes to send gives all its flows the same.
+
+    `terms`, float64[B, 7], of aggregates: rate; 1 where the phase is on, and rates follow what
+    remains; and for `hand_out`. `changed`, uint8[F], zeros: 1 where the flow has another rate now.
     """
     weight = np.empty(len(rows))
     for i in range(len(rows)):
-        weight[i] = weigh(now, rows, i, at_work[rows[i].aggregate])
-    sums = np.zeros((len(rate), 4))  # weight, flows, present rate, seconds until the last one ends
+        weight[i] = weigh(now, rows, i, terms[rows[i].aggregate, 1] > 0)
+    sums = np.zeros((len(terms), 4))  # weight, flows, present rate, seconds until the last one ends
     fill(rows, weight, sums)
     for i in range(len(rows)):
         b, before = rows[i].aggregate, rows[i].rate
-        size, flows, used, lasts = sums[b, 0], sums[b, 1], sums[b, 2], sums[b, 3]
+        rate, size, flows, used, lasts = terms[b, 0], sums[b, 0], sums[b, 1], sums[b, 2], sums[b, 3]
         # Not less than all of it either: what nobody uses might be given to somebody else.
-        keep = rate[b] > 0 and used <= rate[b] * _full and used * _full >= rate[b]
+        keep = rate > 0 and used <= rate * _full and used * _full >= rate
         if keep and size > 0:
-            keep = lasts <= _keep_ratio * (size / rate[b]) + _keep_slack
+            keep = lasts <= _keep_ratio * (size / rate) + _keep_slack
         if keep:
             continue
-        part = rate[b] * (weight[i] / size) if size > 0 else rate[b] / flows
+        part = rate * (weight[i] / size) if size > 0 else rate / flows
         # NaN is no change from NaN.
         if part != before and (part == part or before == before):  # noqa: PLR0124
             changed[i] = 1
         rows[i].rate = part
+
+
+def hand_out(rows: Any, terms: NDArray[np.float64], changed: NDArray[np.uint8]) -> None:
+    """What else an aggregate was granted, to its flows. `terms[b, 2:]`: ceiling; the share of its
+    path; among how many flows; 1 if it is standing; 1 if it was granted since the last time.
+    `changed`: 1 where it was."""
+    for i in range(len(rows)):
+        b = rows[i].aggregate
+        rows[i].ceiling, rows[i].path_share = terms[b, 2], terms[b, 3]
+        rows[i].share = terms[b, 3] / terms[b, 4]
+        rows[i].suppressed = terms[b, 5] > 0
+        if terms[b, 6] > 0:
+            changed[i] = 1
 
 
 def weigh(now: int, rows: Any, i: int, at_work: bool) -> float:

@@ -140,8 +140,8 @@ class BpfPacer(Pacer):
             entries, slots = entries[slots != 0], slots[slots != 0]
         if not len(entries):
             return 0
-        strange = self._ctl["cookie"][slots] != entries["cookie"]
-        if strange.any():
+        if not rate_table.holds(self._ctl_view(self._ctl), slots, entries["cookie"]):
+            strange = self._ctl["cookie"][slots] != entries["cookie"]
             self._claim(slots[strange], entries["cookie"][strange])
         changed = rate_table.write(self._ctl_view(self._ctl), slots, as_structs(entries))
         # Only now: an entry that has just been claimed is not in force before it is complete.
@@ -186,11 +186,10 @@ class BpfPacer(Pacer):
         wanted = cookies.tolist()
         for _ in range(2):
             slots = np.array([self._index.get(cookie, 0) for cookie in wanted], np.intp)
-            right = (self._stat["cookie"][slots] == cookies) & (cookies != 0)
-            if right.all():
+            if rate_table.lives(self._stat_view(self._stat), slots, cookies):
                 return slots
             self._scan()
-        return np.where(right, slots, 0)
+        return np.where(self._stat["cookie"][slots] == cookies, slots, 0)
 
     def _slot(self, cookie: int) -> int:
         """The flow's slot; 0: it has none."""

@@ -64,17 +64,12 @@ class Enforcer:
         if missing > 0:
             more = np.zeros(max(missing, len(self._entries)), ENTRY)
             self._entries = np.concatenate((self._entries, more))
-        entries, let_go = self._entries, rows
+        entries, at, changed = self._entries, rows[:0], rows[:0]
         if pace is not None and len(pace.flows):
             at, changed = self._pace(pace, slot, table, rows)
-            decided = np.zeros(len(table.rows), np.bool_)
-            decided[at] = True
-            let_go = rows[~decided[rows]]
-        else:
-            changed = rows[:0]
-        let_go = let_go[entries["cookie"][let_go] != 0]
-        if let_go.size:
-            self.release(entries["cookie"][let_go].tolist())
+        if at is not rows:
+            held = entries["cookie"][np.setdiff1d(rows, at)]
+            self.release(held[held != 0].tolist())
         if changed.size:
             self.rate_writes += self._pacer.apply(entries[changed], deadline)
             if self._trace is not None:

@@ -71,7 +71,9 @@ cpdef typed_rows(Row[::1] rows)
 cpdef typed_entries(Entry[::1] entries)
 cpdef typed_ctl(Ctl[::1] ctl)
 cpdef typed_stat(const Stat[::1] stat)
-cpdef bint are(Row[::1] rows, const Py_ssize_t[::1] at, const uint64_t[::1] flows)
+cpdef bint are(Row[::1] rows, const Py_ssize_t[::1] at, const uint64_t[:] flows)
+cpdef bint lives(const Stat[::1] stat, const Py_ssize_t[::1] slots, const uint64_t[:] cookies)
+cpdef bint holds(const Ctl[::1] ctl, const Py_ssize_t[::1] slots, const uint64_t[:] cookies)
 @cython.locals(
     rates=double[:], ceilings=double[:], guaranteed=uint8_t[:], n=Py_ssize_t, grows=double,
     most=double, share=double, lowest=double, taking_turns=double, same=cython.bint,

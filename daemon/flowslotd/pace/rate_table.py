@@ -52,6 +52,22 @@ def are(rows: Any, at: Rows, flows: NDArray[np.uint64]) -> bool:
     return True
 
 
+def lives(stat: Any, slots: Rows, cookies: NDArray[np.uint64]) -> bool:
+    """Slot `slots[i]` is that of the flow `cookies[i]`; slot 0 is nobody's."""
+    for i in range(len(slots)):
+        if slots[i] == 0 or stat[slots[i]].cookie != cookies[i]:
+            return False
+    return True
+
+
+def holds(ctl: Any, slots: Rows, cookies: NDArray[np.uint64]) -> bool:
+    """The entry in slot `slots[i]` is that of the flow `cookies[i]`."""
+    for i in range(len(slots)):  # noqa: SIM110 - to be compiled
+        if ctl[slots[i]].cookie != cookies[i]:
+            return False
+    return True
+
+
 def put(  # noqa: PLR0917
     held: Any,
     rows: Any,

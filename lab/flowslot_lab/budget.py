@@ -176,8 +176,9 @@ def _positions(numbers: npt.NDArray[np.uint32], base: int) -> Ints:
 
 
 def _in_order(starts: Ints, ends: Ints) -> Ints:
-    """Up to where bytes have come without a hole, after each packet; the first ones are there."""
-    have, later = min(starts.tolist(), default=0), list[tuple[int, int]]()
+    """Up to where bytes have come without a hole, after each packet. What precedes the first byte
+    seen, or byte 0, has come."""
+    have, later = max(min(starts.tolist(), default=0), 0), list[tuple[int, int]]()
     found = np.empty(len(starts), np.int64)
     for i, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
         if start > have:

@@ -251,6 +251,8 @@ def _check_per_rack(scenario: Scenario, switch: bool) -> None:
 
 
 def _check_budget(scenario: Scenario) -> None:
+    if scenario.losses:
+        _die("--budget: counts packets that `losses` drop as well; leave one out", _BAD_INPUT)
     for job in scenario.jobs:
         if job.kind in ("pslite", "nccl"):
             _die(f'--budget: cannot look into jobs of kind "{job.kind}"; leave it out', _BAD_INPUT)

@@ -95,7 +95,7 @@ def test_allocations_are_the_same(
     states = [(some_state(rng), Nanos(NOW + k * 30 * MILLISECOND)) for k in range(30)]
 
     def run() -> list[Any]:
-        allocator = StaggerAllocator(partial=partial)
+        allocator = StaggerAllocator(partial=partial, top_up=not partial)
         return [
             (allocator.allocate(s, now), allocator.terms().standing, allocator.next_change(s))
             for s, now in states

@@ -11,7 +11,7 @@ from states import keys, state
 
 from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.policy.base import AllocationState, Keys
-from flowslot.policy.fair_reference import SLACK, FairReference
+from flowslot.policy.fair_reference import MOST_SLOWDOWN, SLACK, FairReference
 from flowslot.policy.job_links import of
 from flowslot.policy.stagger import StaggerAllocator
 
@@ -215,18 +215,39 @@ def test_who_pays_less_than_jobs_that_are_not_much_shorter_does_not_lag(
     assert "".join(sorted(lagged)) == lag
 
 
-def test_a_job_that_pays_more_for_others_comes_earlier() -> None:
-    """Its iterations take 2.1 times as long as alone, the other one's no longer: that weighs more
-    than 2.5 times the bytes."""
-    run, stagger = Run("a", "b"), StaggerAllocator()
-    both = replace(run.state(("a", "b"), 100e6), remaining=np.array([100e6, 40e6]))
-    first, second = StaggerAllocator().allocate(both, Nanos(0))
-    assert first < second
-    for ms in range(4200):
-        sending = tuple(job for job, time in (("a", 420), ("b", 200)) if ms % time >= 100)
+def comes_first(stagger: StaggerAllocator, *left: float, a: int = 420, known: str = "ab") -> str:
+    """Of a and b, which have so many MB left. Both have computed for 100 ms and sent 100 MB, in
+    iterations of `a` and 200 ms; of those that are not `known` nothing was seen."""
+    run = Run("a", "b")
+    for ms in range(10 * a):
+        times = {"a": a, "b": 200}
+        sending = tuple(job for job in known if ms % times[job] >= 100)
         stagger.allocate(run.waits(run.state(sending, 100e6), ms), Nanos(ms * MS))
-    first, second = stagger.allocate(both, Nanos(4200 * MS))
-    assert first > second
+    both = replace(run.state(("a", "b"), 100e6), remaining=1e6 * np.array(left))
+    first, second = stagger.allocate(both, Nanos(10 * a * MS))
+    return "a" if first > second else "b"
+
+
+def test_a_job_that_pays_more_for_others_comes_earlier() -> None:
+    """Its iterations take 2.1 times as long as alone, the other one's no longer."""
+    assert comes_first(StaggerAllocator(), 100.0, 40.0, known="") == "b"
+    assert comes_first(StaggerAllocator(), 100.0, 40.0) == "a"
+    assert comes_first(StaggerAllocator(), 100.0, 20.0) == "b"
+    assert comes_first(StaggerAllocator(partial=True), 100.0, 40.0) == comes_first(
+        StaggerAllocator(partial=True), 100.0, 40.0, known=""
+    ), "others may see it in another way"
+
+
+def test_an_unknown_slowdown_counts_as_a_usual_one() -> None:
+    assert comes_first(StaggerAllocator(), 100.0, 70.0, known="b") == "a"  # 64 = 100 / 1.25^2
+    assert comes_first(StaggerAllocator(), 100.0, 60.0, known="b") == "b"
+
+
+def test_no_slowdown_counts_for_more_than_the_most() -> None:
+    run = Run("a", "b")
+    for ms in range(15_000):
+        run.at(ms, *(job for job, time in (("a", 2400), ("b", 200)) if ms % time >= 100))
+    assert run.fair.slowdowns.tolist() == [MOST_SLOWDOWN, pytest.approx(1.0, abs=0.1)]
 
 
 def in_turns(run: Run, ms: int, *bursts: tuple[int, int, int], since: int = 0) -> list[bool]:

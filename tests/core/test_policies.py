@@ -202,9 +202,9 @@ def test_a_link_that_others_fill_is_no_reason_to_drop_rates(strangers: int, full
 
 
 @pytest.mark.parametrize("other", [0, 100])
-def test_who_is_alone_on_a_link_has_all_of_it_without_top_up_too(other: float) -> None:
-    """The rate is good enough, but nobody else wants the rest."""
-    seen = state({"job": "a", "left": 1000, "goal": 95.0}, {"job": "b", "left": other, "next": 100})
+def test_without_top_up_the_rest_is_for_a_flow_that_meets_no_other_job(other: float) -> None:
+    """The rate that it has is good enough."""
+    seen = state({"job": "a", "left": 1000, "goal": 95.0}, {"job": "b", "left": other, "next": 0})
     rates = StaggerAllocator(1 / 10, top_up=False).allocate(seen, NOW)
     assert rates[0] == pytest.approx(5.0 if other else 100.0)
 

@@ -93,6 +93,8 @@ def test_what_comes_after_a_hole_has_arrived_once_that_is_filled() -> None:
     starts, ends = np.array([[100, 300, 500, 100, 200, 400], [200, 400, 600, 200, 300, 500]])
     assert _in_order(starts, ends).tolist() == [200, 200, 200, 200, 400, 600]
     assert not _in_order(starts[:0], ends[:0]).size
+    starts, ends = np.array([[-500, 0, 100], [-300, 100, 200]])  # a late copy comes first
+    assert _in_order(starts, ends).tolist() == [0, 100, 200]
 
 
 def test_steps() -> None:

@@ -64,6 +64,16 @@ def test_a_bad_scenario_is_one_line_and_status_2(
             ("--switches", "per-rack", "--no-switch"),
             "--switches per-rack: has no meaning with --no-switch; leave one out\n",
         ),
+        (
+            "nccl-ring-loss",
+            ("--budget",),
+            "--budget: counts packets that `losses` drop as well; leave one out\n",
+        ),
+        (
+            "nccl-ring",
+            ("--budget",),
+            '--budget: cannot look into jobs of kind "nccl"; leave it out\n',
+        ),
     ],
 )
 def test_a_bad_option_is_one_line_and_status_2(

@@ -36,7 +36,8 @@ class PolicyOptions:
     """The allocator decides about some of the links only, and others about others."""
     top_up: bool | None = None
     """What the turns of a gang policy leave is granted to active flows as well; None: unless
-    by a switch process beside others, see `beside_others`."""
+    by a switch process beside others, see `beside_others`. Flows that meet no other job always get
+    the rest."""
     flows_on_link: Mapping[int, int] = field(default_factory=dict)
     slot_ns: Nanos = DEFAULT_SLOT
     classes: tuple[JobClass, ...] = ()

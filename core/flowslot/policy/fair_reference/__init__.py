@@ -39,9 +39,9 @@ class FairReference:
         """By job, as of the last look: see `slowdown.measure`; at most MOST_SLOWDOWN."""
 
     def look(self, state: AllocationState, now: Nanos, cells: JobLinks) -> Bools:
-        """Go on to `now`; returns which jobs lag, bool[J]: the reference has ended the iteration
-        that the job is in, or is about to begin, and the job pays for others (`slowdown.spare`).
-        `cells`: of the state's paths."""
+        """Go on to `now`, and find the `slowdowns`; returns which jobs lag, bool[J]: the reference
+        has ended the iteration that the job is in, or is about to begin, and the job pays for
+        others (`slowdown.spare`). `cells`: of the state's paths."""
         jobs, aggregates, of = state.jobs, state.aggregates, state.aggregate
         need = np.zeros(cells.count)
         sums = np.zeros((3, len(aggregates.numbers)))

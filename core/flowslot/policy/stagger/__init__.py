@@ -43,9 +43,9 @@ from flowslot.policy.stagger.gang_rates import ACTIVE, COMING, IDLE, NEAR_NS, OV
 AGEING = 4.0
 """Weight of waiting time: after one period of waiting a job counts as five times shorter."""
 PAYS, USUAL_SLOWDOWN = 2.0, 1.25
-"""The power of a job's slowdown, and what that is where it is not known. A job that makes progress
-in the part f of the time has the slowdown 1 / f: a little less of f costs slowdown^2 times as
-much."""
+"""The power of a job's slowdown, and what counts as one where none is known. A job that makes
+progress in the part f of the time has the slowdown 1 / f: a little less of f costs slowdown^2 times
+as much."""
 NEARLY_DONE = 0.25
 """A job with at most this part of its iteration left is let finish by a partial arbiter."""
 SIZE_CLASS = 4.0
@@ -59,7 +59,8 @@ class StaggerAllocator:
     as long as its job does not lag.
 
     `top_up`: what the turns leave is given to active flows as well, and not only to those in the
-    kernel that are quick to take it (`bench.protocol` shows what that is good for).
+    kernel that are quick to take it (`bench.protocol` shows what that is good for). Without it,
+    flows that meet no other job have what is left in the end.
     `partial`: other arbiters, unheard, decide about other links of the same jobs. If two of them
     put the same two jobs in different order, each job waits for the other, all the time. So the
     order depends on what all of them see alike: size classes of whole iterations, then names.
@@ -136,13 +137,16 @@ class StaggerAllocator:
         # Floors, so that every job makes progress; then what is left, gang by gang.
         sharing.lay_floors(floors)
         sharing.serve(order)
-        sharing.top_up(self._top_up)
+        if self._top_up:
+            sharing.top_up(True)
         # Standing grants: flows of active jobs that are still to come, then jobs as they are due.
         sharing.find_coming()
         sharing.sum_up(COMING)
         sharing.stand(COMING, order)
         sharing.sum_up(IDLE)
         sharing.stand(IDLE, _queue(sharing, names))
+        if not self._top_up:
+            sharing.top_up(False)
 
 
 def _jobs(sharing: gang_rates.Sharing, role: int, *columns: str) -> Iterator[tuple[Any, ...]]:

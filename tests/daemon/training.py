@@ -79,13 +79,13 @@ def leave(socks: list[socket.socket]) -> None:
     for sock in socks:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("=ii", 1, 3600))
         sock.setblocking(False)
-        full = False
-        while not full:
-            full = True
+        full_for = 0
+        while full_for < 10:
+            full_for += 1
             time.sleep(0.03)
             with suppress(BlockingIOError):
                 while sock.send(bytes(1 << 16)):
-                    full = False
+                    full_for = 0
         sock.close()
 
 

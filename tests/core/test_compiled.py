@@ -22,6 +22,7 @@ import flowslot.policy.fill
 import flowslot.policy.job_links
 import flowslot.policy.stagger
 import flowslot.policy.stagger.gang_rates
+import flowslot.policy.stagger.packing
 from flowslot.model.units import MILLISECOND, Nanos
 from flowslot.policy.base import AllocationState
 from flowslot.policy.stagger import StaggerAllocator
@@ -29,6 +30,7 @@ from flowslot.policy.stagger import StaggerAllocator
 USERS = {
     flowslot.policy.fill: (),
     flowslot.policy.job_links: (),
+    flowslot.policy.stagger.packing: (),
     flowslot.policy.stagger.gang_rates: (flowslot.policy.stagger,),
     flowslot.policy.fair_reference.fluid: (flowslot.policy.fair_reference,),
     flowslot.policy.fair_reference.slowdown: (flowslot.policy.fair_reference,),
@@ -44,6 +46,7 @@ for _module in PLAIN.values():  # which import some of these, compiled
         (flowslot.policy.fill, {"crosses", "link_sum", "max_min", "weighted"}),
         (flowslot.policy.job_links, {"JobLinks", "lasts"}),
         (flowslot.policy.fair_reference.fluid, {"meets"}),
+        (flowslot.policy.stagger.packing, {"pack"}),
     ):
         for _name in _names & vars(_module).keys():
             setattr(_module, _name, getattr(PLAIN[_from], _name))

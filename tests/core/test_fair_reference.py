@@ -237,6 +237,23 @@ def test_a_job_that_pays_more_for_others_comes_earlier() -> None:
     assert comes_first(StaggerAllocator(), 100.0, 20.0) == "="
 
 
+def test_a_job_that_is_late_comes_earlier() -> None:
+    """Both are as slow as alone. a has 90 ms left, and b 60, of 200. a has waited for 90 ms: it is
+    late by 80 ms, 0.4 of its iteration."""
+    for wait, first in ((10, "b"), (90, "a")):
+        run, stagger = Run("a", "b"), StaggerAllocator()
+        for ms in range(4000):
+            sending = [job for job, at in (("a", 0), ("b", 100)) if (ms + at) % 200 >= 100]
+            stagger.allocate(run.waits(run.state(sending, 100e6), ms), Nanos(ms * MS))
+        both = replace(
+            run.state(("a", "b"), 100e6),
+            remaining=np.array([90e6, 60e6]),
+            wait_ns=MS * np.array([wait, 40.0]),
+        )
+        rates = stagger.allocate(both, Nanos(4001 * MS))
+        assert "ab"[int(np.argmax(rates))] == first
+
+
 def test_arbiters_of_a_part_do_not_go_by_slowdowns() -> None:
     """Others may see them in another way. Of one size, the first by name comes first."""
     assert comes_first(StaggerAllocator(), 100.0, 100.0, a=200, b=420) == "b"
@@ -252,7 +269,7 @@ def test_no_slowdown_counts_for_more_than_the_most() -> None:
     run = Run("a", "b")
     for ms in range(15_000):
         run.at(ms, *(job for job, time in (("a", 2400), ("b", 200)) if ms % time >= 100))
-    assert run.fair.slowdowns.tolist() == [MOST_SLOWDOWN, pytest.approx(1.0, abs=0.1)]
+    assert run.fair.seen[0].tolist() == [MOST_SLOWDOWN, pytest.approx(1.0, abs=0.1)]
 
 
 def in_turns(run: Run, ms: int, *bursts: tuple[int, int, int], since: int = 0) -> list[bool]:

@@ -38,9 +38,24 @@ def test_shorter_job_first_and_a_floor_for_the_other() -> None:
     assert stagger({"job": "a", "left": 300}, {"job": "b", "left": 100}) == [6.25, 93.75]
 
 
-def test_ties_go_by_name_and_waiting_counts() -> None:
+def test_ties_go_by_name_and_a_job_of_which_nothing_is_known_does_not_wait_for_ever() -> None:
     assert stagger({"job": "b"}, {"job": "a"}) == [6.25, 93.75]
-    assert stagger({"job": "b", "left": 190, "wait": 250}, {"job": "a"}) == [93.75, 6.25]
+    # It needs 1.9 s: 4 times that do not count; then 1.9 / (1.25 + wait / 7.6 - 1)^2 < 1 / 1.25^2.
+    assert stagger({"job": "b", "left": 190, "wait": 7600}, {"job": "a"}) == [6.25, 93.75]
+    assert stagger({"job": "b", "left": 190, "wait": 11_300}, {"job": "a"}) == [93.75, 6.25]
+
+
+def test_a_job_that_leaves_half_of_a_link_may_come_before_a_shorter_one() -> None:
+    # Two workers of a push to one server, over 1.5 s; b, on the first one's link, over 1 s. With b
+    # first, a waits: 1 phase per second. With a first: 1 / 1.5 + 1 / 2.
+    push = [{"job": "a", "left": 75, "links": (up, 2)} for up in (0, 1)]
+    b = {"job": "b", "left": 100, "links": (0,)}
+    assert stagger(*push, b, capacity=(100.0,) * 3) == [50, 50, 50]
+    # The same with as much again for each worker: 1 / 3 + 1 / 2 is less than 1.
+    longer = [{**flow, "left": 150} for flow in push]
+    assert stagger(*longer, b, capacity=(100.0,) * 3)[2] > 90
+    # Nor if the two meet on the server's link only.
+    assert stagger(*push, {**b, "links": (2,)}, capacity=(100.0,) * 3)[2] > 90
 
 
 def both_orders(a: dict[str, float], b: dict[str, float], *, partial: bool) -> list[str]:

@@ -35,11 +35,12 @@ class FairReference:
         self._between_jobs, self._between_sockets = fluid.Run(1.0), fluid.Run(SLACK)
         self._names: list[str | None] = []  # by number, as of the job's last look
         self._turns = np.full((2, 0), -1)  # of jobs and of aggregates, by number, likewise
-        self.slowdowns: Floats = np.zeros(0)
-        """By job, as of the last look: see `slowdown.measure`; at most MOST_SLOWDOWN."""
+        self.seen: Floats = np.zeros((3, 0))
+        """Of jobs, as of the last look: see `slowdown.measure`; slowdowns are at most
+        MOST_SLOWDOWN."""
 
     def look(self, state: AllocationState, now: Nanos, cells: JobLinks) -> Bools:
-        """Go on to `now`, and find the `slowdowns`; returns which jobs lag, bool[J]: the reference
+        """Go on to `now`, and find what is `seen`; returns which jobs lag, bool[J]: the reference
         has ended the iteration that the job is in, or is about to begin, and the job pays for
         others (`slowdown.spare`). `cells`: of the state's paths."""
         jobs, aggregates, of = state.jobs, state.aggregates, state.aggregate
@@ -57,20 +58,19 @@ class FairReference:
             run.advance(now, job, paths, state.goodput, volume, weight)
             run.see(now, cells, need, of, state.remaining, state.wait_ns, state.idle_ns)
             run.end(lags)
-        found = self._measure(state, cells, need)
+        self._measure(state, cells, need)
         if lags.any():
-            slowdown.spare(cells, need, found, lags)
+            slowdown.spare(cells, need, self.seen, lags)
         return lags
 
-    def _measure(self, state: AllocationState, cells: JobLinks, need: Floats) -> Floats:
-        """Find the slowdowns; returns what `slowdown.measure` found."""
+    def _measure(self, state: AllocationState, cells: JobLinks, need: Floats) -> None:
+        """Find what is `seen`."""
         compute, takes = np.zeros((2, len(state.job_names)))
         self._between_jobs.tell(compute, takes)
         slowdown.shorten(state.job, state.period_ns, takes)
-        found = np.zeros((2, len(compute)))
-        slowdown.measure(cells, need, state.goodput, compute, takes, found)
-        self.slowdowns = np.minimum(found[0], MOST_SLOWDOWN, out=found[0])
-        return found
+        self.seen = np.zeros((3, len(compute)))
+        slowdown.measure(cells, need, state.goodput, compute, takes, self.seen)
+        np.minimum(self.seen[0], MOST_SLOWDOWN, out=self.seen[0])
 
     def _new(self, state: AllocationState) -> tuple[Bools, Bools, Bools]:
         """Which jobs were gone, which of these are others now, and which aggregates are new."""

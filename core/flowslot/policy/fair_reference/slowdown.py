@@ -38,13 +38,13 @@ def shorten(job: Ints, period: Floats, takes: Floats) -> None:
 def measure(  # noqa: PLR0917
     cells: JobLinks, need: Floats, goodput: Floats, compute: Floats, takes: Floats, found: Floats
 ) -> None:
-    """By job: its slowdown, NaN where it is not known, and the ns that its bytes need on its
-    slowest link: `found`, float64[2, J]. `need`, float64[C]: bytes per iteration; `goodput`,
-    float64[L + 1]; `compute` and `takes`, of an iteration: float64[J], ns, NaN where that is not
-    known."""
+    """By job: its slowdown, NaN where it is not known, the ns that its bytes need on its slowest
+    link, and those of an iteration alone: `found`, float64[3, J]. `need`, float64[C]: bytes per
+    iteration; `goodput`, float64[L + 1]; `compute` and `takes`, of an iteration: float64[J], ns,
+    NaN where that is not known."""
     for j in range(len(compute)):
         found[1, j] = cells.bottleneck(need, j, goodput, 1.0) * _second
-        alone = compute[j] + found[1, j]
+        found[2, j] = alone = compute[j] + found[1, j]
         found[0, j] = takes[j] / alone if alone > 0 else math.nan  # NaN: no
 
 

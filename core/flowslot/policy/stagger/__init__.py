@@ -4,9 +4,9 @@
 Per allocation, in this order:
 1. Floors: a part of each active flow's max-min fair rate, by sockets as under TCP, is always its
    own. A job that lags behind the fair reference (see ../fair_reference) has its whole share.
-2. Gangs, job by job in order of `G / (s^2 (1 + 4 wait / period))`. G is the time that the job's
-   bottleneck needs for what is left, s how much slower than alone its iterations are. All flows of
-   a gang end at the same time.
+2. Gangs, job by job in order of `G / s^2`. G is the time that the job's bottleneck needs for what
+   is left, s how much slower than alone the job is. Two jobs change places where more is sent then
+   (packing.py). All flows of a gang end at the same time.
 3. Top-up: what is left goes to active flows, in the same way.
 4. Standing grants: what is still unused goes to flows that are computing now. They can start at
    full rate without a negotiation.
@@ -36,16 +36,15 @@ from flowslot.policy.base import (
     Terms,
     View,
 )
-from flowslot.policy.fair_reference import FairReference
+from flowslot.policy.fair_reference import MOST_SLOWDOWN, FairReference
 from flowslot.policy.stagger import gang_rates
 from flowslot.policy.stagger.gang_rates import ACTIVE, COMING, IDLE, NEAR_NS, OVERDUE_NS
 
+USUAL_SLOWDOWN = 1.25
+"""Of a job whose slowdown is not known."""
 AGEING = 4.0
-"""Weight of waiting time: after one period of waiting a job counts as five times shorter."""
-PAYS, USUAL_SLOWDOWN = 2.0, 1.25
-"""The power of a job's slowdown, and what counts as one where none is known. A job that makes
-progress in the part f of the time has the slowdown 1 / f: a little less of f costs slowdown^2 times
-as much."""
+"""Weight of waiting time to a partial arbiter: after one period a job counts as five times shorter.
+Without a known period, so many times what is left counts as one."""
 NEARLY_DONE = 0.25
 """A job with at most this part of its iteration left is let finish by a partial arbiter."""
 SIZE_CLASS = 4.0
@@ -133,7 +132,7 @@ class StaggerAllocator:
         sharing.classify()
         sharing.sum_up(ACTIVE)
         sharing.keep()
-        order = _turns(sharing, names, whole, self._fair.slowdowns)
+        order = _turns(sharing, names, whole, self._fair.seen)
         # Floors, so that every job makes progress; then what is left, gang by gang.
         sharing.lay_floors(floors)
         sharing.serve(order)
@@ -157,26 +156,45 @@ def _jobs(sharing: gang_rates.Sharing, role: int, *columns: str) -> Iterator[tup
 
 
 def _turns(
-    sharing: gang_rates.Sharing, names: Sequence[str], whole: list[float] | None, slowdowns: Floats
+    sharing: gang_rates.Sharing, names: Sequence[str], whole: list[float] | None, seen: Floats
 ) -> Rows:
     """Active jobs, the most urgent first; ties by name. `whole`, to a partial arbiter: seconds of
-    each job's whole iterations. `slowdowns`: float64[J], NaN where it is not known."""
+    each job's whole iterations. `seen`, float64[3, J]: by the fair reference, see there."""
     sharing.time_active()
-    known = np.where(np.isnan(slowdowns), USUAL_SLOWDOWN, slowdowns)
-    pays = np.maximum(known, 1.0) ** PAYS
     seconds: list[float] = np.asarray(sharing.seconds).tolist()
     keys: dict[int, tuple[float, str]] = {}
+    worth = np.ones(len(names))
     for j, wait, period in _jobs(sharing, ACTIVE, "wait", "period"):
         bottleneck = seconds[j] * SECOND
-        waits = wait / (period or 4.0 * bottleneck + 1.0)
-        key = bottleneck / (float(pays[j]) * (1.0 + AGEING * waits))
         if whole is not None:
-            seen = whole[j] * SECOND
-            seen = seen if bottleneck > NEARLY_DONE * seen else bottleneck
-            aged = max(seen / (1.0 + AGEING * math.floor(waits)), 1.0)
-            key = math.floor(math.log(aged) / math.log(SIZE_CLASS))
-        keys[j] = key, names[j]
-    return _by_key(keys)
+            size = whole[j] * SECOND
+            size = size if bottleneck > NEARLY_DONE * size else bottleneck
+            waits = math.floor(wait / (period or AGEING * bottleneck + 1.0))
+            aged = max(size / (1.0 + AGEING * waits), 1.0)
+            keys[j] = math.floor(math.log(aged) / math.log(SIZE_CLASS)), names[j]
+        else:
+            slowdown, length, alone = seen[:, j].tolist()
+            worth[j] = _slowed(slowdown, length, alone, wait, bottleneck) ** 2
+            keys[j] = bottleneck / worth[j], names[j]
+    order = _by_key(keys)
+    if whole is None:
+        sharing.pack(order, worth)
+    return order
+
+
+def _slowed(slowdown: float, length: float, alone: float, wait: float, left: float) -> float:
+    """A job's slowdown, and by how much more its present iteration is late, in parts of `alone`. It
+    has waited for so many ns, and needs so many for what is `left`. From 1 to MOST_SLOWDOWN.
+
+    A job that makes progress in the part f of the time has the slowdown 1 / f: a little less of f
+    costs slowdown^2 times as much.
+    """
+    known = USUAL_SLOWDOWN if math.isnan(slowdown) else slowdown
+    if alone > 0:
+        late = (wait + left - length) / alone
+    else:  # nothing is known of it yet: only after a long time
+        late = max(wait / (AGEING * left + 1.0) - 1.0, 0.0)
+    return min(max(known + late, 1.0), MOST_SLOWDOWN)
 
 
 def _queue(sharing: gang_rates.Sharing, names: Sequence[str]) -> Rows:

@@ -6,6 +6,7 @@ from libc.stdint cimport int64_t, uint8_t
 
 from flowslot.policy.fill cimport crosses, floats_t, given_t, link_sum, weighted, paths_t, rows_t, chosen_t
 from flowslot.policy.job_links cimport JobLinks, lasts
+from flowslot.policy.stagger.packing cimport pack
 
 # struct Flow from flowslot.policy.stagger.gang_rates:FLOW
 cdef packed struct Flow:
@@ -75,6 +76,7 @@ cdef class Sharing:
     cpdef void find_coming(self)
     cpdef void time_active(self)
     cpdef void time_whole(self)
+    cpdef void pack(self, rows_t order, given_t worth)
     @cython.locals(part=double)
     cpdef void lay_floors(self, given_t parts)
     @cython.locals(fit=cython.bint, i=Py_ssize_t)

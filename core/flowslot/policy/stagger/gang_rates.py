@@ -16,6 +16,7 @@ import numpy as np
 from flowslot.policy.base import Floats, Ints, Paths, Rows
 from flowslot.policy.fill import crosses, link_sum, weighted
 from flowslot.policy.job_links import JobLinks, lasts
+from flowslot.policy.stagger.packing import pack
 
 COMPILED = not __file__.endswith(".py")
 
@@ -308,6 +309,10 @@ class Sharing:
                 self.cells.add(i, whole, self.sums)
         for job in range(len(self.seconds)):
             self.seconds[job] = self.cells.bottleneck(self.sums, job, self.capacity, 1.0)
+
+    def pack(self, order: Rows, worth: Floats) -> None:
+        """Change the order of jobs by what `time_active` looked at: see packing.pack."""
+        pack(self.cells, self.need[_active], self.capacity, worth, order)
 
     # --- what each flow gets
 

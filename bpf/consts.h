@@ -71,6 +71,12 @@
 #define FS_SPREAD_FROM 819
 #define FS_SPREAD_MASK 2047
 
+/* A held flow, one without a rate worth the name, notices a raise after its last segment at the old
+ * rate. While its phase is so young it is raised soon: until then it has so many bytes/s at least,
+ * and notices that within 6 ms. */
+#define FS_YOUNG_NS (10 * FS_MS)
+#define FS_LEAST_RATE 256000ULL
+
 /* Bursts of a job fill this part of the buffer at most; a queue of this part ends bursts and catching
  * up. An idle flow's credit is whole again after so long, whatever its rate. */
 #define FS_BURST_PERCENT 60

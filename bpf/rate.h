@@ -214,6 +214,21 @@ static __always_inline __u64 reserved(struct fs_ctl *ctl, __u64 now)
 	return ctl->reserved + lender->reserved;
 }
 
+/* A segment of each of the job's flows fits into the buffer, all of them together. */
+static __always_inline bool one_of_each_fits(struct tcp_sock *tp, struct fs_ctl *ctl)
+{
+	return (__u64)ctl->burst * 100 / FS_BURST_PERCENT >= tp->mss_cache;
+}
+
+/* The lowest rate of a flow now. */
+static __always_inline __u64 lowest(struct tcp_sock *tp, struct flow *f, struct fs_ctl *ctl,
+				    __u64 now)
+{
+	bool young = !f->backlog_ns || now - f->backlog_ns < FS_YOUNG_NS;
+
+	return young && one_of_each_fits(tp, ctl) ? max64(ctl->least, FS_LEAST_RATE) : ctl->least;
+}
+
 /* Set the rate and the window. */
 static __always_inline void steer(struct sock *sk, struct flow *f, __u64 now)
 {
@@ -221,6 +236,7 @@ static __always_inline void steer(struct sock *sk, struct flow *f, __u64 now)
 	struct fs_ctl *ctl = entry_of(f);
 	__u64 rate = FS_UNPACED, most;
 	__u8 mode = FS_OPEN;
+	bool held;
 	__u32 cwnd;
 
 	if (ctl && now <= ctl->deadline_ns) {
@@ -231,12 +247,18 @@ static __always_inline void steer(struct sock *sk, struct flow *f, __u64 now)
 		/* What a lender leaves is reserved, too; a rate of 0 would mean unpaced. */
 		most = max64(min64(ctl->ceiling, left_by_others(f, ctl, now)), rate);
 		f->extra = min64(f->extra, most - rate);
-		rate = max64(rate + f->extra, max64(ctl->least, 1));
+		rate = max64(rate + f->extra, 1);
+		held = rate <= ctl->least;
+		if (held)
+			rate = max64(ctl->least, min64(lowest(tp, f, ctl, now), most));
 		rate = min64(rate + catch_up(tp, f, ctl, rate, now),
 			     max64(ctl->ceiling + ctl->ceiling / FS_OVER_SHARE, rate));
-		if (f->credit >= (__s32)tp->mss_cache)
-			rate = max64(rate, most);
-		cwnd = window(tp, f, rate);
+		if (f->credit >= (__s32)tp->mss_cache && most > rate) {
+			rate = most;
+			held = false;
+		}
+		/* Two segments of a held flow at once would take twice as long. */
+		cwnd = held ? FS_MIN_CWND : window(tp, f, rate);
 		if (mode == FS_RESERVED) {
 			if (recovering(sk))
 				cwnd = max64(cwnd, FS_RECOVERY_CWND);
@@ -261,12 +283,10 @@ static __always_inline void steer(struct sock *sk, struct flow *f, __u64 now)
  */
 static __always_inline void spread(struct sock *sk, struct flow *f, struct fs_ctl *ctl)
 {
-	__u64 fits, part;
+	__u64 part;
 
-	if (!ctl || f->mode == FS_OPEN || !ctl->burst || sk->sk_pacing_rate <= ctl->least)
-		return;
-	fits = (__u64)ctl->burst * 100 / FS_BURST_PERCENT;
-	if (fits >= ((struct tcp_sock *)sk)->mss_cache)
+	if (!ctl || f->mode == FS_OPEN || !ctl->burst || sk->sk_pacing_rate <= ctl->least ||
+	    one_of_each_fits((struct tcp_sock *)sk, ctl))
 		return;
 	part = FS_SPREAD_FROM + (bpf_get_prandom_u32() & FS_SPREAD_MASK);
 	sk->sk_pacing_rate = max64(sk->sk_pacing_rate * 1024 / part, 1);

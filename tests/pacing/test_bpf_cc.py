@@ -222,6 +222,39 @@ def test_the_second_segments_of_many_flows_are_spread(pacer: BpfPacer, enlisted:
     assert all(MB / 2.81 < rate < MB / 0.79 for rate in spread), spread
 
 
+def test_a_held_flow_notices_a_raise_soon(pacer: BpfPacer, enlisted: Flows) -> None:
+    flow = enlisted()
+    apply(pacer, entry(flow, MB))
+    assert flow.comes_to(MB, 0.3)
+    assert settle(lambda: stat(pacer, flow)["cwnd"] > 3)
+    apply(pacer, entry(flow, 0, least=float(MB)))
+    assert settle(lambda: stat(pacer, flow)["cwnd"] == 3), "single segments"
+    assert flow.comes_to(MB, 0.3)
+
+
+def test_a_young_phase_is_held_less(pacer: BpfPacer, enlisted: Flows) -> None:
+    flow = enlisted(busy=False)
+
+    def rates_of_a_phase(burst: float, ceiling: float) -> list[int]:
+        """At what rates a held one goes."""
+        apply(pacer, entry(flow, 0, ceiling=ceiling, queue_us=1000, burst=burst, least=50_000.0))
+        flow.sock.sendall(bytes(1000))  # from now on it is paced
+        settle(lambda: stat(pacer, flow)["acked"] == stat(pacer, flow)["sent"])
+        flow.sock.sendall(bytes(30_000))
+        seen = []
+        while stat(pacer, flow)["unsent"] > 0:
+            seen.append(int(stat(pacer, flow)["rate"]))
+            time.sleep(0.0005)
+        return seen
+
+    # 1300 bytes in 60 % of the buffer: a segment of each flow of the job fits into it.
+    young = rates_of_a_phase(1300.0, 2.0 * MB)
+    assert 256_000 <= young[0] <= 330_000, "what it owes comes on top"
+    assert 50_000 <= min(young) <= 65_000
+    assert max(rates_of_a_phase(800.0, 2.0 * MB)) <= 65_000
+    assert max(rates_of_a_phase(1300.0, 60_000.0)) <= 80_000, "a ceiling holds"
+
+
 def test_the_smallest_rtt_of_a_path_is_shared(net: Any, pacer: BpfPacer, enlisted: Flows) -> None:
     first, second = enlisted(), enlisted()
     assert set_rate(pacer, {first: 5 * MB, second: 5 * MB}) == 2

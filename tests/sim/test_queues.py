@@ -58,6 +58,7 @@ def test_the_constants_are_the_kernels() -> None:
     assert number("FS_AHEAD") == top_up.AHEAD_BYTES
     assert number("FS_MIN_RTT_US") == pytest.approx(1e6 * top_up.LEAST_RTT_S)
     assert number("FS_MIN_CWND") == top_up.LEAST_WINDOW
+    assert number("FS_LEAST_RATE") == top_up.LEAST_RATE
 
 
 def test_what_comes_first_leaves_first() -> None:

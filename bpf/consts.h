@@ -71,9 +71,10 @@
 #define FS_SPREAD_FROM 819
 #define FS_SPREAD_MASK 2047
 
-/* A held flow, one without a rate worth the name, notices a raise after its last segment at the old
- * rate. While its phase is so young it is raised soon: until then it has so many bytes/s at least,
- * and notices that within 6 ms. */
+/* A held flow, whose reserved rate and top-up are no more than its least rate, notices a raise after
+ * its last segment at the old rate. Most raises come soon. So while it has had a backlog of more than
+ * a segment for less than this, or has none, it has so many bytes/s (LEAST_RATE), and notices a raise
+ * within 6 ms. */
 #define FS_YOUNG_NS (10 * FS_MS)
 #define FS_LEAST_RATE 256000ULL
 

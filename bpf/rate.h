@@ -220,7 +220,7 @@ static __always_inline bool one_of_each_fits(struct tcp_sock *tp, struct fs_ctl 
 	return (__u64)ctl->burst * 100 / FS_BURST_PERCENT >= tp->mss_cache;
 }
 
-/* The lowest rate of a flow now. */
+/* The rate of a held flow now, as far as its ceiling allows. */
 static __always_inline __u64 lowest(struct tcp_sock *tp, struct flow *f, struct fs_ctl *ctl,
 				    __u64 now)
 {

@@ -61,7 +61,8 @@ class Loop:
 
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Runner, Daemon, list[float]]:
-    """A runner past its recovery, one daemon, and the runner's timers."""
+    """A runner past its recovery and in the middle of a slot, one daemon, and the runner's timers.
+    No slot starts while a test's clock advances by less than half of one."""
     loop = Loop()
     monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
     monkeypatch.setattr(Arbiter, "recovered", lambda *_: True)
@@ -70,15 +71,20 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Runner, Daemo
     runner = Runner(config, Mock())
     daemon = Daemon(runner)
     runner.join(daemon, HELLO)
-    rested(runner)
+    into_slot = (runner.now() - runner._origin) % config.slot_ns
+    stand_still(runner, Nanos(runner.now() - into_slot + config.slot_ns * 3 // 2))
     runner._step()
     return runner, daemon, loop.timers
 
 
-def rested(runner: Runner) -> None:
-    """Its last decision is long enough ago; the clock stands still there."""
-    now = Nanos(runner.now() + REST_NS)
+def stand_still(runner: Runner, now: Nanos) -> None:
+    """The runner's clock stays there."""
     runner.now = lambda: now  # type: ignore[method-assign]
+
+
+def rested(runner: Runner) -> None:
+    """Its last decision is long enough ago."""
+    stand_still(runner, Nanos(runner.now() + REST_NS))
 
 
 def test_what_has_come_is_decided_on_together_as_soon_as_it_is_read_or_there_is_time(

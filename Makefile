@@ -7,8 +7,8 @@ PY := .venv/bin
 POLICIES := stagger,static,cubic,reno,bbr
 # Tests that nothing outside of their process has a say in: they share the processors.
 PURE := tests/core tests/scenario tests/sim
-# Tests that mostly wait, on sockets of their own: two files at a time.
-WAITING := $(addprefix tests/,switchemu proto shm bench torch) $(wildcard tests/test_*.py)
+# Tests that mostly wait, on sockets and in namespaces of their own: two files at a time.
+WAITING := $(addprefix tests/,daemon switchemu proto shm bench torch) $(wildcard tests/test_*.py)
 
 help:           ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14

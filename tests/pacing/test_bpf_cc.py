@@ -241,8 +241,9 @@ def test_a_young_phase_is_held_less(pacer: BpfPacer, enlisted: Flows) -> None:
         flow.sock.sendall(bytes(1000))  # from now on it is paced
         settle(lambda: stat(pacer, flow)["acked"] == stat(pacer, flow)["sent"])
         flow.sock.sendall(bytes(30_000))
-        seen = []
+        seen, end = [], time.monotonic() + 10
         while stat(pacer, flow)["unsent"] > 0:
+            assert time.monotonic() < end, "it does not go at all"
             seen.append(int(stat(pacer, flow)["rate"]))
             time.sleep(0.0005)
         return seen

@@ -71,8 +71,8 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Runner, Daemo
     runner = Runner(config, Mock())
     daemon = Daemon(runner)
     runner.join(daemon, HELLO)
-    into_slot = (runner.now() - runner._origin) % config.slot_ns
-    stand_still(runner, Nanos(runner.now() - into_slot + config.slot_ns * 3 // 2))
+    slots = runner.slot(runner.now()) + 1
+    stand_still(runner, Nanos(runner._origin + slots * config.slot_ns + config.slot_ns // 2))
     runner._step()
     return runner, daemon, loop.timers
 

@@ -139,6 +139,10 @@ def test_a_held_flow_goes_on_at_256_kb_s_or_an_eighth_of_its_share(topology, mak
     assert setup.pacer.entries[7].least == 256_000
     setup.grant(Nanos(slot_start(0) + 7 * MILLISECOND), Granted(7, 0.0, 20e6, share=4e5))
     assert setup.pacer.entries[7].least == 50_000
+    # A fixed rate is kept, as far as a segment leaves in each slot.
+    for rate, least in ((40_000.0, 40_000.0), (1.0, 1448 / 0.06)):
+        setup.grant(Nanos(slot_start(0) + 8 * MILLISECOND), Granted(7, rate, rate, share=4e5))
+        assert setup.pacer.entries[7].least == pytest.approx(least)
 
 
 def test_nothing_goes_down_when_nothing_changes(topology, make_job):

@@ -94,6 +94,6 @@ def highest(rate: float, ceiling: float, share: float, path_share: float) -> flo
 
 def least(share: float, ceiling: float) -> float:
     """A lower rate than this becomes this one. `share`: 0 where it is not known. `ceiling`: what
-    an arbiter lets a flow that tops up have at most; 0: the flow does not. See NOTICED_RATE."""
+    the flow may have at most, top-up included; 0: not known. See NOTICED_RATE."""
     lowest = min(_least, _held_part * share) if share > 0 else _least
     return min(lowest, max(ceiling, _noticed)) if ceiling > 0 else lowest

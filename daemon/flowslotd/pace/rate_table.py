@@ -90,10 +90,9 @@ def put(  # noqa: PLR0917
         queue_us, most = rows[r].queue_us, 0.0
         # The arbiter also knows the job's flows on other hosts.
         share = rows[r].share if rows[r].share > 0 else rows[r].own_share
-        lowest = least(share, 0.0)
+        lowest = least(share, 0.0 if hard else ceilings[i])
         if not hard and ceilings[i] > rate:
             ceiling = ceilings[i]
-            lowest = least(share, ceiling)
             taking_turns = 0.0 if rows[r].suppressed else rows[r].path_share
             grows = growth(rate, share, taking_turns, queue_us)
             ceiling = highest(rate, ceiling, share, taking_turns)

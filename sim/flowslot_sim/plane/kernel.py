@@ -98,7 +98,7 @@ class FluidKernel:
             one["most"] = highest(rate, grant.ceiling, share, taking_turns)
             one["growth"] = 1e3 * growth(rate, share, taking_turns, queue_us)
             one["burst"] = burst(share, queue_us)
-            one["least"] = least(share, grant.ceiling if grant.ceiling > rate else 0.0)
+            one["least"] = least(share, grant.ceiling)
 
     def in_force(self, b: int) -> bool:
         """An arbiter's rate, more than nothing, is in force for a bunch."""

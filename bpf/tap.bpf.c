@@ -15,7 +15,7 @@ char LICENSE[] SEC("license") = "GPL";
 #define RECORDS (1 << 17)
 
 /* flowslot_lab/tap.py has the same. Sequence numbers as on the wire; `src`, `dst`: the last bytes of
- * the addresses; `len`: payload of the packet, or of a super-packet. */
+ * the addresses; `len`: payload of the packet, or of a super-packet; `window`: as on the wire. */
 struct record {
 	__u64 ns; /* CLOCK_MONOTONIC */
 	__u32 seq;
@@ -25,6 +25,9 @@ struct record {
 	__u8 src;
 	__u8 dst;
 	__u16 len;
+	__u16 window;
+	__u16 syn;
+	__u32 unused;
 };
 
 struct {
@@ -73,5 +76,7 @@ int tap(struct __sk_buff *ctx)
 	record->src = bpf_ntohl(ip.saddr) & 0xff;
 	record->dst = bpf_ntohl(ip.daddr) & 0xff;
 	record->len = bpf_ntohs(ip.tot_len) - (heads - ETHERNET);
+	record->window = bpf_ntohs(tcp.window);
+	record->syn = tcp.syn;
 	return TC_ACT_UNSPEC;
 }

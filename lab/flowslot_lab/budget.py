@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ from flowslot_lab import flowlog
 from flowslot_lab.jobset import JobSet
 from flowslot_lab.net import Network
 from flowslot_lab.plane import ControlPlane
-from flowslot_lab.tap import Records, Tap
+from flowslot_lab.tap import RECORD, Records, Tap
 from flowslot_lab.tools import LabError
 from flowslot_scenario.budget import STEPS, Floats, JobBudget, Link, busiest, charge, settle
 from flowslot_scenario.scenario import Scenario
@@ -73,14 +73,14 @@ class Flow:
     begins: Ints
     totals: Ints
     """Bytes of its phases up to the end of each."""
-    closed: Floats
-    """Part of each phase in which the receiver's window was closed."""
     ready: Steps
     posted: Steps
     sent: Steps
     """By the host's NIC."""
     arrived: Steps
     """At the other host, without a hole."""
+    allowed: Steps
+    """By the receiver's window."""
     key: int = 0
     carried: dict[str, Floats] = field(default_factory=dict)
     """Parts of the capacity of each link."""
@@ -170,9 +170,9 @@ def _positions(numbers: npt.NDArray[np.uint32], base: int) -> Ints:
     """Sequence numbers as bytes after `base`, beyond 2**32 too."""
     if not len(numbers):
         return np.zeros(0, np.int64)
-    first = np.array([numbers[0] - np.uint32(base)]).astype(np.uint32).view(np.int32)[0]
+    first = (int(numbers[0]) - base + 2**31) % 2**32 - 2**31
     steps = np.diff(numbers).astype(np.uint32).view(np.int32).astype(np.int64)
-    return np.concatenate(([int(first)], int(first) + np.cumsum(steps)))
+    return np.concatenate(([first], first + np.cumsum(steps)))
 
 
 def _in_order(starts: Ints, ends: Ints) -> Ints:
@@ -195,7 +195,7 @@ def _growing(at: npt.NDArray[np.uint64], positions: Ints) -> Steps:
     return Steps(at.astype(np.int64), np.maximum.accumulate(positions).astype(np.float64))
 
 
-_NO_PACKETS = np.zeros(0, [("ns", "u8"), ("seq", "u4"), ("ack", "u4"), ("len", "u2")])
+_NO_PACKETS = np.zeros(0, RECORD)
 
 
 def _flow(scenario: Scenario, job: int, path: Path, packets: dict[str, dict[int, Records]]) -> Flow:
@@ -210,26 +210,25 @@ def _flow(scenario: Scenario, job: int, path: Path, packets: dict[str, dict[int,
     sent, come = (packets[links[i]].get(key, _NO_PACKETS) for i in (0, -1))
     sent, come = sent[sent["len"] > 0], come[come["len"] > 0]
     acks = packets[_back(links[0])].get(back, _NO_PACKETS)
-    acks = acks[acks["ack"] != 0]  # all but the first SYN
+    acks = acks[acks["syn"] == 0]  # whose windows are not scaled
     base = 0
     if len(begins):
         before = acks[acks["ns"] < begins["ns"][0]]
         base = int(before["ack"][-1]) if len(before) else int(sent["seq"][0]) if len(sent) else 0
         sent, come = (some[some["ns"] >= begins["ns"][0]] for some in (sent, come))
     starts = _positions(come["seq"], base)
-    lasted = np.maximum(np.diff(begins["ns"]), 1)
-    closed = np.clip(np.diff(begins["closed_us"]) * 1e3 / lasted, 0.0, 1.0)
+    allowed = _positions(acks["ack"], base) + (acks["window"].astype(np.int64) << log.scale)
     return Flow(
         job=job,
         links=links,
         cookie=log.cookie,
         begins=begins["ns"],
         totals=np.cumsum(begins["posted"]),
-        closed=np.append(closed, 0.0)[: len(begins)],
         ready=Steps(notes["ns"], notes["ready"].astype(np.float64)),
         posted=Steps(notes["ns"], notes["posted"].astype(np.float64)),
         sent=_growing(sent["ns"], _positions(sent["seq"], base) + sent["len"]),
         arrived=_growing(come["ns"], _in_order(starts, starts + come["len"])),
+        allowed=replace(_growing(acks["ns"], allowed), first=np.inf),
         key=key,
     )
 
@@ -279,7 +278,6 @@ class _Analysis:
         self._grants = any(len(flow.granted.at) for flow in flows)
         self._unused = {link: self._idle(link, packets[link]) for link in self._links}
         self._open = np.zeros((len(self._mids), len(flows)), np.bool_)
-        self._closed = np.zeros(self._open.shape)
         for i, flow in enumerate(flows):
             self._phases(i, flow)
         self._left = np.stack([f.ready.on(self._mids) > f.arrived.on(self._mids) for f in flows], 1)
@@ -312,12 +310,11 @@ class _Analysis:
 
     def _phases(self, i: int, flow: Flow) -> None:
         ends = []
-        for begin, total, closed in zip(flow.begins, flow.totals, flow.closed, strict=True):
+        for begin, total in zip(flow.begins, flow.totals, strict=True):
             end = flow.arrived.reaches(total)
             ends.append(end or 0)
             at = (self._mids >= begin) & (self._mids < (end or self._mids[-1]))
             self._open[at, i] = True
-            self._closed[at, i] = closed
         flow.ends = np.array(ends, np.int64)
 
     def _link(self, name: str) -> Link:
@@ -329,7 +326,10 @@ class _Analysis:
         full = {link: unused < FULL for link, unused in self._unused.items()}
         groups = {(flow.job, flow.links): flow for flow in flows}
         granted = sum((flow.granted.on(mids) for flow in groups.values()), zeros) / capacity
-        behind = [flow.posted.on(mids) <= flow.sent.on(mids) for flow in flows]
+        sent, posted, allowed = (
+            np.stack([steps.on(mids) for steps in every], 1)
+            for every in zip(*((f.sent, f.posted, f.allowed) for f in flows), strict=True)
+        )
         return Link(
             seconds=np.full(bins, BIN_NS / 1e9),
             unused=self._unused[name],
@@ -342,8 +342,8 @@ class _Analysis:
             elsewhere=np.stack(
                 [np.any([full[one] & ~full[name] for one in flow.links], 0) for flow in flows], 1
             ),
-            at_receiver=self._closed[:, at],
-            in_process=np.stack(behind, 1),
+            at_receiver=allowed - sent < _SEGMENT,
+            in_process=posted <= sent,
         )
 
     def budgets(self) -> list[JobBudget]:

@@ -254,7 +254,7 @@ def _check_budget(scenario: Scenario) -> None:
     if scenario.losses:
         _die("--budget: counts packets that `losses` drop as well; leave one out", _BAD_INPUT)
     for job in scenario.jobs:
-        if job.kind in ("pslite", "nccl"):
+        if job.kind in ("pslite", "nccl", "ddp"):
             _die(f'--budget: cannot look into jobs of kind "{job.kind}"; leave it out', _BAD_INPUT)
 
 

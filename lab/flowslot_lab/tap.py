@@ -25,6 +25,9 @@ RECORD = np.dtype(
         ("src", "u1"),  # last bytes of the addresses
         ("dst", "u1"),
         ("len", "u2"),  # payload
+        ("window", "u2"),  # as on the wire
+        ("syn", "u2"),  # 1: a connection's first packet in this direction
+        ("unused", "u4"),
     ]
 )
 CAPACITY = 1 << 17

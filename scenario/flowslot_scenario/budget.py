@@ -82,8 +82,8 @@ class Link:
 
     `granted` is infinite where nobody grants. `open`: in a phase. `ready`: bytes are ready and have
     not arrived; `elsewhere`: and another link of the path is full, which this one is not.
-    `at_receiver`: part of the time in which its receiver's window is closed; `in_process`: the
-    kernel has sent all that it was given.
+    `at_receiver`: its receiver's window has no room for a segment; `in_process`: the kernel has
+    sent all that it was given.
     """
 
     seconds: Floats
@@ -95,7 +95,7 @@ class Link:
     open: Bools
     ready: Bools
     elsewhere: Bools
-    at_receiver: Floats
+    at_receiver: Bools
     in_process: Bools
 
 
@@ -128,14 +128,19 @@ def charge(link: Link, job: int) -> Floats:
     idle = ~link.ready | held_up
     take((np.maximum(link.in_force - link.carried, 0.0) * idle).sum(axis=1))
     at_work = link.ready & ~link.elsewhere
-    count = np.maximum(at_work.sum(axis=1), 1)
-    take(left * (link.at_receiver * at_work).sum(axis=1) / count)
-    in_process = left * (link.in_process & at_work).sum(axis=1) / count
-    take(left - in_process)
+    could = at_work & ~link.at_receiver
+    take(left * (1.0 - _part(could, at_work)))
+    take(left * (1.0 - _part(could & link.in_process, could)))
     take(left)
     nothing = (link.open[:, mine].any(axis=1)) & ~link.ready[:, mine].any(axis=1)
     parts.append(link.unused * nothing)
     return np.asarray((np.stack(parts) * link.seconds).sum(axis=1), np.float64)
+
+
+def _part(some: Bools, of: Bools) -> Floats:
+    """That these are of those, at each moment; all, where there are none."""
+    count = of.sum(axis=1)
+    return np.where(count > 0, some.sum(axis=1) / np.maximum(count, 1), 1.0)
 
 
 def settle(

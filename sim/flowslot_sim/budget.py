@@ -70,7 +70,7 @@ class Ledger:
                 open=rows["active"][None, at],
                 ready=ready[None, at],
                 elsewhere=held_up[None, at] & ~full[link],
-                at_receiver=np.zeros((1, len(at))),
+                at_receiver=np.zeros((1, len(at)), np.bool_),
                 in_process=np.zeros((1, len(at)), np.bool_),
             )
             for j in set(one.job.tolist()):

@@ -2,6 +2,8 @@
 """Where an iteration's time goes: what is charged to what, and that what is recorded is true."""
 
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 
 from flowslot_lab import budget, flowlog
 from flowslot_lab.budget import Steps, _in_order, _positions
+from flowslot_lab.net import Network, data_ip
 from flowslot_lab.runner import LiveRun
 from flowslot_lab.state import RunState
 from flowslot_scenario.budget import CAUSES, STEPS, JobBudget, Link, busiest, charge
@@ -22,7 +25,7 @@ MINE, OTHER = 0, 1
 def at_a_link(*flows: dict[str, float], unused: float, granted: float = np.inf) -> dict[str, float]:
     """What job MINE loses in a second at a link that these flows cross."""
     plain = {"job": MINE, "carried": 0.0, "in_force": 0.0, "open": 1, "ready": 1}
-    plain |= {"elsewhere": 0, "at_receiver": 0.0, "in_process": 0}
+    plain |= {"elsewhere": 0, "at_receiver": 0, "in_process": 0}
 
     def column(name: str, kind: type) -> np.ndarray:
         return np.array([[(plain | flow)[name] for flow in flows]]).astype(kind)
@@ -37,7 +40,7 @@ def at_a_link(*flows: dict[str, float], unused: float, granted: float = np.inf) 
         open=column("open", bool),
         ready=column("ready", bool),
         elsewhere=column("elsewhere", bool),
-        at_receiver=column("at_receiver", float),
+        at_receiver=column("at_receiver", bool),
         in_process=column("in_process", bool),
     )
     lost = dict(zip(CAUSES, charge(link, MINE).tolist(), strict=True))
@@ -77,7 +80,13 @@ def test_what_is_in_force_and_not_sent() -> None:
 
     assert lost() == {"window": 0.5}
     assert lost(in_process=1) == {"processor": 0.5}
-    assert lost(at_receiver=0.4) == {"receiver": 0.2, "window": 0.3}
+    assert lost(at_receiver=1, in_process=1) == {"receiver": 0.5}
+    shut, late = {"at_receiver": 1, "in_process": 1}, {"in_process": 1}
+    assert at_a_link(shut, {}, {}, late, unused=1.0) == {
+        "receiver": 0.25,
+        "window": 0.5,
+        "processor": 0.25,
+    }
     assert lost(ready=0) == {"dependency": 0.5}
     assert lost(elsewhere=1) == {}  # it waits for another link
     assert at_a_link({}, unused=1.0) == {"window": 1.0}  # TCP: nobody grants
@@ -122,6 +131,67 @@ def test_a_senders_log_is_read_as_it_was_written(tmp_path: Path) -> None:
         assert (found.src, found.dport) == ("127.0.0.1", server.getsockname()[1])
         assert found.records["ready"].tolist() == [flowlog.BEGIN, 200]
         assert found.records["posted"].tolist() == [500, 100]
+
+
+READS_LATE = """
+import socket, sys, time
+with socket.create_server((sys.argv[1], 5000)) as server:
+    print("listening", flush=True)
+    sock, _ = server.accept()
+    time.sleep(1)
+    while sock.recv(1 << 16):
+        pass
+"""
+SENDS = """
+import socket, sys
+from pathlib import Path
+from flowslot_lab.flowlog import FlowLog
+size = int(sys.argv[3])
+with socket.create_connection((sys.argv[1], 5000)) as sock:
+    log = FlowLog(Path(sys.argv[2]), sock)
+    log.begin(size)
+    sock.sendall(bytes(size))
+    log.note(size, size)
+    log.begin(0)
+"""
+
+
+@pytest.mark.root
+@LEAVES_NOTHING
+def test_a_receiver_that_does_not_read_is_known_by_its_window(
+    state: RunState, tmp_path: Path
+) -> None:
+    size, log, net = 2_000_000, tmp_path / "log", Network(TWO_EQUAL, state)
+    net.up()
+    try:
+        recorder = budget.Recorder(net)
+
+        def python(host: str, code: str, *arguments: str) -> list[str]:
+            space = f"--net=/run/netns/{net.hosts[host]}"
+            return ["nsenter", space, sys.executable, "-c", code, *arguments]
+
+        at = python("h2", READS_LATE, data_ip(1))
+        with subprocess.Popen(at, stdout=subprocess.PIPE) as reader:
+            assert reader.stdout is not None
+            reader.stdout.readline()
+            sender = python("h1", SENDS, data_ip(1), str(log), str(size))
+            subprocess.run(sender, check=True)
+        packets = {}
+        for link, tap in recorder.taps.items():
+            tap.drain(end=True)
+            packets[link] = budget._by_flow(tap.records())
+    finally:
+        net.down()
+    flow = budget._flow(TWO_EQUAL, 0, log, packets)
+    silence = int(np.argmax(np.diff(flow.sent.at)))
+    before, after = flow.sent.at[silence : silence + 2]
+    assert after - before > 500 * budget.BIN_NS
+    sent = flow.sent.values[silence]
+    meanwhile = np.linspace(before, after, 52)[1:-1].astype(np.int64)
+    assert (flow.allowed.on(meanwhile)[5:-5] - sent < 1448).all()
+    assert flow.allowed.on(np.array([after])) - sent >= 1448
+    assert 1448 < sent < size / 2
+    assert flow.sent.values[-1] == flow.arrived.values[-1] == size
 
 
 @pytest.mark.root

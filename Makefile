@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # On a fresh Debian 12 machine, as root:
-#   make demo    sets everything up and runs the main job for real
+#   make demo    sets everything up and runs three scenarios for real
 #   make test    sets everything up and passes the tests
 .PHONY: help setup install demo test test-guest nccl-check gpu-check check lint bpf proto pxd bench lab-clean clean
 PY := .venv/bin

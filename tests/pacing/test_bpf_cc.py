@@ -6,6 +6,7 @@ import select
 import socket
 import sys
 import time
+from itertools import takewhile
 from typing import Any
 
 import pytest
@@ -235,25 +236,28 @@ def test_a_held_flow_notices_a_raise_soon(pacer: BpfPacer, enlisted: Flows) -> N
 def test_a_young_phase_is_held_less(pacer: BpfPacer, enlisted: Flows) -> None:
     flow = enlisted(busy=False)
 
-    def rates_of_a_phase(burst: float, ceiling: float) -> list[int]:
-        """At what rates a held one goes."""
+    def phase(burst: float, ceiling: float) -> list[tuple[int, int]]:
+        """At what rates a held one goes, and the bytes that it has sent by then."""
         apply(pacer, entry(flow, 0, ceiling=ceiling, queue_us=1000, burst=burst, least=50_000.0))
         flow.sock.sendall(bytes(1000))  # from now on it is paced
         settle(lambda: stat(pacer, flow)["acked"] == stat(pacer, flow)["sent"])
         flow.sock.sendall(bytes(30_000))
-        seen, end = [], time.monotonic() + 10
-        while stat(pacer, flow)["unsent"] > 0:
+        seen, end, before = [], time.monotonic() + 10, int(stat(pacer, flow)["sent"])
+        while (now := stat(pacer, flow))["unsent"] > 0:
             assert time.monotonic() < end, "it does not go at all"
-            seen.append(int(stat(pacer, flow)["rate"]))
+            seen.append((int(now["rate"]), int(now["sent"]) - before))
             time.sleep(0.0005)
         return seen
 
     # 1300 bytes in 60 % of the buffer: a segment of each flow of the job fits into it.
-    young = rates_of_a_phase(1300.0, 2.0 * MB)
-    assert 256_000 <= young[0] <= 330_000, "what it owes comes on top"
-    assert 50_000 <= min(young) <= 65_000
-    assert max(rates_of_a_phase(800.0, 2.0 * MB)) <= 65_000
-    assert max(rates_of_a_phase(1300.0, 60_000.0)) <= 65_000, "a ceiling holds"
+    young = phase(1300.0, 2.0 * MB)
+    rates = [rate for rate, _ in young]
+    assert 256_000 <= rates[0] <= 330_000, "what it owes comes on top"
+    assert 50_000 <= min(rates) <= 65_000
+    *_, (_, sent) = takewhile(lambda one: one[0] > 65_000, young)
+    assert sent <= 7_000, "for 10 ms"
+    assert max(phase(800.0, 2.0 * MB))[0] <= 65_000
+    assert max(phase(1300.0, 60_000.0))[0] <= 65_000, "a ceiling holds"
 
 
 def test_the_smallest_rtt_of_a_path_is_shared(net: Any, pacer: BpfPacer, enlisted: Flows) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -191,8 +191,8 @@ def _in_order(starts: Ints, ends: Ints) -> Ints:
     return found
 
 
-def _growing(at: npt.NDArray[np.uint64], positions: Ints) -> Steps:
-    return Steps(at.astype(np.int64), np.maximum.accumulate(positions).astype(np.float64))
+def _growing(at: npt.NDArray[np.uint64], positions: Ints, first: float = 0.0) -> Steps:
+    return Steps(at.astype(np.int64), np.maximum.accumulate(positions).astype(np.float64), first)
 
 
 _NO_PACKETS = np.zeros(0, RECORD)
@@ -228,7 +228,7 @@ def _flow(scenario: Scenario, job: int, path: Path, packets: dict[str, dict[int,
         posted=Steps(notes["ns"], notes["posted"].astype(np.float64)),
         sent=_growing(sent["ns"], _positions(sent["seq"], base) + sent["len"]),
         arrived=_growing(come["ns"], _in_order(starts, starts + come["len"])),
-        allowed=replace(_growing(acks["ns"], allowed), first=np.inf),
+        allowed=_growing(acks["ns"], allowed, np.inf),
         key=key,
     )
 

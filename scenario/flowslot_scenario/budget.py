@@ -129,8 +129,8 @@ def charge(link: Link, job: int) -> Floats:
     take((np.maximum(link.in_force - link.carried, 0.0) * idle).sum(axis=1))
     at_work = link.ready & ~link.elsewhere
     could = at_work & ~link.at_receiver
-    take(left * (1.0 - _part(could, at_work)))
-    take(left * (1.0 - _part(could & link.in_process, could)))
+    take(left * _part(at_work & link.at_receiver, at_work))
+    take(left * _part(could & ~link.in_process, could))
     take(left)
     nothing = (link.open[:, mine].any(axis=1)) & ~link.ready[:, mine].any(axis=1)
     parts.append(link.unused * nothing)
@@ -138,9 +138,8 @@ def charge(link: Link, job: int) -> Floats:
 
 
 def _part(some: Bools, of: Bools) -> Floats:
-    """That these are of those, at each moment; all, where there are none."""
-    count = of.sum(axis=1)
-    return np.where(count > 0, some.sum(axis=1) / np.maximum(count, 1), 1.0)
+    """That these are of those, at each moment; 0, where there are none."""
+    return np.asarray(some.sum(axis=1) / np.maximum(of.sum(axis=1), 1), np.float64)
 
 
 def settle(

@@ -138,6 +138,7 @@ import socket, sys, time
 with socket.create_server((sys.argv[1], 5000)) as server:
     print("listening", flush=True)
     sock, _ = server.accept()
+    sock.recv(1, socket.MSG_PEEK)
     time.sleep(1)
     while sock.recv(1 << 16):
         pass

@@ -74,6 +74,11 @@ def test_a_bad_scenario_is_one_line_and_status_2(
             ("--budget",),
             '--budget: cannot look into jobs of kind "nccl"; leave it out\n',
         ),
+        (
+            "ddp-two-jobs",
+            ("--budget",),
+            '--budget: cannot look into jobs of kind "ddp"; leave it out\n',
+        ),
     ],
 )
 def test_a_bad_option_is_one_line_and_status_2(

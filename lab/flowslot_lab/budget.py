@@ -3,64 +3,49 @@
 links end (`tap`), what jobs' senders had ready (`flowlog`), and daemons' demands, grants and rates
 (flowslotd/trace.py, whose file format stands here again: rooms side by side import nothing).
 
-Time is cut into bins of 1 ms. A link that is ahead in a bin makes up for the bins just before: what
-emulates it comes late, and then sends faster for a moment.
+Time is cut into bins of 1 ms. A packet takes a link for a while, until it comes out of it. Where
+packets follow each other faster, they make up for time before: what emulates a link carries a burst
+at once after a pause.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from flowslot.model.units import goodput
 from flowslot_lab import flowlog
 from flowslot_lab.jobset import JobSet
 from flowslot_lab.net import Network
+from flowslot_lab.packets import (
+    NO_PACKETS,
+    NOTHING,
+    Ints,
+    Steps,
+    by_flow,
+    growing,
+    in_order,
+    key_of,
+    passed,
+    positions,
+    shares,
+)
 from flowslot_lab.plane import ControlPlane
-from flowslot_lab.tap import RECORD, Records, Tap
+from flowslot_lab.tap import Records, Tap
 from flowslot_lab.tools import LabError
 from flowslot_scenario.budget import STEPS, Floats, JobBudget, Link, busiest, charge, settle
 from flowslot_scenario.scenario import Scenario
 
-Ints = npt.NDArray[np.int64]
 BIN_NS = 1_000_000
-MAKES_UP = 3
-"""Bins."""
 FULL = 0.05
 """A link with less to spare is full."""
 _SEGMENT, _HEADERS = 1448, 66
 _ASKED, _GRANTED, _IN_FORCE = 1, 2, 3
 _HEADER = np.dtype([("magic", "S8"), ("capacity", "u8"), ("written", "u8")])
 _TRACE = np.dtype([("ns", "i8"), ("id", "u8"), ("rate", "f8"), ("kind", "u8")])
-
-
-@dataclass(frozen=True, slots=True)
-class Steps:
-    """A quantity that changes at moments: `values[i]` from `at[i]` (ns) on; before, `first`."""
-
-    at: Ints
-    values: Floats
-    first: float = 0.0
-
-    def on(self, moments: Ints) -> Floats:
-        """Its values then."""
-        i = np.searchsorted(self.at, moments, "right") - 1
-        if not len(self.at):
-            return np.full(len(moments), self.first)
-        return np.where(i < 0, self.first, self.values[i])
-
-    def reaches(self, value: float) -> int | None:
-        """When it is first so large, if it only grows; None: never."""
-        i = int(np.searchsorted(self.values, value))
-        return int(self.at[i]) if i < len(self.at) else None
-
-
-NOTHING = Steps(np.zeros(0, np.int64), np.zeros(0))
 
 
 @dataclass(slots=True)
@@ -98,6 +83,7 @@ class Recorder:
         """Raises LabError."""
         other = {port: net.ports[_back(link)] for link, port in net.ports.items()}
         self.taps = {link: Tap(other[port]) for link, port in net.ports.items()}
+        self._bursts = net.bursts
 
     def drain(self) -> None:
         """To be called a few times per second. Raises LabError."""
@@ -111,7 +97,7 @@ class Recorder:
         packets = {}
         for link, tap in self.taps.items():
             tap.drain(end=True)
-            packets[link] = _by_flow(tap.records())
+            packets[link] = by_flow(tap.records())
         flows = [
             _flow(scenario, j, path, packets)
             for j, job in enumerate(scenario.jobs)
@@ -138,64 +124,13 @@ class Recorder:
         last = min(reported, *written)
         if last - warm < 100 * BIN_NS:
             raise LabError("too little was recorded for a budget: ask for more iterations")
-        return _Analysis(scenario, flows, packets, warm, last).budgets()
+        return _Analysis(scenario, flows, packets, self._bursts, (warm, last)).budgets()
 
 
 def _back(link: str) -> str:
     """The other direction."""
     a, _, b = link.partition("->")
     return f"{b}->{a}"
-
-
-def _key(src: int, dst: int, sport: int, dport: int) -> int:
-    return src << 40 | dst << 32 | sport << 16 | dport
-
-
-def _by_flow(records: Records) -> dict[int, Records]:
-    """Packets by the flow that they are of."""
-    if not len(records):
-        return {}
-    src, dst, sport, dport = (
-        records[name].astype(np.int64) for name in ("src", "dst", "sport", "dport")
-    )
-    key = src << 40 | dst << 32 | sport << 16 | dport  # as _key
-    order = np.argsort(key, kind="stable")
-    records, key = records[order], key[order]
-    cuts = np.flatnonzero(np.diff(key)) + 1
-    firsts = np.concatenate(([0], cuts))
-    return dict(zip(key[firsts].tolist(), np.split(records, cuts), strict=True))
-
-
-def _positions(numbers: npt.NDArray[np.uint32], base: int) -> Ints:
-    """Sequence numbers as bytes after `base`, beyond 2**32 too."""
-    if not len(numbers):
-        return np.zeros(0, np.int64)
-    first = (int(numbers[0]) - base + 2**31) % 2**32 - 2**31
-    steps = np.diff(numbers).astype(np.uint32).view(np.int32).astype(np.int64)
-    return np.concatenate(([first], first + np.cumsum(steps)))
-
-
-def _in_order(starts: Ints, ends: Ints) -> Ints:
-    """Up to where bytes have come without a hole, after each packet. What precedes the first byte
-    seen, or byte 0, has come."""
-    have, later = max(min(starts.tolist(), default=0), 0), list[tuple[int, int]]()
-    found = np.empty(len(starts), np.int64)
-    for i, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
-        if start > have:
-            heapq.heappush(later, (start, end))
-        else:
-            have = max(have, end)
-            while later and later[0][0] <= have:
-                have = max(have, heapq.heappop(later)[1])
-        found[i] = have
-    return found
-
-
-def _growing(at: npt.NDArray[np.uint64], positions: Ints, first: float = 0.0) -> Steps:
-    return Steps(at.astype(np.int64), np.maximum.accumulate(positions).astype(np.float64), first)
-
-
-_NO_PACKETS = np.zeros(0, RECORD)
 
 
 def _flow(scenario: Scenario, job: int, path: Path, packets: dict[str, dict[int, Records]]) -> Flow:
@@ -206,18 +141,18 @@ def _flow(scenario: Scenario, job: int, path: Path, packets: dict[str, dict[int,
     links = scenario.path(names[src - 1], names[dst - 1])
     begins = records[records["ready"] == flowlog.BEGIN]
     notes = records[records["ready"] != flowlog.BEGIN]
-    key, back = _key(src, dst, log.sport, log.dport), _key(dst, src, log.dport, log.sport)
-    sent, come = (packets[links[i]].get(key, _NO_PACKETS) for i in (0, -1))
+    key, back = key_of(src, dst, log.sport, log.dport), key_of(dst, src, log.dport, log.sport)
+    sent, come = (packets[links[i]].get(key, NO_PACKETS) for i in (0, -1))
     sent, come = sent[sent["len"] > 0], come[come["len"] > 0]
-    acks = packets[_back(links[0])].get(back, _NO_PACKETS)
+    acks = packets[_back(links[0])].get(back, NO_PACKETS)
     acks = acks[acks["syn"] == 0]  # whose windows are not scaled
     base = 0
     if len(begins):
         before = acks[acks["ns"] < begins["ns"][0]]
         base = int(before["ack"][-1]) if len(before) else int(sent["seq"][0]) if len(sent) else 0
         sent, come = (some[some["ns"] >= begins["ns"][0]] for some in (sent, come))
-    starts = _positions(come["seq"], base)
-    allowed = _positions(acks["ack"], base) + (acks["window"].astype(np.int64) << log.scale)
+    starts = positions(come["seq"], base)
+    allowed = positions(acks["ack"], base) + (acks["window"].astype(np.int64) << log.scale)
     return Flow(
         job=job,
         links=links,
@@ -226,9 +161,9 @@ def _flow(scenario: Scenario, job: int, path: Path, packets: dict[str, dict[int,
         totals=np.cumsum(begins["posted"]),
         ready=Steps(notes["ns"], notes["ready"].astype(np.float64)),
         posted=Steps(notes["ns"], notes["posted"].astype(np.float64)),
-        sent=_growing(sent["ns"], _positions(sent["seq"], base) + sent["len"]),
-        arrived=_growing(come["ns"], _in_order(starts, starts + come["len"])),
-        allowed=_growing(acks["ns"], allowed, np.inf),
+        sent=growing(sent["ns"], positions(sent["seq"], base) + sent["len"]),
+        arrived=growing(come["ns"], in_order(starts, starts + come["len"])),
+        allowed=growing(acks["ns"], allowed, np.inf),
         key=key,
     )
 
@@ -261,20 +196,21 @@ def _negotiated(flows: Iterable[Flow], path: Path) -> None:
 
 
 class _Analysis:
-    """Of one run, from `first` to `last` (ns)."""
+    """Of one run, in a window (ns)."""
 
     def __init__(
         self,
         scenario: Scenario,
         flows: list[Flow],
         packets: dict[str, dict[int, Records]],
-        first: int,
-        last: int,
+        bursts: Mapping[str, int],
+        window: tuple[int, int],
     ) -> None:
         self._scenario, self._flows = scenario, flows
         self._links = scenario.directed_links()
-        self._edges = np.arange(first, last, BIN_NS)
+        self._edges = np.arange(*window, BIN_NS)
         self._mids = self._edges[:-1] + BIN_NS // 2
+        self._bursts = bursts
         self._grants = any(len(flow.granted.at) for flow in flows)
         self._unused = {link: self._idle(link, packets[link]) for link in self._links}
         self._open = np.zeros((len(self._mids), len(flows)), np.bool_)
@@ -283,30 +219,22 @@ class _Analysis:
         self._left = np.stack([f.ready.on(self._mids) > f.arrived.on(self._mids) for f in flows], 1)
         self._left &= self._open
 
-    def _parts(self, link: str, packets: Records) -> Floats:
-        """Parts of a link's capacity that these packets took, by bin."""
-        size = packets["len"].astype(np.int64)
-        size += np.maximum(-(-size // _SEGMENT), 1) * _HEADERS
-        counts, _ = np.histogram(packets["ns"].astype(np.int64), self._edges, weights=size)
-        return np.asarray(counts * 8e9 / BIN_NS / self._links[link].capacity_bps, np.float64)
-
     def _idle(self, link: str, packets: dict[int, Records]) -> Floats:
-        """Parts of a link's capacity that nothing took, by bin."""
-        carried = np.zeros(len(self._mids))
+        """Parts of a link's capacity that nothing took, by bin; and what flows took of it."""
         mine = {flow.key: flow for flow in self._flows if link in flow.links}
-        for key, some in packets.items():
-            part = self._parts(link, some)
-            carried += part
-            if key in mine:
-                mine[key].carried[link] = part
-        unused = np.maximum(1.0 - carried, 0.0)
-        for i in np.flatnonzero(carried > 1.0).tolist():
-            ahead = carried[i] - 1.0
-            for before in range(i - 1, max(i - 1 - MAKES_UP, -1), -1):
-                part = min(ahead, unused[before])
-                unused[before] -= part
-                ahead -= part
-        return unused
+        every = np.concatenate([NO_PACKETS, *packets.values()])
+        whose = np.repeat(np.array([*packets], np.int64), [*map(len, packets.values())])
+        order = np.argsort(every["ns"], kind="stable")
+        every, whose = every[order], whose[order]
+        size = every["len"].astype(np.int64)
+        size += np.maximum(-(-size // _SEGMENT), 1) * _HEADERS
+        bits_per_ns = self._links[link].capacity_bps / 1e9
+        takes = size * 8 / bits_per_ns
+        ends = passed(every["ns"].astype(np.int64), takes, self._bursts[link] * 8 / bits_per_ns)
+        for key, flow in mine.items():
+            at = whose == key
+            flow.carried[link] = shares(ends[at], takes[at], self._edges)
+        return np.maximum(1.0 - shares(ends, takes, self._edges), 0.0)
 
     def _phases(self, i: int, flow: Flow) -> None:
         ends = []

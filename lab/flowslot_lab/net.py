@@ -147,7 +147,8 @@ class Port:
 class Network:
     """Namespaces, links and queues of one scenario.
 
-    `hosts` and `switches`: their namespaces. `ports`: where each directed link is shaped.
+    `hosts` and `switches`: their namespaces. `ports`: where each directed link is shaped;
+    `bursts`: bytes that it carries at once after a pause.
     `control`: the namespace in which the control network's bridge is.
     """
 
@@ -184,6 +185,7 @@ class Network:
         self.switches = {name: self._space(name) for name in names}
         self.control = self.switches[names[0]]
         self.ports: dict[str, Port] = {}
+        self.bursts: dict[str, int] = {}
         self.losses: list[LossyPath] = []
         self.delays: list[LongPath] = []
         for host in scenario.hosts:
@@ -219,7 +221,7 @@ class Network:
             self._tune(space, ports, "tso off gso off gro off")
             self._bare_bridges(space)
         for name, link in links.items():
-            self._shape(self.ports[name], link, (segments + 1) * _MTU_BYTES)
+            self.bursts[name] = self._shape(self.ports[name], link, (segments + 1) * _MTU_BYTES)
             if self.ports[name].hop and (self._marks or self._rival.fair_queues):
                 self._add_program(self.ports[name], link)
         self._lengthen()
@@ -307,8 +309,8 @@ class Network:
         script = "cd /proc/sys/net/bridge 2>/dev/null || exit 0; for f in bridge-nf-call-*; do "
         run(["ip", "netns", "exec", space, "sh", "-ec", script + "echo 0 > $f; done"])
 
-    def _shape(self, port: Port, link: Link, more: int) -> None:
-        """`more`: bytes of a super-packet, and of a packet to spare."""
+    def _shape(self, port: Port, link: Link, more: int) -> int:
+        """Returns its burst. `more`: bytes of a super-packet, and of a packet to spare."""
         # So many bytes does the link carry while its timer is late.
         burst = max(round(link.rate_mbps / 8 * self._slack_us), more) + port.hop * more
         nic, switch = f"pfifo limit {_NIC_QUEUE_PACKETS}", f"bfifo limit {link.buffer_bytes}"
@@ -326,6 +328,7 @@ class Network:
         else:
             lines.append(f"qdisc add dev {port.device} parent 1:1 handle 10: {queue}")
         run(["tc", "-n", port.space, "-batch", "-"], "\n".join(lines) + "\n")
+        return burst
 
     def _add_program(self, port: Port, link: Link) -> None:
         """What a rival needs of a switch's port."""

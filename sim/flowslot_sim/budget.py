@@ -11,6 +11,8 @@ from flowslot_scenario.scenario import Scenario
 from flowslot_sim.simulation import Simulation
 
 _FULL, _NEAR = 0.01, 1e-6
+_TOGETHER = 1024
+"""Moments that are charged in one go."""
 _STEPS = ("in_force", "first_byte", "last_byte")
 
 
@@ -34,6 +36,7 @@ class Ledger:
             for name in self._index
             for j in range(len(scenario.jobs))
         }
+        self._moments: list[tuple[float, Floats, Floats, Bools, Bools]] = []
         self._seconds = 0.0
         self._active: Bools = np.zeros(len(paths), np.bool_)
         self._begun, self._onset = np.zeros((2, len(paths)), np.int64)
@@ -48,38 +51,47 @@ class Ledger:
         seconds = elapsed / SECOND
         self._seconds += seconds
         self._step(now, elapsed)
-        rows, network = self._sim.network.rows, self._sim.network
-        capacity = network.capacity
-        carried = np.zeros(len(capacity))
-        for hop in network.paths.T:
-            np.add.at(carried, hop, rows["rate"])
-        unused = np.append(np.clip(1.0 - carried[:-1] / capacity[:-1], 0.0, 1.0), 1.0)
-        full: Bools = np.less(unused, _FULL)
+        rows = self._sim.network.rows
         fed = rows["bound"] & (rows["rate"] >= rows["limit"] * (1 - _NEAR))
-        ready = rows["active"] & ~fed
-        held_up: Bools = np.any(full[network.paths], axis=1)
+        moment = rows["rate"].copy(), rows["reserved"].copy(), rows["active"].copy(), ~fed
+        self._moments.append((seconds, *moment))
+        if len(self._moments) >= _TOGETHER:
+            self._charge()
+
+    def _charge(self) -> None:
+        """Take in what has been put down."""
+        if not self._moments:
+            return
+        seconds, rate, reserved, active, unfed = map(np.array, zip(*self._moments, strict=True))
+        self._moments.clear()
+        network = self._sim.network
+        capacity = network.capacity
+        carried = np.zeros((len(capacity), len(seconds)))
+        for hop in network.paths.T:
+            np.add.at(carried, hop, rate.T)
+        unused = np.clip(1.0 - carried.T / capacity, 0.0, 1.0)
+        full: Bools = np.less(unused, _FULL)
+        held_up: Bools = np.any(full[:, network.paths], axis=2)
         for name, link in self._index.items():
             at = self._at[name]
+            in_force = reserved[:, at] / capacity[link]
+            granted = in_force.sum(axis=1) if self._grants else np.full(len(seconds), np.inf)
+            nowhere = np.zeros(in_force.shape, np.bool_)
             one = Link(
-                seconds=np.array([seconds]),
-                unused=unused[link : link + 1],
-                granted=self._granted(at, capacity[link]),
+                seconds=seconds,
+                unused=unused[:, link],
+                granted=granted,
                 job=self._job[at],
-                carried=rows["rate"][None, at] / capacity[link],
-                in_force=rows["reserved"][None, at] / capacity[link],
-                open=rows["active"][None, at],
-                ready=ready[None, at],
-                elsewhere=held_up[None, at] & ~full[link],
-                at_receiver=np.zeros((1, len(at)), np.bool_),
-                in_process=np.zeros((1, len(at)), np.bool_),
+                carried=rate[:, at] / capacity[link],
+                in_force=in_force,
+                open=active[:, at],
+                ready=(active & unfed)[:, at],
+                elsewhere=held_up[:, at] & ~full[:, link, None],
+                at_receiver=nowhere,
+                in_process=nowhere,
             )
             for j in set(one.job.tolist()):
                 self._lost[name, j] += charge(one, j)
-
-    def _granted(self, at: np.ndarray[tuple[int], np.dtype[np.intp]], capacity: float) -> Floats:
-        if not self._grants:
-            return np.array([np.inf])
-        return np.array([self._sim.network.rows["reserved"][at].sum() / capacity])
 
     def _step(self, now: Nanos, elapsed: Nanos) -> None:
         """What flows do for the first time in their phase."""
@@ -98,6 +110,7 @@ class Ledger:
 
     def budgets(self) -> list[JobBudget]:
         """Of all jobs, once they have done their iterations; empty: some have done none."""
+        self._charge()
         warmup = self._scenario.warmup
         lasted = [
             np.subtract(one.ends, one.began[: len(one.ends)])[warmup:] / SECOND

@@ -67,7 +67,7 @@ cdef void go(
     rows_t rows, kernel_t kernel, line_t line, paths_t hops, floats_t coming, work_t batches,
     work_t sums, floats_t carried, Py_ssize_t n, Py_ssize_t end, given_t capacity, double seconds,
 )
-@cython.locals(most=double, before=double, part=double, came=double)
+@cython.locals(most=double, before=double, part=double, came=double, whole=int64_t)
 cdef double ready(rows_t rows, kernel_t kernel, chosen_t first, chosen_t preds, Py_ssize_t i)
 @cython.locals(reserved=double, may=double, most=double, credit=double, rate=double, near=double)
 cdef double pace(

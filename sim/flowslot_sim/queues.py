@@ -247,7 +247,8 @@ def ready(rows: Any, kernel: Any, first: Rows, preds: Rows, i: int) -> float:
         if came < rows[p].size - _eps:
             part, came = rows[i].own - rows[i].head, max(came, 0.0) + _eps
             if part > 0:  # what comes goes on in parts of this size
-                came = math.floor(came / part) * part if part < _inf else 0.0
+                whole = int(came / part)
+                came = whole * part if whole else 0.0  # a part may be infinite
             most = min(most, before + rows[i].own + came)
     return float(max(most - rows[i].sent - kernel[i].way, 0.0))
 

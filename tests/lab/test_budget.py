@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from flowslot_lab import budget, flowlog
-from flowslot_lab.budget import Steps, _in_order, _positions
 from flowslot_lab.net import Network, data_ip
+from flowslot_lab.packets import Steps, by_flow, in_order, passed, positions, shares
 from flowslot_lab.runner import LiveRun
 from flowslot_lab.state import RunState
 from flowslot_scenario.budget import CAUSES, STEPS, JobBudget, Link, busiest, charge
@@ -95,15 +95,41 @@ def test_what_is_in_force_and_not_sent() -> None:
 def test_sequence_numbers_go_on_beyond_their_end() -> None:
     base = 2**32 - 1000
     numbers = np.array([base, base + 900, 800, 300, 2000], np.int64).astype(np.uint32)
-    assert _positions(numbers, base).tolist() == [0, 900, 1800, 1300, 3000]
+    assert positions(numbers, base).tolist() == [0, 900, 1800, 1300, 3000]
 
 
 def test_what_comes_after_a_hole_has_arrived_once_that_is_filled() -> None:
     starts, ends = np.array([[100, 300, 500, 100, 200, 400], [200, 400, 600, 200, 300, 500]])
-    assert _in_order(starts, ends).tolist() == [200, 200, 200, 200, 400, 600]
-    assert not _in_order(starts[:0], ends[:0]).size
+    assert in_order(starts, ends).tolist() == [200, 200, 200, 200, 400, 600]
+    assert not in_order(starts[:0], ends[:0]).size
     starts, ends = np.array([[-500, 0, 100], [-300, 100, 200]])  # a late copy comes first
-    assert _in_order(starts, ends).tolist() == [0, 100, 200]
+    assert in_order(starts, ends).tolist() == [0, 100, 200]
+
+
+def test_a_burst_after_a_pause_has_taken_the_link_before() -> None:
+    at, takes = np.array([100, 1000, 1001, 1002, 1500]), np.full(5, 100.0)
+    ends = passed(at, takes, 1000.0)
+    assert ends.tolist() == [100, 802, 902, 1002, 1500]
+    assert shares(ends, takes, np.array([0, 500, 1000, 1500])).tolist() == [0.2, 0.596, 0.204]
+
+
+def test_a_link_is_early_by_a_burst_at_most() -> None:
+    at, takes = np.full(10, 1000), np.full(10, 100.0)
+    assert passed(at, takes, 250.0).tolist() == [750] * 7 + [800, 900, 1000]
+    assert shares(at[:0].astype(float), takes[:0], np.array([0, 10, 20])).tolist() == [0, 0]
+
+
+def test_a_link_that_carries_packets_of_several_flows_without_a_pause_is_full() -> None:
+    # In bursts of eight, as at a slow link that makes up for late timers.
+    sizes = np.random.default_rng(1).uniform(0.2e6, 0.5e6, 800)
+    due = np.cumsum(sizes)
+    at = due[np.minimum(np.arange(800) // 8 * 8 + 7, 799)].astype(np.int64)
+    ends = passed(at, sizes, 8e6)
+    edges = np.arange(8_000_000, int(due[-1]) - 8_000_000, 1_000_000)
+    assert shares(ends, sizes, edges) == pytest.approx(1.0, abs=1e-5)
+    mine = np.arange(800) % 3 == 0
+    parts = shares(ends[mine], sizes[mine], edges) + shares(ends[~mine], sizes[~mine], edges)
+    assert parts == pytest.approx(1.0, abs=1e-5)
 
 
 def test_steps() -> None:
@@ -180,7 +206,7 @@ def test_a_receiver_that_does_not_read_is_known_by_its_window(
         packets = {}
         for link, tap in recorder.taps.items():
             tap.drain(end=True)
-            packets[link] = budget._by_flow(tap.records())
+            packets[link] = by_flow(tap.records())
     finally:
         net.down()
     flow = budget._flow(TWO_EQUAL, 0, log, packets)

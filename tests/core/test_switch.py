@@ -2,6 +2,7 @@
 """An arbiter's end of its streams: who may join, what waits to be sent, and when it decides."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from arbiters import Counting
@@ -84,6 +85,24 @@ def test_a_second_hello_of_a_stream_has_no_effect_or_ends_it() -> None:
     with pytest.raises(SessionEnded):
         switch.join(START, "s", opening(1))
     switch.join(START, "s", opening(2))
+
+
+def test_what_is_given_back_beside_an_acknowledgement_is_free() -> None:
+    switch = begun()
+    switch.received(START, "s", says(7))
+    switch.decide(START)
+    switch.take("s")
+    switch.received(START, "s", says(8, links=(0, 1)))  # another path: it borrows nothing
+    now = Nanos(START + CONFIG.slot_ns)
+    switch.decide(now)
+    answer = switch.take("s")
+    assert answer is not None
+    [lower] = answer.grants
+    assert lower.flow == 7 and lower.must_ack and lower.rate > 0
+    [asked] = says(7).demands
+    back = replace(asked, remaining=0, gave_back=lower.seq)
+    switch.received(now, "s", FromDaemon(1, demands=[back], acks=[Ack(7, lower.inc, lower.seq)]))
+    assert switch.arbiter.commitments()[0] == 0.0
 
 
 def test_each_stream_numbers_links_by_itself() -> None:

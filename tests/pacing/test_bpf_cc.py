@@ -223,13 +223,13 @@ def test_the_second_segments_of_many_flows_are_spread(pacer: BpfPacer, enlisted:
     assert all(MB / 2.81 < rate < MB / 0.79 for rate in spread), spread
 
 
-def test_a_held_flow_notices_a_raise_soon(pacer: BpfPacer, enlisted: Flows) -> None:
+def test_a_held_flow_has_the_smallest_window(pacer: BpfPacer, enlisted: Flows) -> None:
     flow = enlisted()
     apply(pacer, entry(flow, MB))
     assert flow.comes_to(MB, 0.3)
     assert settle(lambda: stat(pacer, flow)["cwnd"] > 3)
     apply(pacer, entry(flow, 0, least=float(MB)))
-    assert settle(lambda: stat(pacer, flow)["cwnd"] == 3), "single segments"
+    assert settle(lambda: stat(pacer, flow)["cwnd"] == 3)
     assert flow.comes_to(MB, 0.3)
 
 

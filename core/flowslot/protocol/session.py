@@ -292,7 +292,7 @@ class Session:
         if not self._open or session is None:
             return None
         heartbeat: Heartbeat | None = None
-        if self._beats or self._heart.overdue(now) or (self._dirty and self._heart.rested(now)):
+        if self._beats or self._heart.overdue(now) or (self.has_news and self._heart.rested(now)):
             self._beats = False
             heartbeat = self._heart.beat(now, wall_ns)
         if heartbeat is None and not self.has_news:

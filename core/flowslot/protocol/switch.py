@@ -159,9 +159,9 @@ class Switch(Generic[S]):
         if message.dones:
             arbiter.done(now, session, message.dones)
         demands = [self._own(peer, demand) for demand in message.demands]
-        refusals = arbiter.demand(now, session, demands) if demands else []
-        if message.acks:
+        if message.acks:  # first: what is given back has none to wait for
             arbiter.ack(now, session, message.acks)
+        refusals = arbiter.demand(now, session, demands) if demands else []
         if message.heartbeat is not None:
             if not arbiter.heartbeat(now, session):
                 raise SessionEnded("the session's lease has ended; say Hello again")

@@ -5,7 +5,7 @@ links end (`tap`), what jobs' senders had ready (`flowlog`), and daemons' demand
 
 Time is cut into bins of 1 ms. A packet takes a link for a while, until it comes out of it. Where
 packets follow each other faster, they make up for time before: what emulates a link carries a burst
-at once after a pause.
+at once after a pause, and may be late.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from flowslot_lab.tools import LabError
 from flowslot_scenario.budget import STEPS, Floats, JobBudget, Link, busiest, charge, settle
 from flowslot_scenario.scenario import Scenario
 
-BIN_NS = 1_000_000
+BIN_NS, LATE_NS = 1_000_000, 3_000_000
 FULL = 0.05
 """A link with less to spare is full."""
 _SEGMENT, _HEADERS = 1448, 66
@@ -220,7 +220,7 @@ class _Analysis:
         self._left &= self._open
 
     def _idle(self, link: str, packets: dict[int, Records]) -> Floats:
-        """Parts of a link's capacity that nothing took, by bin; and what flows took of it."""
+        """Parts of a link's capacity that nothing took, by bin. What flows took: in `carried`."""
         mine = {flow.key: flow for flow in self._flows if link in flow.links}
         every = np.concatenate([NO_PACKETS, *packets.values()])
         whose = np.repeat(np.array([*packets], np.int64), [*map(len, packets.values())])
@@ -230,7 +230,8 @@ class _Analysis:
         size += np.maximum(-(-size // _SEGMENT), 1) * _HEADERS
         bits_per_ns = self._links[link].capacity_bps / 1e9
         takes = size * 8 / bits_per_ns
-        ends = passed(every["ns"].astype(np.int64), takes, self._bursts[link] * 8 / bits_per_ns)
+        most = max(self._bursts[link] * 8 / bits_per_ns, LATE_NS)
+        ends = passed(every["ns"].astype(np.int64), takes, most)
         for key, flow in mine.items():
             at = whose == key
             flow.carried[link] = shares(ends[at], takes[at], self._edges)

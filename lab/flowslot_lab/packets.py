@@ -85,7 +85,7 @@ def in_order(starts: Ints, ends: Ints) -> Ints:
 
 
 def growing(at: npt.NDArray[np.uint64], bytes_: Ints, first: float = 0.0) -> Steps:
-    """How far it has come at these moments, if it never falls."""
+    """The furthest so far, at these moments."""
     return Steps(at.astype(np.int64), np.maximum.accumulate(bytes_).astype(np.float64), first)
 
 
@@ -93,15 +93,16 @@ NO_PACKETS = np.zeros(0, RECORD)
 
 
 def passed(at: Ints, takes: Floats, most: float) -> Floats:
-    """When packets had passed a link, ns. They came out `at`, in order, and take it for so long.
-    That is `at`, or earlier, by at most so much, where the next ones followed too fast."""
+    """When packets had passed a link, ns. They came out `at`, in order; each occupies the link for
+    `takes`. That is `at`, or up to `most` earlier where the next ones followed too fast."""
     sums = np.cumsum(takes)
     latest = np.minimum.accumulate((at - sums)[::-1])[::-1] + sums
     return np.asarray(np.maximum(latest, at - most), np.float64)
 
 
 def shares(ends: Floats, takes: Floats, edges: Ints) -> Floats:
-    """The part of the time between each two edges that these packets take, up to their ends."""
+    """The part of the time between each two edges that these packets take, up to their ends; more
+    than 1 where they overlap."""
     if not len(ends):
         return np.zeros(len(edges) - 1)
     sums = np.cumsum(takes)

@@ -37,6 +37,7 @@ class Ledger:
             for j in range(len(scenario.jobs))
         }
         self._moments: list[tuple[float, Floats, Floats, Bools, Bools]] = []
+        """Not charged yet: seconds; rate, reserved, active and not fed, of each flow."""
         self._seconds = 0.0
         self._active: Bools = np.zeros(len(paths), np.bool_)
         self._begun, self._onset = np.zeros((2, len(paths)), np.int64)
@@ -59,7 +60,7 @@ class Ledger:
             self._charge()
 
     def _charge(self) -> None:
-        """Take in what has been put down."""
+        """Charge the moments kept so far."""
         if not self._moments:
             return
         seconds, rate, reserved, active, unfed = map(np.array, zip(*self._moments, strict=True))

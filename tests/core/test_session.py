@@ -239,6 +239,18 @@ def test_heartbeats_travel_with_messages_and_go_alone_when_overdue() -> None:
     assert talker.say(350).heartbeat is not None, "overdue"
 
 
+@pytest.mark.parametrize("news", ["done", "ack"])
+def test_any_news_takes_a_heartbeat_along_that_is_due(news: str) -> None:
+    talker = begun()
+    if news == "done":
+        talker.one.done([Done(1, 1)])
+    else:
+        talker.hear(100, [grant(2, 20.0, ack=True)])
+    message = talker.say(100)
+    assert message.dones or message.acks
+    assert message.heartbeat is not None
+
+
 def test_streams_are_dialled_once_and_then_less_and_less_often_until_one_is_answered() -> None:
     talker = Talker()
     one = talker.one

@@ -11,9 +11,19 @@ import pytest
 
 from flowslot_lab import budget, flowlog
 from flowslot_lab.net import Network, data_ip
-from flowslot_lab.packets import Steps, by_flow, in_order, passed, positions, shares
+from flowslot_lab.packets import (
+    NOTHING,
+    Ints,
+    Steps,
+    by_flow,
+    in_order,
+    passed,
+    positions,
+    shares,
+)
 from flowslot_lab.runner import LiveRun
 from flowslot_lab.state import RunState
+from flowslot_lab.tap import RECORD, Records
 from flowslot_scenario.budget import CAUSES, STEPS, JobBudget, Link, busiest, charge
 from flowslot_scenario.scenario import load
 
@@ -130,6 +140,41 @@ def test_a_link_that_carries_packets_of_several_flows_without_a_pause_is_full() 
     mine = np.arange(800) % 3 == 0
     parts = shares(ends[mine], sizes[mine], edges) + shares(ends[~mine], sizes[~mine], edges)
     assert parts == pytest.approx(1.0, abs=1e-5)
+
+
+def records(at: Ints, payload: Ints) -> Records:
+    made = np.zeros(len(at), RECORD)
+    made["ns"], made["len"] = at, payload
+    return made
+
+
+def test_a_slow_link_that_carries_bursts_of_two_flows_is_not_idle() -> None:
+    scenario = TWO_EQUAL.model_copy(
+        update={"links": TWO_EQUAL.links.model_copy(update={"rate_mbps": 25})}
+    )
+    link, burst = "h1->s1", 10 * 1514
+    assert scenario.directed_links()[link].capacity_bps == 25e6
+    takes_ns = round(1514 * 8 / 25e6 * 1e9)
+    due = np.arange(1, 401) * takes_ns  # without a pause; they come out by tens
+    at = due[np.arange(400) // 10 * 10 + 9]
+    flows = [
+        budget.Flow(0, (link,), key, *(np.zeros(0, np.int64),) * 2, *(NOTHING,) * 5, key=key)
+        for key in (1, 2)
+    ]
+    packets = {name: {} for name in scenario.directed_links()}
+    packets[link] = {key: records(at[key - 1 :: 2], np.full(200, 1448)) for key in (1, 2)}
+    window = 20_000_000, 120_000_000
+    found = budget._Analysis(scenario, flows, packets, dict.fromkeys(packets, burst), window)
+    assert found._unused[link] == pytest.approx(0.0, abs=1e-4)
+    assert found._unused["s1->h1"] == pytest.approx(1.0)
+    both = [flow.carried[link] for flow in flows]
+    assert sum(both) == pytest.approx(1.0, abs=1e-4)
+    assert [float(one.mean()) for one in both] == pytest.approx([0.5, 0.5], abs=0.01)
+    # A link that is idle for half of the time is not full because of its bursts.
+    for key in (1, 2):
+        packets[link][key] = packets[link][key][::2]
+    found = budget._Analysis(scenario, flows, packets, dict.fromkeys(packets, burst), window)
+    assert float(found._unused[link].mean()) == pytest.approx(0.5, abs=0.01)
 
 
 def test_steps() -> None:

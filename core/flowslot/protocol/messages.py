@@ -155,8 +155,8 @@ class FromDaemon:
 
     session: int
     dones: Sequence[Done] = ()
-    demands: Sequence[Demand] = ()
     acks: Sequence[Ack] = ()
+    demands: Sequence[Demand] = ()
     heartbeat: Heartbeat | None = None
 
 

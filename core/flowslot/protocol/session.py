@@ -300,8 +300,8 @@ class Session:
         message = FromDaemon(
             session,
             list(self._dones.values()),
-            [self._spoken(flow) for flow in self._dirty],
             list(self._acks.values()),
+            [self._spoken(flow) for flow in self._dirty],
             heartbeat,
         )
         self._dones, self._dirty, self._acks = {}, {}, {}

@@ -156,10 +156,10 @@ class Switch(Generic[S]):
         session = peer.session
         if message.session != session:
             raise ProtocolError(f"field `session`: is {message.session}, not {session}")
+        demands = [self._own(peer, demand) for demand in message.demands]
         if message.dones:
             arbiter.done(now, session, message.dones)
-        demands = [self._own(peer, demand) for demand in message.demands]
-        if message.acks:  # first: what is given back has none to wait for
+        if message.acks:  # first: a grant that is given back is free if no lower of it is open
             arbiter.ack(now, session, message.acks)
         refusals = arbiter.demand(now, session, demands) if demands else []
         if message.heartbeat is not None:

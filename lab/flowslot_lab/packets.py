@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from flowslot_lab.tap import RECORD, Records
+from flowslot_scenario.budget import Floats
 
 Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from waiting import settle
 
 from flowslotd.sockets import look
 
-from .conformance import EACH_PROTOCOL, MB, PACED, Bench, set_rate, slots
+from .conformance import EACH_PROTOCOL, MB, PACED, SPEED, Bench, set_rate, slots
 from .traffic import HERE, THERE_6, change
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
 @EACH_PROTOCOL
 def test_a_slot_carries_what_its_rate_says(on: Bench, protocol: str) -> None:
     pacer, flow = on.pair(protocol)
-    for rate in (5 * MB, MB, 3 * MB):
+    for rate in (5 * SPEED * MB, MB, 3 * SPEED * MB):
         assert set_rate(pacer, {flow: rate}) == 1
         assert set_rate(pacer, {flow: rate}) == 0  # nothing to change
 
@@ -83,7 +83,7 @@ def test_a_slow_flow_leaves_in_small_pieces(on: Bench) -> None:
 
 def test_many_flows_each_at_its_rate(on: Bench) -> None:
     pacer = on.pacer()
-    flows = [on.flow(pacer) for _ in range(24)]
+    flows = [on.flow(pacer) for _ in range(max(round(24 * SPEED), 4))]
     wanted = {flow: (0.3 + 0.02 * k) * MB for k, flow in enumerate(flows)}
     assert set_rate(pacer, wanted) == len(flows)
 

@@ -22,7 +22,19 @@ from waiting import settle
 from flowslotd.pace import guardian
 from flowslotd.pace.undo import UndoTable
 
-from .conformance import FREE, LONG, MB, MOST, ON_DEVICES, Bench, later, options, set_own, set_rate
+from .conformance import (
+    FREE,
+    LONG,
+    MB,
+    MOST,
+    ON_DEVICES,
+    SPEED,
+    Bench,
+    later,
+    options,
+    set_own,
+    set_rate,
+)
 from .traffic import Flow, names
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
@@ -235,7 +247,7 @@ def test_closing_restores_everything(on: Bench, guarded: bool) -> None:
     assert [options(flow) for flow in flows] == as_they_were
     for flow in flows:
         # An emulated processor makes no more than some thousand datagrams in a second.
-        free = 3 * MB if flow.sock.type == socket.SOCK_DGRAM else FREE
+        free = 3 * SPEED * MB if flow.sock.type == socket.SOCK_DGRAM else FREE
         assert flow.exceeds(free), flow
 
 

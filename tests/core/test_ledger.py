@@ -11,6 +11,7 @@ import pytest
 from flowslot.arbiter.batch import Batch
 from flowslot.arbiter.ledger import FOREVER, Ledger
 from flowslot.model.units import Nanos
+from flowslot.protocol.messages import Demand
 
 PATHS = ((0,), (1,), (0, 1), (2, 0, 1))
 GOODPUT = np.array([100.0, 80.0, 60.0])
@@ -154,3 +155,26 @@ def test_a_part_is_due_when_a_flow_of_it_is(seed: int) -> None:
 def _together(ledger: Ledger, slot: int, slots: Iterable[int]) -> set[int]:
     """Of these, those in the part that the slot is in, as `due` has numbered them last."""
     return {other for other in slots if ledger.part[other] == ledger.part[slot]}
+
+
+def test_a_message_that_is_late_makes_no_phase_begin_later() -> None:
+    """What is said is how long a flow has been ready: so a slow message makes it seem to have
+    begun later. Within a phase (an incarnation) the quickest one is right."""
+    ledger = Ledger(GOODPUT)
+    slot = ledger.add(1, 7, 1)
+    ledger.place(slot, "a", (0,))
+
+    def begun(now: int, inc: int, wait: int, remaining: int = 1000) -> int:
+        """When it began, after such a demand."""
+        demand = Demand(7, inc, "a", (0,), remaining, wait_ns=wait, next_bytes=1000)
+        ledger.report(Nanos(now), [slot], [demand])
+        batch = Batch(ledger)
+        batch.open(np.array([slot]), Nanos(now))
+        return now - round(float(batch.state(GOODPUT).wait_ns[0]))
+
+    assert begun(1000, 1, 10) == 990
+    assert begun(1100, 1, 60) == 990, "late by 50"
+    assert begun(1200, 1, 220) == 980
+    assert begun(1300, 2, 100) == 1200, "the next phase, before all of the last one has arrived"
+    begun(1400, 2, 0, remaining=0)
+    assert begun(1500, 3, 5) == 1495

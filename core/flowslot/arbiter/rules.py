@@ -63,6 +63,9 @@ def report(  # noqa: PLR0917
         if size <= 0 and rows[i].remaining > 0:
             rows[i].idle_since = now
         begun, job = now - said[k, 2], rows[i].job
+        if size > 0 and rows[i].remaining > 0 and rows[i].inc == said[k, 0]:
+            # The same phase: its time counts from when this was written, and messages may be slow.
+            begun = min(begun, rows[i].ready_at)
         if size > 0 and rows[i].remaining <= 0:
             if begun > phases[job, 0] + _together:
                 phases[job, 0], phases[job, 1] = begun, rows[i].began_at
@@ -73,7 +76,7 @@ def report(  # noqa: PLR0917
         rows[i].inc, rows[i].remaining, rows[i].as_of = said[k, 0], size, now
         rows[i].cap, rows[i].sockets = bounds[k, 0], bounds[k, 1]
         rows[i].least = max(size * _least_left, 1.0) if size > 0 else 0.0
-        rows[i].ready_at, rows[i].due_at = now - said[k, 2], now + said[k, 4]
+        rows[i].ready_at, rows[i].due_at = begun, now + said[k, 4]
         rows[i].period_ns, rows[i].next_bytes = said[k, 3], float(said[k, 5])
 
 

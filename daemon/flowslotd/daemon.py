@@ -274,7 +274,7 @@ class Daemon:
                 if event.cookie not in self.table:
                     self.observer.stir()
                 self.engine.loop.on_new(event.cookie)
-                self._touch([event.cookie])
+                self._touch([event.cookie], self._passes.touch)
         if drained:
             ended = self.observer.drained(drained)
             if ended == Ended.FLOWS:
@@ -282,18 +282,20 @@ class Daemon:
             else:
                 # Also those that ended before, and were not looked at for that.
                 rows = self.table.rows
-                self._touch(rows["cookie"][rows["drained"]].tolist(), lazy=ended != Ended.JOB)
+                passes = self._passes
+                look = passes.complete if ended == Ended.JOB else partial(passes.touch, lazy=True)
+                self._touch(rows["cookie"][rows["drained"]].tolist(), look)
 
     def _soon(self, *, lazy: bool = False) -> None:
         self._passes.soon(monotonic(), lazy=lazy)
         self._rearm()
 
-    def _touch(self, cookies: Iterable[int], lazy: bool = False) -> None:
-        """Something happened to these flows: look at their jobs' records soon."""
+    def _touch(self, cookies: Iterable[int], look: Callable[[Nanos, Source], None]) -> None:
+        """Something happened to these flows: their jobs' records are to be looked at."""
         infos, records = self.table.infos, self.passive.sources()
         rows = {row for cookie in cookies if (row := self.table.find(cookie)) is not None}
         for source in {infos[row].source for row in rows} & records.keys():
-            self._passes.touch(monotonic(), records[source], lazy=lazy)
+            look(monotonic(), records[source])
         self._rearm()
 
     def _registered(self, record: Record) -> None:

@@ -45,9 +45,9 @@ class Passes:
             self.touch(now, source, lazy=lazy)
 
     def complete(self, now: Nanos, source: Source) -> None:
-        """All flows of this job have begun: nothing is to be waited for but the rest."""
+        """All flows of this job have begun, or ended: nothing is to be waited for but the rest."""
         self._touched[source.id] = source
-        self._due_at(Nanos(max(now, self._ended + max(COALESCE_NS, BUSY * self._cpu_ns))))
+        self._due_at(self._rested(now, max(COALESCE_NS, BUSY * self._cpu_ns)))
 
     def forget(self, now: Nanos, source: int) -> None:
         """The job has left. What it held is free."""
@@ -57,7 +57,7 @@ class Passes:
     def soon(self, now: Nanos, *, lazy: bool = False) -> None:
         """A pass is due for what was touched, together with what is touched until then."""
         within, busy = (LAZY_NS, LAZY_BUSY) if lazy else (COALESCE_NS, BUSY)
-        self._due_at(Nanos(now + max(within, busy * self._cpu_ns)), lazy=lazy)
+        self._due_at(self._rested(Nanos(now + within), busy * self._cpu_ns), lazy=lazy)
 
     def take(self) -> list[Source]:
         """The pass is now: those that something has happened to."""
@@ -75,6 +75,10 @@ class Passes:
             return tick.boundary_ns
         moment = Nanos(tick.boundary_ns - self._slot_ns + self._moment)
         return moment if moment > now else Nanos(moment + self._slot_ns)
+
+    def _rested(self, due: Nanos, rest_ns: int) -> Nanos:
+        """Then, or when there has been this much rest since the last pass."""
+        return Nanos(max(due, self._ended + rest_ns))
 
     def _due_at(self, due: Nanos, *, lazy: bool = False) -> None:
         """Unless a pass is due before."""

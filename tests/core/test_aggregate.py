@@ -41,22 +41,22 @@ def test_what_is_reported_of_a_phase_and_of_the_time_between() -> None:
     aggregate = active()
     assert aggregate.has_news(at(2), small=False), "nothing was reported yet"
     said = aggregate.demand(at(2))
-    assert (said.flow, said.inc, said.remaining) == (1, 5, 10 * MB)
+    assert (said.flow, said.inc, said.remaining) == (1, 6, 10 * MB)
     assert (said.wait_ns, said.next_in_ns) == (2 * MILLISECOND, 0)
     assert not aggregate.has_news(at(2), small=True)
     aggregate.active, aggregate.due = False, at(100)
     assert aggregate.has_news(at(60), small=False)
     said = aggregate.demand(at(60))
-    assert (said.inc, said.remaining, said.next_in_ns) == (5, 0, 40 * MILLISECOND)
+    assert (said.inc, said.remaining, said.next_in_ns) == (6, 0, 40 * MILLISECOND)
     assert (said.next_bytes, said.period_ns) == (10 * MB, 100 * MILLISECOND)
     aggregate.due = NEVER
     assert aggregate.demand(at(61)).next_in_ns == 0
     aggregate.active, aggregate.onset = True, at(101)
-    assert aggregate.demand(at(101)).inc == 6, "another phase"
+    assert aggregate.demand(at(101)).inc == 7, "another phase"
     aggregate.onset += SAME_PHASE_NS
-    assert aggregate.demand(at(112)).inc == 6
+    assert aggregate.demand(at(112)).inc == 7
     aggregate.onset += SAME_PHASE_NS + 1
-    assert aggregate.has_news(at(130), small=False) and aggregate.demand(at(130)).inc == 7
+    assert aggregate.has_news(at(130), small=False) and aggregate.demand(at(130)).inc == 8
 
 
 def test_who_has_nothing_to_send_asks_for_nothing_until_it_has() -> None:
@@ -69,7 +69,7 @@ def test_who_has_nothing_to_send_asks_for_nothing_until_it_has() -> None:
     aggregate.remaining = 10 * MB
     assert aggregate.has_news(at(60), small=True)
     said = aggregate.demand(at(60))
-    assert (said.cap, said.remaining, said.inc) == (0.0, 10 * MB, 5), "the phase goes on"
+    assert (said.cap, said.remaining, said.inc) == (0.0, 10 * MB, 6), "the phase goes on"
     assert not aggregate.has_news(at(60), small=True)
     aggregate.cap = math.inf
     assert aggregate.has_news(at(61), small=False), "this cannot wait"
@@ -166,6 +166,18 @@ def test_a_standing_grant_and_one_of_a_job_at_work_are_not_given_back() -> None:
         sibling.id, sibling.active = 2, not standing
         aggregate.active, aggregate.standing = False, standing
         assert report(at(5), host, {1: aggregate, 2: sibling}) == [] and aggregate.rate == 9e6
+
+
+def test_when_a_grant_no_longer_stands_the_phase_is_not_the_one_that_was_reported() -> None:
+    aggregate = active()
+    host = negotiating(aggregate)
+    before = aggregate.inc
+    take({1: aggregate}, [Granted(1, 9e6, 9e6, standing=True)])
+    aggregate.onset = at(1000)
+    assert not aggregate.has_news(at(1001), small=True)
+    take({1: aggregate}, [Granted(1, 9e6, 9e6)])
+    report(at(1002), host, {1: aggregate})
+    assert aggregate.inc > before
 
 
 def test_small_news_travel_when_they_may() -> None:

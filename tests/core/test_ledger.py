@@ -115,6 +115,11 @@ def test_what_is_raised_always_fits() -> None:
     assert rates == pytest.approx({0: 15.0, 1: 5.0})
 
 
+def _together(ledger: Ledger, slot: int, slots: Iterable[int]) -> set[int]:
+    """Of these, those in the part that the slot is in, as `due` has numbered them last."""
+    return {other for other in slots if ledger.part[other] == ledger.part[slot]}
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_a_part_is_due_when_a_flow_of_it_is(seed: int) -> None:
     """Also when parts grow together, fall apart, and are numbered anew. By flow, `times` says when
@@ -152,11 +157,6 @@ def test_a_part_is_due_when_a_flow_of_it_is(seed: int) -> None:
     assert seen > 50
 
 
-def _together(ledger: Ledger, slot: int, slots: Iterable[int]) -> set[int]:
-    """Of these, those in the part that the slot is in, as `due` has numbered them last."""
-    return {other for other in slots if ledger.part[other] == ledger.part[slot]}
-
-
 def test_a_message_that_is_late_makes_no_phase_begin_later() -> None:
     """What is said is how long a flow has been ready: so a slow message makes it seem to have
     begun later. Within a phase (an incarnation) the quickest one is right."""
@@ -178,3 +178,5 @@ def test_a_message_that_is_late_makes_no_phase_begin_later() -> None:
     assert begun(1300, 2, 100) == 1200, "the next phase, before all of the last one has arrived"
     begun(1400, 2, 0, remaining=0)
     assert begun(1500, 3, 5) == 1495
+    ledger.restate(Nanos(1600), slot, 3, 0.0)
+    assert begun(1700, 3, 100) == 1600, "a new stream says it anew, after a standing grant"

@@ -23,7 +23,7 @@ from flowslotd.negotiate.arbiter import ArbiterRates
 from flowslotd.negotiate.source import RateSource
 
 Until = Callable[[Callable[[], object]], Awaitable[None]]
-SLOT_MS = 500  # leases of 2 s, which even a busy machine does not break
+SLOT_MS = 500  # leases of 2.5 s, which even a busy machine does not break
 
 
 class Flows:

@@ -68,8 +68,11 @@ def test_a_job_that_has_left_is_not_looked_at_but_what_it_held_is_free():
 def test_after_a_pass_there_is_a_rest_as_long_as_it_was(lazy, times):
     passes, cpu = Passes(SLOT, 0), 5 * MILLISECOND
     passes.took(NOW, cpu)
-    passes.soon(NOW, lazy=lazy)
+    passes.soon(NOW + cpu, lazy=lazy)
     assert passes.next_wakeup == NOW + times * cpu
+    passes.take()
+    passes.soon(NOW + times * cpu, lazy=lazy)
+    assert passes.next_wakeup - NOW - times * cpu <= LAZY_NS, "it has had its rest"
 
 
 def test_a_job_all_of_whose_flows_have_begun_waits_only_for_the_rest_after_the_last_pass():
@@ -162,11 +165,11 @@ def test_as_a_job_ends_all_its_processes_here_are_looked_at(daemon, monkeypatch)
     daemon.table.rows = rows
     monkeypatch.setattr(daemon.observer, "drained", drained)
     monkeypatch.setattr(daemon, "_rearm", lambda: None)
-    monkeypatch.setattr(daemon, "_touch", lambda flows, lazy: touched.append((flows, lazy)))
+    monkeypatch.setattr(daemon, "_touch", lambda flows, look: touched.append((flows, look)))
     daemon._on_kernel()
     assert touched == [], "the other one goes on"
     daemon._on_kernel()
-    assert touched == [([7, 8], False)]
+    assert touched == [([7, 8], daemon._passes.complete)]
 
 
 @pytest.mark.parametrize("asked", [True, False])

@@ -48,7 +48,8 @@ def speed() -> float:
 SPEED = speed()
 MB = 1_000_000
 LONG = 3600 * 10**9
-SLOT_S = 0.060
+SLOT_S = 0.060 / max(SPEED, 0.25)
+"""Over longer times where the processor is slow: it stands still for longer."""
 MUST = os.environ.get("FLOWSLOT_BACKENDS", "").split()
 """Those that must work here: no other is tested, and nothing is skipped for want of them."""
 BACKENDS = [name for name in ("bpf", "edt", "htb", "socket") if not MUST or name in MUST]

@@ -182,6 +182,7 @@ class Ledger:
         row["reported_standing"], row["reported_hold"], row["lent"] = False, 0, 0.0
         row["reported_most"] = np.nan  # it keeps a ceiling that another arbiter may have said
         row["pending_seq"], row["pending_rate"] = 0, 0.0
+        row["ready_at"] = now  # how long it waits is said anew
 
     def path(self, slot: int) -> tuple[int, ...]:
         """The flow's links; empty when they are not known."""

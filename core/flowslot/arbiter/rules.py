@@ -64,7 +64,7 @@ def report(  # noqa: PLR0917
             rows[i].idle_since = now
         begun, job = now - said[k, 2], rows[i].job
         if size > 0 and rows[i].remaining > 0 and rows[i].inc == said[k, 0]:
-            # The same phase: its time counts from when this was written, and messages may be slow.
+            # The same phase. A late message makes it seem to have begun later.
             begun = min(begun, rows[i].ready_at)
         if size > 0 and rows[i].remaining <= 0:
             if begun > phases[job, 0] + _together:

@@ -79,7 +79,7 @@ class Aggregate:
     def demand(self, now: Nanos) -> Demand:
         """The aggregate's state as an arbiter wants it; it counts as reported."""
         active, reported = self.active, self.reported
-        if reported is not None and active and self._is_another_phase(reported):
+        if active and (reported is None or self._is_another_phase(reported)):
             self.inc += 1
         cap = math.inf if self.standing else self.cap
         self.reported = Reported(

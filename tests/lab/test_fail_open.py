@@ -118,7 +118,8 @@ def longest_life(tables: list[KernelTable]) -> int:
 def last_reservations(live: LiveRun, tables: dict[str, KernelTable], dead: int) -> None:
     """The switch process is dead since `dead`. Watch until no flow is reserved any more: until when
     the entries hold that make flows reserved is bounded, whenever the daemons get to run."""
-    latest = dict.fromkeys(tables, 0)
+    latest = {host: max([0, *it.deadlines(reserved=True)]) for host, it in tables.items()}
+    assert any(latest.values())
     noticed: dict[str, int] = {}
     end = time.monotonic() + PATIENCE_S
     while len(noticed) < len(tables) or time.monotonic_ns() <= max(latest.values()):
@@ -129,7 +130,6 @@ def last_reservations(live: LiveRun, tables: dict[str, KernelTable], dead: int) 
         for host, table in tables.items():
             latest[host] = max([latest[host], *table.deadlines(reserved=True)])
         time.sleep(0.002)
-    assert any(latest.values())
     for host, until in latest.items():
         # Once the daemon has noticed the end of its stream, and whatever it notices.
         assert until <= noticed[host] + ORPHAN_SLOTS * SLOT_NS

@@ -226,7 +226,7 @@ def test_an_end_is_an_error_at_once(receiver: Receiver, where: str) -> None:
         one.close()
     began = time.monotonic()
     settle(message.fails)
-    assert time.monotonic() - began < 5  # not after the timeout, of two minutes
+    assert time.monotonic() - began < 1
 
 
 def test_what_came_before_the_end_is_received(receiver: Receiver) -> None:

@@ -84,8 +84,7 @@ def test_a_slow_flow_leaves_in_small_pieces(on: Bench) -> None:
 def test_many_flows_each_at_its_rate(on: Bench) -> None:
     pacer = on.pacer()
     # Small pieces, each acknowledged, cost more than what `speed` measures.
-    count = 24 if SPEED == 1.0 else max(round(12 * SPEED), 4)
-    flows = [on.flow(pacer) for _ in range(count)]
+    flows = [on.flow(pacer) for _ in range(max(round(24 * SPEED**2), 4))]
     wanted = {flow: (0.3 + 0.02 * k) * MB for k, flow in enumerate(flows)}
     assert set_rate(pacer, wanted) == len(flows)
 

@@ -13,7 +13,8 @@
 `gso_max_segs` is small. Linux builds super-packets of 64 kB for TCP, also with all offloads off,
 and cuts them behind the queueing discipline, so that the "NIC" would throw 45 packets at the switch
 port in no time, which no wire of this speed does. Here a super-packet is at most a tenth of the
-smallest port buffer: 4 packets for 64 kB, 8 for 128 kB. The first switch port cuts it up when it
+smallest port buffer (4 packets for 64 kB, 8 for 128 kB), and at most what the slowest link carries
+in `TIMER_SLACK_US`. The first switch port cuts it up when it
 sends it on, so that receivers see packets; until then it is one thing to handle. Cut up in the NIC,
 its packets reach the port together all the same, and the network needs a whole processor: what is
 measured is then the processor (docs/adr/0011).
@@ -21,9 +22,10 @@ Received packets go to the network's own processors (RPS, by flow): otherwise ea
 its sender happened to run, and packets of one flow overtake each other, which TCP takes for loss.
 A wire never pauses, but the timers that emulate it come late on busy processors, and what an HTB
 could have sent meanwhile is lost beyond its burst. So bursts hold what a link carries in
-`TIMER_SLACK_US` (docs/adr/0011). The NIC's burst plus one super-packet stay below the burst of the
-first switch port of its rate, and so on from port to port: a flow that has a path for itself is
-shaped once. Of two equal bursts the second would be used up by the first, and never refilled.
+`TIMER_SLACK_US` (docs/adr/0011), and no more: a wire has none, and whoever pauses would be faster than
+it for a while. HTB lets a packet go if what was sent before fits, so a super-packet need not fit into
+a burst. Each port's burst is larger than the last one's by a packet, against rounding: of two equal
+ones the second would be used up by the first, and never refilled.
 
 A daemon that paces by queueing disciplines needs a NIC that has none: in a stacked network the
 HTB that stands for the NIC's speed is one device below, so that its back pressure is still TCP's.
@@ -84,9 +86,12 @@ def data_ip(index: int) -> str:
     return f"10.78.0.{index + 1}"
 
 
-def super_packet(buffers: Iterable[int]) -> int:
-    """How many segments a NIC may send in one go, for port buffers of so many bytes."""
-    return min(max(min(buffers) // (10 * _MTU_BYTES), 1), _MOST_SEGMENTS)
+def super_packet(links: Iterable[Link]) -> int:
+    """How many segments a NIC may send in one go."""
+    most = min(
+        min(link.buffer_bytes / 10, link.capacity_bps / 8e6 * TIMER_SLACK_US) for link in links
+    )
+    return min(max(int(most / _MTU_BYTES), 1), _MOST_SEGMENTS)
 
 
 def control_ip(index: int) -> str:
@@ -202,7 +207,7 @@ class Network:
     def up(self) -> None:
         """Build it: about 0.1 s for five hosts."""
         links = self.scenario.directed_links()
-        segments = super_packet(link.buffer_bytes for link in links.values())
+        segments = super_packet(links.values())
         spaces = [*self.switches.values(), *self.hosts.values()]
         for name in self._registrations:
             self.state.note("struct_ops", name)
@@ -221,7 +226,8 @@ class Network:
             self._tune(space, ports, "tso off gso off gro off")
             self._bare_bridges(space)
         for name, link in links.items():
-            self.bursts[name] = self._shape(self.ports[name], link, (segments + 1) * _MTU_BYTES)
+            burst = self._shape(self.ports[name], link)
+            self.bursts[name] = burst + segments * _MTU_BYTES
             if self.ports[name].hop and (self._marks or self._rival.fair_queues):
                 self._add_program(self.ports[name], link)
         self._lengthen()
@@ -309,10 +315,11 @@ class Network:
         script = "cd /proc/sys/net/bridge 2>/dev/null || exit 0; for f in bridge-nf-call-*; do "
         run(["ip", "netns", "exec", space, "sh", "-ec", script + "echo 0 > $f; done"])
 
-    def _shape(self, port: Port, link: Link, more: int) -> int:
-        """Returns its burst. `more`: bytes of a super-packet, and of a packet to spare."""
+    def _shape(self, port: Port, link: Link) -> int:
+        """Returns the burst of its HTB, bytes."""
         # So many bytes does the link carry while its timer is late.
-        burst = max(round(link.rate_mbps / 8 * self._slack_us), more) + port.hop * more
+        late = round(link.capacity_bps / 8e6 * self._slack_us)
+        burst = max(late, _MTU_BYTES) + port.hop * _MTU_BYTES
         nic, switch = f"pfifo limit {_NIC_QUEUE_PACKETS}", f"bfifo limit {link.buffer_bytes}"
         queue = switch if port.hop else nic
         rate = f"{round(link.capacity_bps)}bit"

@@ -102,10 +102,9 @@ def test_links_and_uplinks_have_their_rates_and_buffers(net: Network, state: Run
             queues = run(["tc", "-n", port.space, "qdisc", "show", "dev", port.device])
             assert "bfifo" in queues and ("limit 32000b" in queues or "limit 31250b" in queues)
             classes = run(["tc", "-n", port.space, "class", "show", "dev", port.device])
-            # 600 us of 50 Mbit/s are less than a super-packet of 2 and a packet to spare: that
-            # counts, and once more for each port on the way.
+            # 600 us of 50 Mbit/s, and a packet for each port on the way.
             shown = re.search(r"rate 50Mbit ceil 50Mbit burst (\d+)b", classes)
-            burst = 3 * 1514 * (2 if name.startswith(rack) else 3)
+            burst = 3750 + 1514 * (1 if name.startswith(rack) else 2)
             assert int(shown[1]) == pytest.approx(burst, abs=20)  # the kernel counts in ticks
             command = ["nsenter", f"--net=/run/netns/{port.space}", "ethtool", "-k", port.device]
             offloads = run(command)

@@ -16,16 +16,16 @@ port in no time, which no wire of this speed does. Here a super-packet is at mos
 smallest port buffer (4 packets for 64 kB, 8 for 128 kB), and at most what the slowest link carries
 in `TIMER_SLACK_US`. The first switch port cuts it up when it sends it on, so that receivers see
 packets; until then it is one thing to handle. Cut up in the NIC, its packets reach the port
-together all the same, and the network needs a whole processor: what is measured is then the processor
-(docs/adr/0011).
+together all the same, and the network needs a whole processor: what is measured is then the
+processor (docs/adr/0011).
 Received packets go to the network's own processors (RPS, by flow): otherwise each is handled where
 its sender happened to run, and packets of one flow overtake each other, which TCP takes for loss.
 A wire never pauses, but the timers that emulate it come late on busy processors, and what an HTB
 could have sent meanwhile is lost beyond its burst. So bursts hold what a link carries in
 `TIMER_SLACK_US` (docs/adr/0011), and no more: a wire has none, and a link that was idle would be
 faster than a wire. HTB lets a packet go if what was sent before fits, so a super-packet need not
-fit into a burst. Each port's burst is larger than the last one's by a packet, against rounding: of two
-equal ones the second would be used up by the first, and never refilled.
+fit into a burst. Each port's burst is larger than the last one's by a packet, against rounding: of
+two equal ones the second would be used up by the first, and never refilled.
 
 A daemon that paces by queueing disciplines needs a NIC that has none: in a stacked network the
 HTB that stands for the NIC's speed is one device below, so that its back pressure is still TCP's.

@@ -6,8 +6,8 @@ and h1 sends 1.25 times as much to them as its NIC carries, through a queue of 1
 carry its rate exactly; here a timer that comes late costs what does not fit the HTB's burst.
 Senders are stopped by the processor as well, so queues are looked at 20 times, and the table says
 how often one was found empty. NIC bursts that hold 160 us to 1 ms of the rate are measured in
-turns (the port's hold a super-packet and a packet more, as in the lab), with the processors left
-alone and with three processes that compute 40 % of their time. Needs root.
+turns (the port's hold a packet more, as in the lab), with the processors left alone and with three
+processes that compute 40 % of their time. Needs root.
 """
 
 import argparse

@@ -87,11 +87,14 @@ def data_ip(index: int) -> str:
 
 
 def super_packet(links: Iterable[Link]) -> int:
-    """How many segments a NIC may send in one go."""
-    most = min(
-        min(link.buffer_bytes / 10, link.capacity_bps / 8e6 * TIMER_SLACK_US) for link in links
-    )
+    """How many segments a NIC may send in one go, to ports of these links."""
+    most = min(min(link.buffer_bytes / 10, _carries(link, TIMER_SLACK_US)) for link in links)
     return min(max(int(most / _MTU_BYTES), 1), _MOST_SEGMENTS)
+
+
+def _carries(link: Link, us: float) -> float:
+    """Bytes that a link carries in so long."""
+    return link.capacity_bps / 8e6 * us
 
 
 def control_ip(index: int) -> str:
@@ -317,8 +320,7 @@ class Network:
 
     def _shape(self, port: Port, link: Link) -> int:
         """Returns the burst of its HTB, bytes."""
-        # So many bytes does the link carry while its timer is late.
-        late = round(link.capacity_bps / 8e6 * self._slack_us)
+        late = round(_carries(link, self._slack_us))
         burst = max(late, _MTU_BYTES) + port.hop * _MTU_BYTES
         nic, switch = f"pfifo limit {_NIC_QUEUE_PACKETS}", f"bfifo limit {link.buffer_bytes}"
         queue = switch if port.hop else nic

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from flowslot.arbiter import Arbiter, ArbiterConfig
+from flowslot.arbiter import TARGET, Arbiter, ArbiterConfig
 from flowslot.model.units import MILLISECOND, Nanos, goodput
 from flowslot.policy import registry
 from flowslot.policy.base import AllocationState, Keys, View
@@ -171,7 +171,7 @@ def look(sends: Sends, rounds: int = 100) -> dict[str, float]:
         on = ((now + phase) % sends.period_ms < sends.period_ms / 2)[job]
         state = AllocationState(
             paths=paths,
-            capacity=np.full(sends.links + 1, 0.96 * goodput(10e9)),
+            capacity=np.full(sends.links + 1, TARGET * goodput(10e9)),
             goodput=np.append(np.full(sends.links, goodput(10e9)), np.inf),
             job=job,
             job_names=[f"job{j}" for j in range(sends.jobs)],

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, FiniteFloat
 
+from flowslot.arbiter import TARGET
 from flowslot.model.errors import ConfigError, FlowslotError, why_unreadable
 from flowslot.model.settings import PathText, Settings, one_of, parse_toml
 from flowslot.model.slot import SlotGrid
@@ -48,7 +49,7 @@ class StaticSettings(Settings):
 class ArbiterSettings(Settings):
     """The daemon's own arbiter, used when no switch process holds its links."""
 
-    target: Annotated[FiniteFloat, Field(ge=0.01, le=1)] = 0.96
+    target: Annotated[FiniteFloat, Field(ge=0.01, le=1)] = TARGET
     floor_share: Annotated[FiniteFloat, Field(ge=0.001, le=1)] = FLOOR_SHARE
 
 

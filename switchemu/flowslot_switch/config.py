@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, FiniteFloat
 
-from flowslot.arbiter import COALESCE_NS, LEASE_SLOTS, ArbiterConfig
+from flowslot.arbiter import COALESCE_NS, LEASE_SLOTS, TARGET, ArbiterConfig
 from flowslot.model.errors import ConfigError, FlowslotError
 from flowslot.model.settings import PathText, Settings, one_of, parse_toml, validate
 from flowslot.model.topology import Link, Topology, parse_topology
@@ -23,7 +23,7 @@ from flowslot_proto.tls import TlsFiles, TlsSettings, open_files
 class ArbiterSettings(Settings):
     """How the links are given out. Daemons must have the same `slot_ms`."""
 
-    target: Annotated[FiniteFloat, Field(ge=0.01, le=1)] = 0.96
+    target: Annotated[FiniteFloat, Field(ge=0.01, le=1)] = TARGET
     floor_share: Annotated[FiniteFloat, Field(ge=0.001, le=1)] = FLOOR_SHARE
     lease_slots: Annotated[int, Field(ge=LEASE_SLOTS, le=100)] = LEASE_SLOTS
     slot_ms: Annotated[FiniteFloat, Field(ge=5, le=1000)] = 60.0

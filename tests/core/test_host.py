@@ -7,7 +7,7 @@ import math
 import pytest
 from arbiters import at
 
-from flowslot.arbiter import ArbiterConfig
+from flowslot.arbiter import TARGET, ArbiterConfig
 from flowslot.model.units import Nanos
 from flowslot.policy.stagger import StaggerAllocator
 from flowslot.protocol.grants import Counts, Granted
@@ -135,7 +135,7 @@ def test_leases_end_one_by_one_and_without_any_the_own_links_are_shared_out() ->
     assert host.wake(at(239)) == Changes()
     changes = host.wake(at(240))
     assert changes.lost == [0] and host.own is not None and not host.live
-    assert [g.rate for g in changes.grants] == pytest.approx([96e6, 76.8e6])
+    assert [g.rate for g in changes.grants] == pytest.approx([TARGET * 100e6, TARGET * 80e6])
     assert host.lease_end is None and host.deadline(at(240)) == at(360)
     assert host.covers((1,)) and not host.covers((0, 1)), "link 0 is not ours"
     assert host.counts.expired == 3
@@ -194,11 +194,11 @@ def test_the_own_arbiter_decides_at_once_and_about_its_own_links_only() -> None:
     host = Host((), make_own, SLOT)
     host.start(at(0))
     [got] = host.demand(at(0), [demand(1, 2, 0), demand(2, 0)])
-    assert got == host.grant(1) and got.rate == pytest.approx(0.96 * 80e6)
+    assert got == host.grant(1) and got.rate == pytest.approx(TARGET * 80e6)
     assert math.isnan(host.grant(2).rate), "crosses none of ours"
     assert host.demand(at(0), []) == [] and host.beat(at(0)), "what is said costs no message"
     assert host.own is not None and host.own_counts == Counts(granted=1)
-    assert host.own.load_table(at(0))[:, 0].tolist() == [pytest.approx(0.96 * 80e6), 0.0]
+    assert host.own.load_table(at(0))[:, 0].tolist() == [pytest.approx(TARGET * 80e6), 0.0]
     host.done(at(1), [Done(1, 1)])
     assert math.isnan(host.grant(1).rate) and not host.own.load_table(at(1)).any()
     wakeup = host.next_wakeup(at(1))

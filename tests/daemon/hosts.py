@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from waiting import until
 
+from flowslot.arbiter import TARGET
 from flowslot.model.units import Nanos
 from flowslot.policy import registry
 from flowslot.protocol.grants import Granted
@@ -85,7 +86,7 @@ class Opened:
 
     def limit(self, link: str) -> float:
         """What may be given out."""
-        return 0.96 * self.config.topology.links[self.link[link]].goodput
+        return TARGET * self.config.topology.links[self.link[link]].goodput
 
 
 class Host(Opened):

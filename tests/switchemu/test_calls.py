@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from switchproc import GBPS, LINKS, EmulatedSwitchStub, Switch
 
+from flowslot.arbiter import TARGET
 from flowslot.model.units import goodput
 from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto.grpcio import grpc
@@ -15,7 +16,7 @@ from flowslot_proto.grpcio import grpc
 OK = pb.UpdateScheduleReply.STATUS_OK
 REFUSED = pb.UpdateScheduleReply.STATUS_REFUSED
 GOODPUT = goodput(GBPS * 1e9)
-RESERVABLE = 0.96 * GOODPUT
+RESERVABLE = TARGET * GOODPUT
 PATH = ("h1->s1", "s1->h2")
 K = 10
 

@@ -11,11 +11,12 @@ import pytest
 from switchproc import GBPS, LEASE_NS, LINKS, Peer, Switch, one_demand
 from waiting import settle
 
+from flowslot.arbiter import TARGET
 from flowslot.model.units import goodput
 from flowslot_proto import flowslot_pb2 as pb
 from flowslot_proto.grpcio import grpc
 
-RESERVABLE = 0.96 * goodput(GBPS * 1e9)
+RESERVABLE = TARGET * goodput(GBPS * 1e9)
 UP, DOWN = LINKS.index("h1->s1"), LINKS.index("s1->h2")
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 OVER = grpc.StatusCode.FAILED_PRECONDITION

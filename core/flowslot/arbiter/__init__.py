@@ -2,6 +2,6 @@
 """The arbiter of one contention domain: shares its links out among all daemons."""
 
 from flowslot.arbiter.arbiter import Arbiter
-from flowslot.arbiter.config import COALESCE_NS, LEASE_SLOTS, ArbiterConfig
+from flowslot.arbiter.config import COALESCE_NS, LEASE_SLOTS, TARGET, ArbiterConfig
 
-__all__ = ["COALESCE_NS", "LEASE_SLOTS", "Arbiter", "ArbiterConfig"]
+__all__ = ["COALESCE_NS", "LEASE_SLOTS", "TARGET", "Arbiter", "ArbiterConfig"]

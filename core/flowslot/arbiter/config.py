@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from flowslot.model.slot import DEFAULT_SLOT
 from flowslot.model.units import MILLISECOND, Nanos
 
+TARGET = 0.985
+"""Of a link's goodput that may be given out."""
 LEASE_SLOTS = 5
 """With a heartbeat in every other slot, a lease survives three slots in which the machine, or the
 network, stands still. A daemon that loses its lease begins anew, and so do all that share links
@@ -34,7 +36,7 @@ class ArbiterConfig:
     `slot_origin_ns`: a time at which a slot begins, on the clock that `now` is taken from.
     """
 
-    target: float = 0.96
+    target: float = TARGET
     lease_ns: Nanos = _LEASE
     slot_ns: Nanos = DEFAULT_SLOT
     slot_origin_ns: Nanos = _ZERO

@@ -19,7 +19,9 @@
  * last 2 to 4 ms, and at least 1 ms. With 250 us a hiccup of the host (a millisecond is common)
  * runs a small window dry, and segments leave one by one, at a timer each. With 2 ms an incast has
  * four times a shallow buffer in flight, should its pacing fail for some milliseconds. A held flow
- * has the smallest window either way, and notices a raised rate as soon. */
+ * has the smallest window either way, and notices a raised rate as soon. Where a segment of each of
+ * the job's flows does not fit into the buffer, the larger of the summands, also while recovering:
+ * half a window is a burst. */
 #define FS_MIN_CWND 3
 #define FS_RECOVERY_CWND 10
 #define FS_MIN_RTT_US 1000ULL

@@ -120,18 +120,27 @@ static __always_inline __u32 waited_back(struct tcp_sock *tp, struct flow *f, __
 	return least > unsure ? least - unsure : 0;
 }
 
+/* Not even one segment of each of the job's flows fits into the buffer, all of them together. */
+static __always_inline bool crowded(struct tcp_sock *tp, struct fs_ctl *ctl)
+{
+	return ctl->burst && (__u64)ctl->burst * 100 / FS_BURST_PERCENT < tp->mss_cache;
+}
+
 /* Segments that keep `rate` busy with room to spare, and yet small bursts (a burst is at most
  * half a window): a flow notices a new rate only after its last burst at the old one, and a large
- * burst does not fit into a shallow buffer. */
-static __always_inline __u32 window(struct tcp_sock *tp, struct flow *f, __u64 rate)
+ * burst does not fit into a shallow buffer. Where many flows share one, single segments: an
+ * acknowledgement that waits for its host's own data makes a long RTT and a large window. */
+static __always_inline __u32 window(struct tcp_sock *tp, struct flow *f, struct fs_ctl *ctl,
+				    __u64 rate)
 {
-	__u64 rtt_us = recent_rtt(f), mss = max64(tp->mss_cache, 1);
+	__u64 rtt_us = recent_rtt(f), mss = max64(tp->mss_cache, 1), carries;
 
 	if (rtt_us == ~0U)
 		rtt_us = tp->rtt_min.s[0].v; /* a longer one shows soon enough */
 	rtt_us = max64(min64(rtt_us, FS_MAX_RTT_US), FS_MIN_RTT_US);
 	rtt_us += max64(rtt_us / 4, FS_MIN_RTT_US);
-	return FS_MIN_CWND + min64(rate * rtt_us / 1000000 / mss, 1 << 20);
+	carries = min64(rate * rtt_us / 1000000 / mss, 1 << 20);
+	return crowded(tp, ctl) ? max64(FS_MIN_CWND, carries) : FS_MIN_CWND + carries;
 }
 
 static __always_inline void enter(struct sock *sk, struct flow *f, __u8 mode, __u64 now)
@@ -214,19 +223,13 @@ static __always_inline __u64 reserved(struct fs_ctl *ctl, __u64 now)
 	return ctl->reserved + lender->reserved;
 }
 
-/* A segment of each of the job's flows fits into the buffer, all of them together. */
-static __always_inline bool one_of_each_fits(struct tcp_sock *tp, struct fs_ctl *ctl)
-{
-	return (__u64)ctl->burst * 100 / FS_BURST_PERCENT >= tp->mss_cache;
-}
-
 /* The rate of a held flow now, as far as its ceiling allows. */
 static __always_inline __u64 lowest(struct tcp_sock *tp, struct flow *f, struct fs_ctl *ctl,
 				    __u64 now)
 {
 	bool young = !f->backlog_ns || now - f->backlog_ns < FS_YOUNG_NS;
 
-	return young && one_of_each_fits(tp, ctl) ? max64(ctl->least, FS_LEAST_RATE) : ctl->least;
+	return young && !crowded(tp, ctl) ? max64(ctl->least, FS_LEAST_RATE) : ctl->least;
 }
 
 /* Set the rate and the window. */
@@ -258,9 +261,9 @@ static __always_inline void steer(struct sock *sk, struct flow *f, __u64 now)
 			held = false;
 		}
 		/* Two segments of a held flow at once would take twice as long. */
-		cwnd = held ? FS_MIN_CWND : window(tp, f, rate);
+		cwnd = held ? FS_MIN_CWND : window(tp, f, ctl, rate);
 		if (mode == FS_RESERVED) {
-			if (recovering(sk))
+			if (recovering(sk) && !crowded(tp, ctl))
 				cwnd = max64(cwnd, FS_RECOVERY_CWND);
 			tp->snd_cwnd = cwnd;
 		} else if (tp->snd_cwnd > cwnd) {
@@ -285,8 +288,8 @@ static __always_inline void spread(struct sock *sk, struct flow *f, struct fs_ct
 {
 	__u64 part;
 
-	if (!ctl || f->mode == FS_OPEN || !ctl->burst || sk->sk_pacing_rate <= ctl->least ||
-	    one_of_each_fits((struct tcp_sock *)sk, ctl))
+	if (!ctl || f->mode == FS_OPEN || sk->sk_pacing_rate <= ctl->least ||
+	    !crowded((struct tcp_sock *)sk, ctl))
 		return;
 	part = FS_SPREAD_FROM + (bpf_get_prandom_u32() & FS_SPREAD_MASK);
 	sk->sk_pacing_rate = max64(sk->sk_pacing_rate * 1024 / part, 1);

@@ -233,6 +233,25 @@ def test_a_held_flow_has_the_smallest_window(pacer: BpfPacer, enlisted: Flows) -
     assert flow.comes_to(MB, 0.3)
 
 
+def test_many_flows_into_a_small_buffer_send_single_segments(
+    pacer: BpfPacer, enlisted: Flows
+) -> None:
+    """A burst is half a window."""
+    flow = enlisted()
+
+    def comes_to(burst: float, fits: bool) -> bool:
+        apply(pacer, entry(flow, MB, ceiling=2 * MB, queue_us=1000, burst=burst))
+        return settle(lambda: (stat(pacer, flow)["cwnd"] > 3) == fits)
+
+    # 1300 bytes in 60 % of the buffer: a segment of each flow of the job fits into it.
+    assert comes_to(1300.0, True)
+    assert comes_to(800.0, False)
+    assert comes_to(0.0, True), "not known"
+    apply(pacer, entry(flow, 4 * MB, ceiling=5 * MB, queue_us=1000, burst=800.0))
+    assert settle(lambda: stat(pacer, flow)["cwnd"] > 3), "what the rate needs"
+    assert flow.comes_to(4 * MB, 0.3)
+
+
 def test_a_young_phase_is_held_less(pacer: BpfPacer, enlisted: Flows) -> None:
     flow = enlisted(busy=False)
     for _ in range(10):  # the kernel does not pace a connection's first ten segments
